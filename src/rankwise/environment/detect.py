@@ -1,0 +1,95 @@
+"""Which launcher started this process: the first that fits, in the order below."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from typing import Final
+
+from rankwise.environment.alone import Alone, refuse_half
+from rankwise.environment.mpi import OpenMpi, Pmi
+from rankwise.environment.plain import Plain
+from rankwise.environment.reading import Environ, Launcher, Reading
+from rankwise.environment.slurm import Slurm
+from rankwise.environment.torchrun import Torchrun
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+
+_OVERRIDE: Final = Plain(name="rankwise", prefix="RANKWISE_")
+_PLAIN: Final = Plain(name="plain")
+
+LAUNCHERS: Final[tuple[Launcher, ...]] = (
+    _OVERRIDE,  # somebody decided, and said so to us alone
+    Torchrun(),  # before MPI and Slurm: it is started through them, once for each node, and their ranks are not its own
+    _PLAIN,  # likewise: whoever sets RANK by hand knows more than the scheduler
+    OpenMpi(),  # before Slurm: mpirun starts one daemon a node through srun, and its ranks inherit the daemon's SLURM_*
+    Pmi(),  # likewise
+    Slurm(),  # the outermost: only what no inner launcher has claimed is a rank of its own
+    Alone(),  # nobody: a world of one
+)
+
+
+def detect(environ: Environ, launcher: str = "auto") -> Reading:
+    """Read who this process is from its launcher's variables.
+
+    Local. Pure: nothing is read but `environ`.
+
+    Args:
+        environ: The variables, usually `os.environ`.
+        launcher: The launcher to believe, by name, or "auto" for the first in `LAUNCHERS` that fits.
+
+    Raises:
+        InvalidArgumentError: There is no launcher of that name.
+        LauncherEnvironmentError: The variables are incomplete, contradictory or unreadable, or not that launcher's.
+
+    Example:
+        >>> reading = detect({"RANK": "3", "WORLD_SIZE": "8"})
+        >>> reading.launcher, str(reading.rank)
+        ('plain', '3 (from RANK)')
+    """
+    if launcher != "auto":
+        return _by_name(launcher).read(environ)
+    chosen = next(candidate for candidate in LAUNCHERS if candidate.present(environ))
+    if chosen is LAUNCHERS[-1]:
+        refuse_half(environ)
+    reading = chosen.read(environ)
+    return _complete(reading, environ) if chosen in {_OVERRIDE, _PLAIN} else reading
+
+
+def _by_name(name: str) -> Launcher:
+    names = [launcher.name for launcher in LAUNCHERS]
+    if name in names:
+        return LAUNCHERS[names.index(name)]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise InvalidArgumentError(f"launcher={name!r} is none of 'auto', {', '.join(map(repr, names))}{hint}")
+
+
+def _complete(reading: Reading, environ: Environ) -> Reading:
+    """Add what hand-set variables leave out from the launcher around them, where the two agree on who this is."""
+    for launcher in LAUNCHERS:
+        if launcher.name in {"rankwise", "plain", "none"} or not launcher.present(environ):
+            continue
+        try:
+            around = launcher.read(environ)
+        except LauncherEnvironmentError:
+            continue  # its variables are beside the point: the hand-set ones were believed
+        if around.world_size.value != reading.world_size.value:
+            continue
+        if around.rank.value != reading.rank.value:
+            warning = (
+                f"rank is {reading.rank}, but {around.rank.source}={around.rank.value} in a world of the same size"
+            )
+            return replace(reading, warnings=(*reading.warnings, warning))
+        agreed = around.local_rank is not None and (
+            reading.local_rank is None or reading.local_rank.value == around.local_rank.value
+        )
+        return replace(
+            reading,
+            local_rank=reading.local_rank or around.local_rank,
+            local_world_size=reading.local_world_size or (around.local_world_size if agreed else None),
+            node_rank=reading.node_rank or (around.node_rank if agreed else None),
+            num_nodes=reading.num_nodes or (around.num_nodes if agreed else None),
+            host=reading.host or around.host,
+            job=reading.job or around.job,
+        )
+    return reading

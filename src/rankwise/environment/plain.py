@@ -1,0 +1,73 @@
+"""Variables set by hand, or by a launcher that keeps to torch's names: Ray Train, composer, DeepSpeed, a script."""
+
+from __future__ import annotations
+
+from rankwise.environment.reading import (
+    Environ,
+    Reading,
+    one_node,
+    read_int,
+    read_port,
+    read_text,
+    require_int,
+)
+from rankwise.errors import LauncherEnvironmentError
+
+
+class Plain:
+    """RANK, WORLD_SIZE and their relatives, under an optional prefix.
+
+    Reads: RANK, WORLD_SIZE; LOCAL_RANK; LOCAL_WORLD_SIZE (LOCAL_SIZE: DeepSpeed); GROUP_RANK (torchrunx), NODE_RANK
+    (Ray Train, composer) or CROSS_RANK (DeepSpeed); GROUP_WORLD_SIZE, NUM_NODES or CROSS_SIZE; MASTER_ADDR,
+    MASTER_PORT; and PET_NPROC_PER_NODE, which tells that RANK counts the pods of a Kubeflow job, not processes.
+    """
+
+    def __init__(self, *, name: str, prefix: str = "") -> None:
+        self.name = name
+        self.prefix = prefix
+        self.markers = f"{prefix}RANK and {prefix}WORLD_SIZE"
+
+    def present(self, environ: Environ) -> bool:
+        return f"{self.prefix}RANK" in environ
+
+    def read(self, environ: Environ) -> Reading:
+        prefix = self.prefix
+        self._refuse_pod(environ)
+        rank = require_int(
+            environ,
+            f"{prefix}RANK",
+            because=f"launcher={self.name!r} reads it: set {prefix}RANK and {prefix}WORLD_SIZE for each process",
+        )
+        world_size = require_int(
+            environ,
+            f"{prefix}WORLD_SIZE",
+            because=f"{prefix}RANK={rank.value} is: set both, or neither to run alone",
+        )
+        local_world_size = read_int(environ, f"{prefix}LOCAL_WORLD_SIZE", f"{prefix}LOCAL_SIZE")
+        node_rank = read_int(environ, f"{prefix}GROUP_RANK", f"{prefix}NODE_RANK", f"{prefix}CROSS_RANK")
+        num_nodes = read_int(environ, f"{prefix}GROUP_WORLD_SIZE", f"{prefix}NUM_NODES", f"{prefix}CROSS_SIZE")
+        implied = one_node(local_world_size, world_size)
+        if implied is not None:
+            node_rank, num_nodes = node_rank or implied[0], num_nodes or implied[1]
+        return Reading(
+            launcher=self.name,
+            rank=rank,
+            world_size=world_size,
+            local_rank=read_int(environ, f"{prefix}LOCAL_RANK"),
+            local_world_size=local_world_size,
+            node_rank=node_rank,
+            num_nodes=num_nodes,
+            host=read_text(environ, f"{prefix}MASTER_ADDR"),
+            port=read_port(environ, f"{prefix}MASTER_PORT"),
+        )
+
+    def _refuse_pod(self, environ: Environ) -> None:
+        """Refuse a Kubeflow pod that is to run several processes: its RANK is the pod's index."""
+        processes = environ.get("PET_NPROC_PER_NODE", "1")
+        if self.prefix or "LOCAL_RANK" in environ or processes == "1":
+            return
+        raise LauncherEnvironmentError(
+            f"RANK={environ.get('RANK')} counts the pods of a Kubeflow job and not processes, for "
+            f"PET_NPROC_PER_NODE={processes} and LOCAL_RANK is not set; start the script with torchrun, which reads "
+            "the PET_ variables"
+        )

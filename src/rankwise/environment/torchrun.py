@@ -1,0 +1,40 @@
+"""torchrun, and every launcher built on its agent (accelerate launch, torchx, rankwise launch)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankwise.environment.reading import Environ, Reading, read_int, read_port, read_text, require_int
+
+
+class Torchrun:
+    """torchrun (torch.distributed.elastic).
+
+    Reads, all set by its agent: TORCHELASTIC_RUN_ID, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK and
+    GROUP_WORLD_SIZE (the agent's place among agents: one for each node), MASTER_ADDR, MASTER_PORT,
+    TORCHELASTIC_USE_AGENT_STORE ("True" if the agent hosts the store), TORCHELASTIC_RESTART_COUNT.
+    """
+
+    name: Final = "torchrun"
+    markers: Final = "TORCHELASTIC_RUN_ID"
+
+    def present(self, environ: Environ) -> bool:
+        return "TORCHELASTIC_RUN_ID" in environ
+
+    def read(self, environ: Environ) -> Reading:
+        because = "TORCHELASTIC_RUN_ID is: a process started by torchrun has both; unset what is left from another run"
+        attempt = read_int(environ, "TORCHELASTIC_RESTART_COUNT")
+        return Reading(
+            launcher=self.name,
+            rank=require_int(environ, "RANK", because=because),
+            world_size=require_int(environ, "WORLD_SIZE", because=because),
+            local_rank=require_int(environ, "LOCAL_RANK", because=because),
+            local_world_size=read_int(environ, "LOCAL_WORLD_SIZE"),
+            node_rank=read_int(environ, "GROUP_RANK"),
+            num_nodes=read_int(environ, "GROUP_WORLD_SIZE"),
+            host=read_text(environ, "MASTER_ADDR"),
+            port=read_port(environ, "MASTER_PORT"),
+            job=read_text(environ, "TORCHELASTIC_RUN_ID"),
+            agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=attempt.value if attempt else 0,
+        )

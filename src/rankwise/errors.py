@@ -1,0 +1,119 @@
+"""What can go wrong, as a tree of exceptions.
+
+    RankwiseError
+    ├── LauncherEnvironmentError   ValueError     a launcher's variables are incomplete, contradictory or unreadable
+    ├── TopologyError              ValueError     the numbers that place a rank in its world do not fit together
+    ├── InvalidArgumentError       ValueError     an argument cannot be used; said before anything is sent
+    ├── PayloadTypeError           TypeError      this operation is not defined for a value of this type
+    ├── NotJoinedError             RuntimeError   the world is larger than one and this process has not joined it
+    ├── JoinError                  RuntimeError   the ranks could not meet
+    │   └── JoinTimeoutError       TimeoutError   ... in time
+    ├── CollectiveError            RuntimeError   a collective broke off: a rank died, or did not take part in time
+    │   └── MismatchError          ValueError     the ranks asked for different things
+    ├── RemoteRankError            RuntimeError   another rank raised; its traceback is in the message
+    └── LaunchError                RuntimeError   a world could not be started
+        └── RankFailedError                       a rank ended with an error
+
+Every message says what was wanted, what was got, where that came from and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class RankwiseError(Exception):
+    """The root of everything that rankwise raises on purpose."""
+
+
+class LauncherEnvironmentError(RankwiseError, ValueError):
+    """A launcher's variables are incomplete, contradictory or unreadable."""
+
+
+class TopologyError(RankwiseError, ValueError):
+    """The numbers that place a rank in its world do not fit together."""
+
+
+class InvalidArgumentError(RankwiseError, ValueError):
+    """An argument cannot be used; raised before anything is sent."""
+
+
+class PayloadTypeError(RankwiseError, TypeError):
+    """This operation is not defined for a value of this type."""
+
+
+class NotJoinedError(RankwiseError, RuntimeError):
+    """The world is larger than one and this process has not joined it."""
+
+
+class JoinError(RankwiseError, RuntimeError):
+    """The ranks could not meet."""
+
+
+class JoinTimeoutError(JoinError, TimeoutError):
+    """The ranks did not meet in time."""
+
+
+class CollectiveError(RankwiseError, RuntimeError):
+    """A collective broke off: a rank died, or did not take part in time."""
+
+
+class MismatchError(CollectiveError, ValueError):
+    """The ranks asked for different things in one collective."""
+
+
+class RemoteRankError(RankwiseError, RuntimeError):
+    """Another rank raised before it could take part.
+
+    Attributes:
+        rank: The global rank that raised.
+        host: The host it runs on.
+        traceback: Its traceback, as text.
+    """
+
+    def __init__(self, *, rank: int, host: str, traceback: str) -> None:
+        self.rank = rank
+        self.host = host
+        self.traceback = traceback
+        last_line = traceback.rstrip().rpartition("\n")[2]
+        super().__init__(f"rank {rank} on {host} raised {last_line}\n\nTraceback of rank {rank}:\n{traceback}")
+
+
+class LaunchError(RankwiseError, RuntimeError):
+    """A world could not be started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """How one rank ended.
+
+    Attributes:
+        rank: The global rank.
+        host: The host it ran on.
+        exitcode: Its exit code; the negative number of the signal that killed it.
+        traceback: Its traceback as text, or "" if it left none.
+    """
+
+    rank: int
+    host: str
+    exitcode: int
+    traceback: str = ""
+
+
+class RankFailedError(LaunchError):
+    """A rank ended with an error, and the others were stopped.
+
+    Attributes:
+        failures: Every rank that failed, the first in time first.
+        rank, host, exitcode, traceback: Those of the first failure.
+    """
+
+    def __init__(self, message: str, *, failures: Sequence[RankFailure]) -> None:
+        super().__init__(message)
+        self.failures = tuple(failures)
+        first = self.failures[0]
+        self.rank = first.rank
+        self.host = first.host
+        self.exitcode = first.exitcode
+        self.traceback = first.traceback

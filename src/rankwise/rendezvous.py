@@ -1,0 +1,123 @@
+"""Where the ranks of a world meet, and who chose the place.
+
+Decided here: host and ports, from what the launcher says. How they meet there is decided in `session.meeting`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rankwise.environment.reading import MAX_PORT, Fact, Reading, parse_int
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+
+LOOPBACK: Final = "127.0.0.1"
+
+# Derived ports lie below Linux's ephemeral range (32768 on), so that no outgoing connection holds one by chance.
+_FIRST_PORT: Final = 20000
+_PORT_COUNT: Final = 12000
+_CANDIDATES: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where the ranks meet.
+
+    Attributes:
+        host: The host that rank zero, or the launcher's agent, listens on.
+        ports: The ports to try, in an order that every rank computes alike. One, if somebody chose it.
+        source: Who chose host and port, for messages.
+        key: What the ranks of this world share and those of another should not.
+        agent_store: The launcher's agent hosts the store there, so no rank has to.
+        one_host: All ranks are known to be on one host, so nothing need listen beyond loopback.
+    """
+
+    host: str
+    ports: tuple[int, ...]
+    source: str
+    key: str
+    agent_store: bool
+    one_host: bool
+
+    def __str__(self) -> str:
+        ports = str(self.ports[0]) if len(self.ports) == 1 else f"{{{','.join(map(str, self.ports))}}}"
+        return f"{self.host}:{ports} (from {self.source})"
+
+
+def choose(reading: Reading, *, starter: Callable[[str], str]) -> Endpoint | None:
+    """Return where the ranks of this reading meet; None for a world of one for which nobody named a place.
+
+    Local.
+
+    Args:
+        reading: Who this process is.
+        starter: Names the process that started the ranks of this host, given the variable that only ranks have.
+            Called only for a world on one host whose launcher names neither a port nor the job.
+
+    Raises:
+        LauncherEnvironmentError: Nothing says where, and it cannot be derived; the message says what to set.
+    """
+    if reading.world_size.value == 1 and (reading.host is None or reading.port is None):
+        return None
+    local = reading.local_world_size
+    one_host = local is not None and local.value == reading.world_size.value
+    host, port, job = reading.host, reading.port, reading.job
+    if one_host and not reading.agent_store:
+        host = Fact(LOOPBACK, "one host")
+        if port is None and job is None:
+            job = Fact(starter(reading.rank.source), "the process that started the ranks")
+
+    ports: tuple[int, ...]
+    if host is not None and port is not None:
+        ports, source, name = (port.value,), f"{host.source} and {port.source}", f"{host.value}:{port.value}"
+    elif host is not None and job is not None and not reading.agent_store:
+        name = f"{reading.launcher}/{job.value}"
+        ports, source = _ports(name), f"{host.source} and {job.source}"
+    else:
+        raise _nowhere(reading)
+    return Endpoint(
+        host=host.value,
+        ports=ports,
+        source=source,
+        key=f"{name}/{reading.world_size.value}",
+        agent_store=reading.agent_store,
+        one_host=one_host or host.value in {"localhost", "::1"} or host.value.startswith("127."),
+    )
+
+
+def parse_address(address: str) -> tuple[Fact[str], Fact[int]]:
+    """Split "host:port" or "[v6]:port".
+
+    Raises:
+        InvalidArgumentError: It is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        number = parse_int(port, "port")
+    except LauncherEnvironmentError:
+        number = 0
+    if not colon or not host or not 1 <= number <= MAX_PORT:
+        raise InvalidArgumentError(f"address={address!r} is not host:port with a port from 1 to {MAX_PORT}")
+    return Fact(host, "address"), Fact(number, "address")
+
+
+def _nowhere(reading: Reading) -> LauncherEnvironmentError:
+    prefix = "RANKWISE_" if reading.rank.source.startswith("RANKWISE_") else ""
+    missing = [f"{prefix}MASTER_ADDR"] if reading.host is None else []
+    if reading.port is None and (reading.job is None or reading.agent_store):
+        missing.append(f"{prefix}MASTER_PORT")
+    return LauncherEnvironmentError(
+        f"the world has {reading.world_size} ranks, but {' and '.join(missing)} is not set, so they cannot meet; set "
+        "it to where rank zero shall listen, the same for all ranks (export, mpirun -x, mpiexec -genv), or pass "
+        "address='host:port' to rankwise.init()"
+    )
+
+
+def _ports(name: str) -> tuple[int, ...]:
+    """Return the ports for a job of that name, the same on every rank."""
+    digest = hashlib.blake2s(name.encode()).digest()
+    numbers = (int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(_CANDIDATES))
+    return tuple(dict.fromkeys(_FIRST_PORT + number % _PORT_COUNT for number in numbers))

@@ -1,0 +1,148 @@
+"""The session in force: the only mutable global.
+
+It belongs to the process; a thread that is itself a rank has its own. Where there is none, a process group that
+somebody else opened is adopted, and where there is none either, the launcher's variables speak.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rankwise.environment.detect import detect
+from rankwise.environment.reading import Reading
+from rankwise.session.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+
+class _NoGroups:
+    """Stands for `torch.distributed.group` until torch is imported."""
+
+    @property
+    def WORLD(self) -> object:  # noqa: N802 - torch's name
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available():
+            return None
+        _InForce.groups = distributed.group
+        return distributed.group.WORLD
+
+
+class _InForce(threading.local):
+    """The state. Class attributes are the process's; a thread that is a rank overrides `session` for itself."""
+
+    session: Session | None = None
+    # What stands in for a session where there is none: the group that somebody else opened, or what the launcher's
+    # variables say. Good for as long as that group is the default one.
+    stand_in: Session | None = None
+    groups: Any = _NoGroups()
+    # How often this process has joined a world: keys in a store that outlives a session carry it.
+    generation: int = 0
+
+
+_in_force = _InForce()
+
+
+def session_in_force() -> Session:
+    """Return the session in force; where there is none, one that stands for what this process can know of itself.
+
+    Local.
+    """
+    here = _in_force
+    session = here.session
+    if session is None:
+        session = here.stand_in
+        if session is None or here.groups.WORLD is not session.group:
+            session = _stand_in()
+    return session
+
+
+def opened_session() -> Session | None:
+    """Return the session that `init()` opened, if one is in force."""
+    return _in_force.session
+
+
+def put_in_force(session: Session) -> None:
+    """Make a session the process's."""
+    forget()
+    _InForce.session = session
+
+
+def forget() -> None:
+    """Forget the session in force and whatever stood in for one."""
+    _InForce.session = _InForce.stand_in = None
+
+
+def next_generation() -> int:
+    """Return how often this process has joined a world before, and count."""
+    _InForce.generation += 1
+    return _InForce.generation - 1
+
+
+@contextmanager
+def rank_of_this_thread(session: Session) -> Iterator[Session]:
+    """Make a session the calling thread's own, for threads that are ranks."""
+    before = _in_force.__dict__.get("session")
+    _in_force.session = session
+    try:
+        yield session
+    finally:
+        if before is None:
+            del _in_force.session
+        else:
+            _in_force.session = before
+
+
+def close_in_force(*, failed: bool = False) -> None:
+    """Close the session in force, if there is one, and forget what was read."""
+    session = _in_force.session
+    forget()
+    if session is not None:
+        session.close(failed=failed)
+
+
+def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None = None) -> Reading:
+    """Read who this process is. The one place where `os.environ` is read.
+
+    Local.
+    """
+    reading = detect(os.environ if environ is None else environ, launcher)
+    for warning in reading.warnings:
+        log.warning("%s", warning)
+    return reading
+
+
+def foreign_group() -> torch.distributed.ProcessGroup | None:
+    """Return the default process group, if anybody opened one."""
+    group: torch.distributed.ProcessGroup | None = _in_force.groups.WORLD
+    return group
+
+
+def _stand_in() -> Session:
+    group = foreign_group()
+    if group is None:
+        session = Session(read_environment())
+    else:
+        from rankwise.session.joining import adopt  # noqa: PLC0415 - needs torch, which this process has imported
+
+        session = adopt(group)
+    _InForce.stand_in = session
+    return session
+
+
+def _close_at_exit() -> None:
+    # The interpreter keeps the exception that ended the program here.
+    close_in_force(failed=getattr(sys, "last_value", None) is not None)
+
+
+atexit.register(_close_at_exit)
+os.register_at_fork(after_in_child=lambda: setattr(_InForce, "stand_in", None))

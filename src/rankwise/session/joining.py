@@ -1,0 +1,167 @@
+"""How a process joins its world, or a process group that is open already."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from rankwise.comm.torch_group import TorchGroupComm
+from rankwise.environment.reading import Fact, Reading
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from rankwise.rendezvous import parse_address
+from rankwise.session import current
+from rankwise.session.opening import open_session
+from rankwise.session.session import Session
+
+log = logging.getLogger(__name__)
+
+
+def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
+    *,
+    backend: str | None = None,
+    device: str | torch.device | None = None,
+    timeout: float = 300.0,
+    launcher: str = "auto",
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    local_world_size: int | None = None,
+    address: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Session:
+    """Join the world that this process was launched into, and return the session: a context manager.
+
+    Collective over the world. Works under every launcher that `rankwise env` knows, and alone, where it opens a process
+    group of one, so that DDP and FSDP work there too. A process group that is open already is adopted, without talking;
+    a session that is open already is joined in, and closing the inner one leaves it open. The session ends with the
+    `with` block, with `finalize()`, or with the process.
+
+    Args:
+        backend: As torch writes it ("gloo", "cpu:gloo,cuda:nccl"); by default gloo for the CPU, and the accelerator's
+            own beside it.
+        device: This rank's device; by default its accelerator if it has one. "cpu" leaves accelerators alone.
+        timeout: Seconds that joining may take, and every collective after it.
+        launcher: Whose variables to believe: a name that `rankwise env` shows, or "auto".
+        rank: This process's rank, instead of what the launcher says. Needs world_size.
+        world_size: How many processes there are.
+        local_rank: This process's rank on its node.
+        local_world_size: How many processes are on its node.
+        address: "host:port" that rank zero listens on, instead of what the launcher says.
+        environ: The variables to read, instead of this process's own.
+
+    Raises:
+        LauncherEnvironmentError: The variables are incomplete, contradictory or unreadable.
+        InvalidArgumentError: An argument cannot be used: no such backend, no such device.
+        JoinError: The ranks could not meet, or do not make one world.
+        JoinTimeoutError: Not all ranks arrived in time; the message names those that are missing.
+
+    Example:
+        >>> import rankwise
+        >>> with rankwise.init() as session:
+        ...     print(session.rank, session.world_size)
+        0 1
+    """
+    if not (isinstance(timeout, (int, float)) and math.isfinite(timeout) and timeout > 0):
+        raise InvalidArgumentError(f"timeout={timeout!r} is not a number of seconds above zero")
+    opened = current.opened_session()
+    if opened is not None:
+        return _join_in(opened, backend)
+    explicit = {"rank": rank, "world_size": world_size, "local_rank": local_rank, "local_world_size": local_world_size}
+    reading = _reading(launcher, environ, explicit, address)
+    group = current.foreign_group()
+    if group is not None:
+        session = adopt(group, reading, close=lambda _: current.forget())
+    else:
+        session = open_session(reading, backend=backend, device=device, timeout=float(timeout))
+    current.put_in_force(session)
+    log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)
+    return session
+
+
+def finalize() -> None:
+    """Close the session that `init()` opened, and forget what was read. Without one, only forget.
+
+    Local, but for rank zero, which waits until the others no longer need the store that it serves.
+
+    Example:
+        >>> finalize()
+    """
+    current.close_in_force()
+
+
+def adopt(
+    group: dist.ProcessGroup, reading: Reading | None = None, *, close: Callable[[bool], None] | None = None
+) -> Session:
+    """Return a session over a process group that somebody else opened. Does not talk, and closes nothing.
+
+    Rank and world size are the group's; the other numbers are the launcher's, if it agrees on who this is.
+    """
+    if reading is None:
+        try:
+            reading = current.read_environment()
+        except LauncherEnvironmentError as error:
+            log.debug("the process group alone says who this is: %s", error)
+    rank, world_size = group.rank(), group.size()
+    place = {"rank": Fact(rank, "the process group"), "world_size": Fact(world_size, "the process group")}
+    if reading is not None and (reading.rank.value, reading.world_size.value) == (rank, world_size):
+        reading = reading.placed(**place)
+    elif world_size == 1:
+        reading = current.read_environment("none").placed(**place)
+    else:
+        reading = Reading(launcher="none", rank=place["rank"], world_size=place["world_size"])
+    device = _group_device(group)
+    return Session(
+        reading,
+        comm=TorchGroupComm(group, ranks=range(world_size), global_rank=rank, device=device, timeout=None),
+        device=device,
+        group=group,
+        backend=dist.get_backend_config(group),
+        close=close,
+    )
+
+
+def _join_in(opened: Session, backend: str | None) -> Session:
+    """Return a session that shares an open one, and leaves it open."""
+    if backend is not None and backend != opened.backend:
+        raise InvalidArgumentError(
+            f"backend={backend!r}, but this process has joined with {opened.backend!r}; call rankwise.finalize() first"
+        )
+    return Session(opened.reading, comm=opened.comm, device=opened.device, group=opened.group, backend=opened.backend)
+
+
+def _reading(
+    launcher: str, environ: Mapping[str, str] | None, explicit: Mapping[str, int | None], address: str | None
+) -> Reading:
+    """Read the environment, and put the caller's arguments in its place."""
+    given = {name: Fact(value, f"the argument {name}") for name, value in explicit.items() if value is not None}
+    if ("rank" in given) != ("world_size" in given):
+        missing = "world_size" if "rank" in given else "rank"
+        raise InvalidArgumentError(f"{missing} is not given, but {' and '.join(given)} is: pass rank and world_size")
+    if "rank" in given:
+        reading = Reading(launcher="arguments", rank=given["rank"], world_size=given["world_size"])
+        if given["world_size"].value == 1:
+            reading = replace(current.read_environment("none"), launcher="arguments")
+        if address is None:
+            around = current.read_environment(launcher, environ)
+            reading = replace(reading, host=around.host, port=around.port, job=around.job)
+    else:
+        reading = current.read_environment(launcher, environ)
+    reading = reading.placed(**given)
+    if address is not None:
+        host, port = parse_address(address)
+        reading = replace(reading, host=host, port=port, agent_store=False)
+    return reading
+
+
+def _group_device(group: dist.ProcessGroup) -> torch.device:
+    """Return the device that a process group's owner uses: the current one of the accelerator it has a backend for."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    config = dist.get_backend_config(group)
+    if accelerator is None or f"{accelerator.type}:" not in config or f"{accelerator.type}:gloo" in config:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())

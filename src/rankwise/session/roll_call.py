@@ -1,0 +1,182 @@
+"""What the ranks tell rank zero when they meet, and what it makes of it. Pure.
+
+Every rank says who it thinks it is. Rank zero checks that the answers make one world, and learns from the hosts what
+the launcher left out: who shares a node with whom.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from rankwise.environment.reading import Fact, Reading
+from rankwise.errors import JoinError, JoinTimeoutError
+
+_RUNS_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What one rank says of itself.
+
+    Attributes:
+        rank, world_size, local_rank, local_world_size, node_rank, num_nodes: As in Reading; None for unknown.
+        host: The host's name, for people.
+        host_id: What tells the host from others of the same name.
+        process: The process's id, for people.
+        problem: Why this rank cannot join, or "".
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    node_rank: int | None
+    num_nodes: int | None
+    host: str
+    host_id: str
+    process: int
+    problem: str = ""
+
+    @classmethod
+    def of(cls, reading: Reading, *, host: str, host_id: str, process: int, problem: str) -> Hello:
+        """Say what a reading says."""
+
+        def value(fact: Fact[int] | None) -> int | None:
+            return None if fact is None else fact.value
+
+        return cls(
+            rank=reading.rank.value,
+            world_size=reading.world_size.value,
+            local_rank=value(reading.local_rank),
+            local_world_size=value(reading.local_world_size),
+            node_rank=value(reading.node_rank),
+            num_nodes=value(reading.num_nodes),
+            host=host,
+            host_id=host_id,
+            process=process,
+            problem=problem,
+        )
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Hello:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What rank zero answers one rank.
+
+    Attributes:
+        error: Why the world cannot be joined, or "". The numbers mean nothing then.
+        late: The error is that some did not arrive in time.
+        local_rank, local_world_size, node_rank, num_nodes: The rank's place, complete.
+    """
+
+    error: str = ""
+    late: bool = False
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    num_nodes: int = 1
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Answer:
+        return cls(**json.loads(text))
+
+    def complete(self, reading: Reading) -> Reading:
+        """Return the reading with what it left out.
+
+        Raises:
+            JoinError: The answer is an error.
+            JoinTimeoutError: The error is that some did not arrive in time.
+        """
+        if self.error:
+            raise (JoinTimeoutError if self.late else JoinError)(self.error)
+
+        def learned(known: Fact[int] | None, value: int) -> Fact[int]:
+            return known or Fact(value, "the other ranks")
+
+        return reading.placed(
+            local_rank=learned(reading.local_rank, self.local_rank),
+            local_world_size=learned(reading.local_world_size, self.local_world_size),
+            node_rank=learned(reading.node_rank, self.node_rank),
+            num_nodes=learned(reading.num_nodes, self.num_nodes),
+        )
+
+
+def conflict(first: Hello, second: Hello) -> str:
+    """Return why these two cannot be ranks of one world, or ""."""
+    if first.world_size != second.world_size:
+        return (
+            f"rank {first.rank} on {first.host} was told of {first.world_size} ranks, but rank {second.rank} on "
+            f"{second.host} of {second.world_size}; start all with the same WORLD_SIZE"
+        )
+    if first.rank == second.rank:
+        return (
+            f"two processes say that they are rank {first.rank}: {first.process} on {first.host} and "
+            f"{second.process} on {second.host}; give each its own RANK"
+        )
+    return ""
+
+
+def answers(hellos: Mapping[int, Hello]) -> dict[int, Answer]:
+    """Return the answer for each rank, once all have said hello.
+
+    Nodes are counted in the order of their lowest rank, local ranks in the order of ranks.
+    """
+    problems = [
+        f"rank {rank} on {hellos[rank].host}: {hellos[rank].problem}" for rank in sorted(hellos) if hellos[rank].problem
+    ]
+    if problems:
+        return dict.fromkeys(hellos, Answer(error="; ".join(problems)))
+
+    nodes: dict[tuple[str, str, int], list[int]] = {}
+    holders: Counter[tuple[str, str, int | None]] = Counter()
+    for rank in sorted(hellos):
+        hello = hellos[rank]
+        # Two ranks of one host with one local rank are on different nodes: a test cluster has several on one machine.
+        holder = (hello.host, hello.host_id, hello.local_rank)
+        nodes.setdefault((hello.host, hello.host_id, holders[holder]), []).append(rank)
+        holders[holder] += hello.local_rank is not None
+    return {
+        rank: Answer(
+            local_rank=local_rank,
+            local_world_size=len(ranks),
+            node_rank=node_rank,
+            num_nodes=len(nodes),
+        )
+        for node_rank, ranks in enumerate(nodes.values())
+        for local_rank, rank in enumerate(ranks)
+    }
+
+
+def missing(arrived: Mapping[int, Hello], world_size: int, *, timeout: float) -> str:
+    """Return the message for ranks that did not arrive in time."""
+    absent = [rank for rank in range(world_size) if rank not in arrived]
+    return (
+        f"{ranks_text(absent)} of {world_size} did not arrive within {timeout:g} s; {ranks_text(sorted(arrived))} did. "
+        "Were they started, with the same WORLD_SIZE, and can they reach rank zero?"
+    )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return "rank 3", or "ranks 0-2, 5"."""
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:_RUNS_SHOWN]]
+    more = ", ..." if len(runs) > _RUNS_SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{more}"

@@ -1,0 +1,132 @@
+"""A session: this process as a member of its world. Closes what it opened, leaves what it found.
+
+Decided here: what a session is and when it ends. How a world is joined is decided in `joining`, which session is in
+force in `current`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rankwise.environment.reading import Reading
+from rankwise.errors import NotJoinedError
+from rankwise.topology import Topology
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    from rankwise.comm.comm import Comm
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """This process as a member of its world.
+
+    Made by `rankwise.init()`; a context manager, closed on exit.
+
+    Attributes:
+        rank, world_size: This process's place.
+        reading: Every fact, with its source.
+        group: The process group, or None where nobody joined.
+        backend: The group's backends, as torch writes them, or None.
+    """
+
+    __slots__ = ("_close", "_comm", "_device", "_pid", "backend", "group", "rank", "reading", "world_size")
+
+    def __init__(
+        self,
+        reading: Reading,
+        *,
+        comm: Comm | None = None,
+        device: torch.device | None = None,
+        group: dist.ProcessGroup | None = None,
+        backend: str | None = None,
+        close: Callable[[bool], None] | None = None,
+    ) -> None:
+        self.reading = reading
+        self.rank = reading.rank.value
+        self.world_size = reading.world_size.value
+        self.group = group
+        self.backend = backend
+        self._comm = comm
+        self._device = device
+        self._close = close
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Session rank {self.rank} of {self.world_size}, {self.reading.launcher}, {self.backend or 'not joined'}>"
+        )
+
+    @property
+    def topology(self) -> Topology:
+        """The place of this process, complete.
+
+        Raises:
+            NotJoinedError: Part of it is not known before the world is joined.
+        """
+        return Topology.of(self.reading)
+
+    @property
+    def comm(self) -> Comm:
+        """The comm of the whole world.
+
+        Raises:
+            NotJoinedError: The world is larger than one and was not joined, or by another process than this.
+        """
+        if self._comm is None:
+            self._comm = self._alone()
+        if self._pid != os.getpid():
+            raise NotJoinedError(
+                f"this process was forked from rank {self.rank} and is no rank itself; "
+                "only the process that called rankwise.init() can take part in collectives"
+            )
+        return self._comm
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device."""
+        if self._device is None:
+            from rankwise.session.device import choose_device  # noqa: PLC0415 - needs torch, which a reading does not
+
+            local_rank = self.reading.local_rank
+            self._device = choose_device(0 if local_rank is None else local_rank.value, None)
+        return self._device
+
+    def close(self, *, failed: bool = False) -> None:
+        """Close what this session opened; once, and only in the process that opened it.
+
+        Local, but for rank zero: where it serves the store it waits until the others are done with it, for as long as
+        the session's timeout.
+
+        Args:
+            failed: The program ends with an error, so the others may never be done.
+        """
+        close, self._close = self._close, None
+        if close is not None and self._pid == os.getpid():
+            close(failed)
+
+    def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(failed=error is not None)
+
+    def _alone(self) -> Comm:
+        """Return the comm of a process that joined nothing."""
+        if self.world_size > 1:
+            raise NotJoinedError(
+                f"this is rank {self.reading.rank} of {self.reading.world_size}, but nobody has joined that world; "
+                "call rankwise.init() before the first collective"
+            )
+        from rankwise.comm.serial import SerialComm  # noqa: PLC0415 - needs torch, which a reading does not
+
+        return SerialComm(device=self.device)

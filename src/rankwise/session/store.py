@@ -1,0 +1,133 @@
+"""The store of a session: a `TCPStore` that rank zero serves, or the launcher's agent; and the roll call over it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Final
+
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from rankwise.errors import JoinError, JoinTimeoutError
+from rankwise.rendezvous import LOOPBACK
+from rankwise.session.meeting import ANSWER_SECONDS
+from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
+
+# Waiting happens in C++, where Ctrl-C does not reach: in slices it does.
+_SLICE_SECONDS: Final = 1.0
+
+
+def serve(listener: socket.socket, *, timeout: float) -> Store:
+    """Serve a store on a socket that listens already, and keeps to the interfaces it listens on."""
+    port = listener.getsockname()[1]
+    return TCPStore(
+        LOOPBACK,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def connect(host: str, port: int, *, timeout: float) -> Store:
+    """Connect to a store.
+
+    Raises:
+        JoinError: Nothing that is a store listens there.
+        JoinTimeoutError: It did not answer in time.
+    """
+    deadline = time.monotonic() + timeout
+    while True:  # the agent serves before it starts ranks, but a name may take a while to resolve
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())).close()
+            break
+        except OSError as error:
+            if isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
+                raise JoinError(
+                    f"no store at {host}:{port} (MASTER_ADDR, MASTER_PORT): {error.strerror or error}; the launcher "
+                    "that set these variables hosts one while it runs, so is it still there?"
+                ) from error
+            time.sleep(0.1)
+
+    # On a silent port the constructor hangs whatever its timeout is: so a thread calls it, and may be left behind.
+    outcome: list[Store | Exception] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append(TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout)))
+        except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True, name="rankwise-connect")
+    thread.start()
+    thread.join(max(0.1, deadline - time.monotonic()))
+    if not outcome:
+        raise JoinTimeoutError(
+            f"what listens at {host}:{port} (MASTER_ADDR, MASTER_PORT) did not answer as a store within {timeout:g} s: "
+            "another program has the port"
+        )
+    if isinstance(outcome[0], Exception):
+        raise JoinError(f"the store at {host}:{port} refused: {outcome[0]}") from outcome[0]
+    return outcome[0]
+
+
+def prefixed(prefix: str, store: Store) -> Store:
+    """Return the part of a store whose keys start with a prefix."""
+    return PrefixStore(prefix, store)
+
+
+def roll_call(store: Store, hello: Hello, *, timeout: float) -> Answer:
+    """Say hello over a store that is there already, and get rank zero's answer.
+
+    Raises:
+        JoinError: The ranks do not make one world.
+        JoinTimeoutError: Some rank did not arrive in time.
+    """
+    if store.add(f"arrivals/{hello.rank}", 1) > 1:
+        raise JoinError(
+            f"rank {hello.rank} has joined already, and process {hello.process} on {hello.host} says it is rank "
+            f"{hello.rank} too; a program started by a rank inherits RANK: unset it there"
+        )
+    store.set(f"hello/{hello.rank}", hello.encode())
+    if hello.rank == 0:
+        _answer_all(store, hello, timeout=timeout)
+    key = f"answer/{hello.rank}"
+    if not wait_for(store, [key], timeout=timeout + ANSWER_SECONDS):
+        raise JoinTimeoutError(f"rank zero did not arrive within {timeout:g} s, or is stopped; was it started?")
+    return Answer.decode(store.get(key).decode())
+
+
+def wait_for(store: Store, keys: Iterable[str], *, timeout: float) -> bool:
+    """Wait until all keys are set; False if they are not in time."""
+    pending = list(keys)
+    deadline = time.monotonic() + timeout
+    while pending:
+        try:
+            store.wait(pending, timedelta(seconds=max(0.001, min(_SLICE_SECONDS, deadline - time.monotonic()))))
+        except RuntimeError:  # a timeout is a DistStoreError, and so is a lost connection: check() tells them apart
+            pending = [key for key in pending if not store.check([key])]
+            if pending and time.monotonic() > deadline:
+                return False
+        else:
+            break
+    return True
+
+
+def _answer_all(store: Store, own: Hello, *, timeout: float) -> None:
+    ranks = range(own.world_size)
+    complete = wait_for(store, (f"hello/{rank}" for rank in ranks), timeout=timeout)
+    arrived = [rank for rank in ranks if complete or store.check([f"hello/{rank}"])]
+    hellos = {rank: Hello.decode(store.get(f"hello/{rank}").decode()) for rank in arrived}
+    problem = next((text for hello in hellos.values() if hello.rank and (text := conflict(own, hello))), "")
+    if problem:
+        given = dict.fromkeys(arrived, Answer(error=problem))
+    elif not complete:
+        given = dict.fromkeys(arrived, Answer(error=missing(hellos, own.world_size, timeout=timeout), late=True))
+    else:
+        given = answers(hellos)
+    for rank, answer in given.items():
+        store.set(f"answer/{rank}", answer.encode())

@@ -1,0 +1,69 @@
+"""Where a rank stands: in its world, among the nodes, on its node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankwise.environment.reading import PLACE, Fact, Reading, check_place
+from rankwise.errors import NotJoinedError, TopologyError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The place of one rank. Complete, and checked when built; nodes may hold different numbers of ranks.
+
+    Attributes:
+        rank: This process among all, from 0.
+        world_size: How many processes there are.
+        local_rank: This process among those on its node, from 0.
+        local_world_size: How many processes are on its node.
+        node_rank: Its node among all, from 0.
+        num_nodes: How many nodes there are.
+
+    Raises:
+        TopologyError: The numbers do not fit together.
+
+    Example:
+        >>> Topology(rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1, num_nodes=2).is_rank_zero
+        False
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+
+    def __post_init__(self) -> None:
+        check_place({name: Fact(getattr(self, name), "Topology") for name in PLACE})
+        if (self.num_nodes == 1) != (self.local_world_size == self.world_size):
+            raise TopologyError(
+                f"{self.local_world_size} of {self.world_size} ranks on this node do not fit num_nodes={self.num_nodes}"
+            )
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this is rank zero of the world."""
+        return self.rank == 0
+
+    @classmethod
+    def of(cls, reading: Reading) -> Topology:
+        """Build the topology that a reading describes.
+
+        Raises:
+            NotJoinedError: The launcher's variables leave some of it out; the message names what.
+        """
+        place = reading.place()
+        missing = [name for name in PLACE if name not in place]
+        if missing:
+            raise NotJoinedError(unknown(reading, *missing))
+        return cls(**{name: fact.value for name, fact in place.items()})
+
+
+def unknown(reading: Reading, *names: str) -> str:
+    """Return the message for numbers that a reading leaves out."""
+    return (
+        f"{' and '.join(names)} cannot be known from the variables of launcher {reading.launcher!r}; "
+        "call rankwise.init(), which asks the other ranks"
+    )

@@ -1,0 +1,113 @@
+"""Gradients and parameters: the same on all ranks, without a wrapper around the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from rankwise.collectives.groups import comm_of
+from rankwise.comm.comm import Comm
+from rankwise.comm.ops import Op
+from rankwise.errors import InvalidArgumentError, PayloadTypeError
+
+
+def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: Comm | None = None) -> None:
+    """Replace every gradient by its mean over all ranks, in place.
+
+    Collective over the session, or over `group`. A parameter that got no gradient on some ranks counts as zero there;
+    one that got none on any rank keeps none. Half-precision gradients are averaged in float32. One reduction for each
+    type and device.
+
+    Args:
+        parameters: A module, or its parameters in the same order on all ranks; those without requires_grad are not
+            looked at.
+        group: Those who take part; all, by default.
+
+    Raises:
+        PayloadTypeError: A gradient is sparse.
+        CollectiveError: A rank died, or did not take part within the session's timeout.
+        NotJoinedError: The world is larger than one and nobody joined it.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> model(torch.ones(3, 2)).sum().backward()
+        >>> sync_grads(model)
+        >>> model.weight.grad
+        tensor([[3., 3.]])
+    """
+    comm = comm_of(group)
+    comm.require_member()
+    trained = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
+    for parameter in trained:
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise PayloadTypeError("sync_grads takes dense gradients; build the embedding with sparse=False")
+    with torch.no_grad():
+        for bucket in _by_kind(trained):
+            _average(bucket, comm)
+
+
+def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = None) -> None:
+    """Give every rank the parameters and buffers of one, in place.
+
+    Collective over the session, or over `group`. One broadcast for each type and device.
+
+    Args:
+        module: The same on all ranks, but for the values.
+        src: The global rank whose values count.
+        group: Those who take part; all, by default.
+
+    Raises:
+        InvalidArgumentError: `src` is not a member.
+        CollectiveError: A rank died, or did not take part within the session's timeout.
+        NotJoinedError: The world is larger than one and nobody joined it.
+
+    Example:
+        >>> import torch
+        >>> sync_params(torch.nn.Linear(2, 1))
+    """
+    comm = comm_of(group)
+    sender = comm.place_of(src, "src")
+    with torch.no_grad():
+        for bucket in _by_kind([*module.parameters(), *module.buffers()]):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            comm.broadcast(flat.view(torch.uint8), sender)
+            for tensor, values in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(values.view_as(tensor))
+
+
+def _listed(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(parameters, torch.nn.Module):
+        return list(parameters.parameters())
+    listed = list(parameters)
+    if not all(isinstance(parameter, torch.Tensor) for parameter in listed):
+        raise InvalidArgumentError("sync_grads takes a module or its parameters; an optimizer's groups are not that")
+    return listed
+
+
+def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Split tensors by type and device, which all ranks do alike."""
+    buckets: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(buckets.values())
+
+
+def _average(bucket: list[torch.Tensor], comm: Comm) -> None:
+    """Average the gradients of parameters of one kind, in one reduction.
+
+    Behind the gradients travels one number for each parameter, which is above zero if any rank had a gradient: so
+    nothing depends on what this rank alone knows, and no rank can be left waiting.
+    """
+    present = torch.tensor([parameter.grad is not None for parameter in bucket])
+    grads = [parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in bucket]
+    flat = torch.cat([*(grad.reshape(-1) for grad in grads), present.to(grads[0])])
+    reduced = comm.all_reduce(flat, Op.MEAN)
+    *averaged, counts = reduced.split([*(grad.numel() for grad in grads), len(bucket)])
+    for parameter, values, count in zip(bucket, averaged, counts.tolist(), strict=True):
+        if count == 0:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(values.view_as(parameter))
