@@ -35,11 +35,17 @@ class Alone:
 
 
 def refuse_half(environ: Environ) -> None:
-    """Refuse variables that only mean something together with RANK.
+    """Refuse variables that only mean something together with others.
 
     Raises:
-        LauncherEnvironmentError: WORLD_SIZE or LOCAL_RANK is set, with or without the prefix RANKWISE_, RANK is not.
+        LauncherEnvironmentError: WORLD_SIZE or LOCAL_RANK is set, with or without the prefix RANKWISE_, RANK is not; or
+            PMIX_RANK is, as by prterun, and nothing says how many ranks there are.
     """
+    if "PMIX_RANK" in environ:
+        raise LauncherEnvironmentError(
+            f"PMIX_RANK={environ['PMIX_RANK']} is set, but no variable says how many ranks there are; "
+            "start with mpirun instead of prterun, or set RANK and WORLD_SIZE for each process"
+        )
     for prefix in ("RANKWISE_", ""):
         for name in (f"{prefix}WORLD_SIZE", f"{prefix}LOCAL_RANK"):
             if name in environ:

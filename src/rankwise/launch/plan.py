@@ -31,8 +31,8 @@ class Plan:
     environ: tuple[tuple[str, str], ...] = ()
 
 
-def check_nproc(nproc: int) -> int:
-    """Return a number of processes that can be started here.
+def check_nproc(nproc: int) -> None:
+    """Check a number of processes to start here.
 
     Raises:
         InvalidArgumentError: It is below 1, or beyond what this host could be meant to run.
@@ -43,17 +43,19 @@ def check_nproc(nproc: int) -> int:
         raise InvalidArgumentError(
             f"nproc={nproc!r} is not a number of processes from 1 to {most} (this host has {cores} cores)"
         )
-    return nproc
 
 
 def script_command(script: str, args: Sequence[str]) -> tuple[str, ...]:
     """Return the command that runs a script as `python script.py` does.
 
     Raises:
-        InvalidArgumentError: There is no such file.
+        InvalidArgumentError: There is no such script.
     """
-    if not Path(script).exists():
+    path = Path(script)
+    if not path.exists():
         raise InvalidArgumentError(f"script {script!r} does not exist (looked in {Path.cwd()})")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise InvalidArgumentError(f"script {script!r} is a directory, and has no __main__.py")
     return (sys.executable, "-u", script, *args)
 
 

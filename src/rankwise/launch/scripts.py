@@ -23,8 +23,9 @@ def launch_script(target: str, args: Sequence[str], *, nproc: int, module: bool)
         RankFailedError: A rank failed, and the others were stopped.
         LaunchError: The ranks could not be started.
     """
+    check_nproc(nproc)
     command = module_command(target, args) if module else script_command(target, args)
-    plan = Plan(nproc=check_nproc(nproc), command=command)
+    plan = Plan(nproc=nproc, command=command)
 
     from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch, which a wrong argument need not wait for
 

@@ -35,11 +35,11 @@ _FAREWELL_SECONDS: Final = 10.0
 
 @dataclass(slots=True)
 class _Opened:
-    """What a session opened, in the order in which it is closed."""
+    """What a session opened, and how to close it."""
 
     group: dist.ProcessGroup
     store: dist.Store
-    excepthook: Callable[..., object]
+    hooks: tuple[Callable[..., object], Callable[..., object]]
     serves: bool
     world_size: int
     timeout: float
@@ -51,10 +51,10 @@ class _Opened:
         if self.serves and not failed:
             self._outlive_the_others()
         if dist.is_initialized() and dist.group.WORLD is self.group:
-            hook_of_torch = sys.excepthook
             dist.destroy_process_group()
-            if sys.excepthook is hook_of_torch:
-                sys.excepthook = self.excepthook
+        before, torchs = self.hooks
+        if sys.excepthook is torchs:
+            sys.excepthook = before
 
     def _outlive_the_others(self) -> None:
         """Serve the store until every rank has said goodbye: a rank still needs it for new groups and for waiting."""
@@ -176,7 +176,7 @@ def _open_group(
     if group is None:
         raise JoinError(f"backend {chosen!r} opened no process group")
     opened = _Opened(
-        group=group, store=kept, excepthook=excepthook, serves=serves, world_size=world_size, timeout=timeout
+        group=group, store=kept, hooks=(excepthook, sys.excepthook), serves=serves, world_size=world_size, timeout=timeout
     )
     comm = TorchGroupComm(
         group, ranks=range(world_size), global_rank=rank, device=device, timeout=timeout, loopback=one_host

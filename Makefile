@@ -1,0 +1,31 @@
+# Everything that a fresh machine needs: Python 3.10 or newer with venv, and a network for pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/rankwise launch -n 4 examples/digits.py
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed
+	$(BIN)/pre-commit run --all-files --show-diff-on-failure
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/accessors.py
+
+clean:
+	rm -rf $(VENV)
+
+# The constraints come first: torch's CPU build is enough here, and its default one is gigabytes of CUDA.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,examples]"
+	touch $@

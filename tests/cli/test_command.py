@@ -1,0 +1,146 @@
+"""The command, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.session.worlds import clean_environ
+
+PROGRAMS = Path(__file__).parents[1] / "launch" / "programs"
+RANKWISE = str(Path(sys.executable).with_name("rankwise"))
+
+
+def rankwise(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [RANKWISE, *args], env=clean_environ(**variables), capture_output=True, text=True, timeout=50, check=False
+    )
+
+
+def test_launch_runs_a_script_with_its_arguments() -> None:
+    ended = rankwise("launch", "-n", "3", str(PROGRAMS / "train.py"), "--lr", "0.1", "-n", "$HOME", "${local_rank}")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    ranks, gathered = json.loads(ended.stdout)
+    assert ranks == [0, 1, 2]
+    argv = ["--lr", "0.1", "-n", "$HOME", "${local_rank}"]
+    assert gathered == [{"argv": argv, "name": "__main__", "threads": "1"}] * 3
+
+
+def test_launch_runs_a_module() -> None:
+    ended = rankwise("launch", "-n", "2", "-m", "tests.launch.programs.train", "--lr", "0.1")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)[1][0]["argv"] == ["--lr", "0.1"]
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("raise", 1, "ended with exit code 1"),
+        ("3", 3, "rank 1 of 3 on"),
+        ("kill", 137, "rank 1 of 3 on"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_world_and_is_named(how: str, status: int, said: str) -> None:
+    """Rule 8, as far as torch's own agent keeps it: it polls, so the first of two close failures can be the second."""
+    ended = rankwise("launch", "-n", "3", str(PROGRAMS / "fail.py"), how)
+    assert said in ended.stderr or "CollectiveError" in ended.stderr
+    assert ended.returncode in {status, 1}
+    if how == "raise":
+        assert "ValueError: the loss is not a number" in ended.stderr
+    assert "Root Cause" not in ended.stderr, "torch's own report is not ours"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["launch", "-n", "2", "missing.py"], "script 'missing.py' does not exist"),
+        (["launch", "-n", "0", "x.py"], "nproc=0"),
+        (["launch", "-n", "-1", "x.py"], "nproc=-1"),
+        (["launch", "-n", "1000000", str(PROGRAMS / "train.py")], "nproc=1000000"),
+        (["launch", "-n", "x", "x.py"], "'x' is not a valid integer"),
+        (["launch", "x.py"], "Missing option '-n'"),
+        (["launch", "-n", "2"], "Missing argument 'TARGET'"),
+        (["launch", "-n", "2", str(PROGRAMS)], "is a directory"),
+        (["env", "--launcher", "slrum"], "did you mean 'slurm'"),
+        (["lunch"], "No such command"),
+    ],
+)
+def test_misuse_is_one_clear_error(args: list[str], said: str) -> None:
+    ended = rankwise(*args)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_env_names_the_variable_of_each_value() -> None:
+    ended = rankwise("env", RANK="3", WORLD_SIZE="4")
+    assert ended.returncode == 0
+    lines = {line.split()[0]: line.split()[1:] for line in ended.stdout.splitlines()}
+    assert lines["rank"] == ["3", "RANK"]
+    assert lines["launcher"] == ["plain"]
+
+
+def test_env_as_json() -> None:
+    told = json.loads(rankwise("env", "--json", RANK="3", WORLD_SIZE="4").stdout)
+    assert told["launcher"] == "plain"
+    assert told["facts"]["rank"] == {"value": 3, "source": "RANK"}
+    assert told["facts"]["node_rank"] is None
+    alone = json.loads(rankwise("env", "--json").stdout)
+    assert alone["facts"]["rank"]["value"] == 0
+    assert alone["facts"]["world_size"]["value"] == 1
+
+
+def test_env_of_half_an_environment_is_a_fault() -> None:
+    ended = rankwise("env", RANK="3")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        "rankwise: WORLD_SIZE is not set, but RANK=3 is: set both, or neither to run alone\n"
+    )
+
+
+def test_env_does_not_import_torch() -> None:
+    program = "import sys; from rankwise.cli.main import main; main(['env'], standalone_mode=False); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_ends_every_rank(number: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "wait.py"
+    script.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    launcher = subprocess.Popen(
+        [RANKWISE, "launch", "-n", "2", str(script)],
+        env=clean_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert launcher.stdout is not None
+        assert [launcher.stdout.readline(), launcher.stdout.readline()] == ["up\n", "up\n"]
+        ranks = psutil.Process(launcher.pid).children(recursive=True)
+        launcher.send_signal(number)
+        _, err = launcher.communicate(timeout=30)
+    finally:
+        launcher.kill()
+        launcher.communicate()
+    assert launcher.returncode == 128 + number
+    assert "/rankwise/" not in err, "what ranks print of their own interrupt is theirs"
+    deadline = time.monotonic() + 5
+    while any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks):
+        assert time.monotonic() < deadline, "a rank is left"
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
+    ended = rankwise("launch", "-n", "2", str(PROGRAMS / "train.py"), TMPDIR=str(tmp_path))
+    assert ended.returncode == 0
+    assert os.listdir(tmp_path) == []

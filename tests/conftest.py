@@ -1,0 +1,74 @@
+"""The leak police: a test leaves this process as it found it. There is no allow-list."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from rankwise.session.current import forget, opened_session
+
+pytest_plugins = ["pytester"]
+
+torch.set_num_threads(1)
+
+# What launchers set: a test run started by one of them must not take itself for a rank.
+for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID"):
+    os.environ.pop(_name, None)
+
+
+def _state() -> dict[str, object]:
+    helpers = {"multiprocessing.forkserver", "multiprocessing.resource_tracker"}
+    children = {
+        process.pid for process in psutil.Process().children() if not any(h in " ".join(_command(process)) for h in helpers)
+    }
+    return {
+        "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "working directory": Path.cwd(),
+        "process group": torch.distributed.is_initialized(),
+        "session": opened_session(),
+        "children": children,
+        "threads": {thread.name for thread in threading.enumerate()},
+        # SIGALRM is the timeout plugin's.
+        "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},
+        "except hook": sys.excepthook,
+        "random state": bytes(torch.random.get_rng_state().tolist()),
+        "temporary files": {path.name for path in Path("/tmp").glob("rankwise-*")},
+        "shared memory": {path.name for path in Path("/dev/shm").glob("*")} if Path("/dev/shm").exists() else set(),
+    }
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.fixture(autouse=True)
+def leak_police() -> Iterator[None]:
+    """Fail a test that leaves something behind."""
+    forget()
+    before = _state()
+    yield
+    forget()
+    after = _state()
+    leaked = [_difference(name, before[name], after[name]) for name in before if before[name] != after[name]]
+    if leaked:
+        pytest.fail("the test left something behind:\n" + "\n".join(leaked), pytrace=False)
+
+
+def _difference(name: str, before: object, after: object) -> str:
+    if isinstance(before, dict) and isinstance(after, dict):
+        changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        return f"{name}: " + ", ".join(f"{key}: {before.get(key)!r} became {after.get(key)!r}" for key in changed)
+    if isinstance(before, set) and isinstance(after, set):
+        return f"{name}: {sorted(before - after)} went, {sorted(after - before)} came"
+    return f"{name}: {before!r:.100} became {after!r:.100}"

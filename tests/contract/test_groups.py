@@ -1,0 +1,71 @@
+"""One body for every world: groups and barriers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
+
+
+def test_collectives_stay_within_their_group(comm: Comm) -> None:
+    rank = rw.get_rank()
+    members = [other for other in range(comm.size) if other % 2 == (comm.size - 1) % 2]
+    group = rw.new_group(members)
+    if rank in members:
+        assert rw.all_gather(rank, group=group) == members
+        assert rw.all_reduce(torch.tensor(rank), group=group).item() == sum(members)
+        assert rw.broadcast(rank, src=members[-1], group=group) == members[-1], "src is a global rank"
+        assert rw.gather(rank, dst=members[-1], group=group) == (members if rank == members[-1] else None)
+        assert rw.scatter(members if rank == members[0] else None, src=members[0], group=group) == rank
+        assert rw.reduce_scatter([torch.tensor(1)] * len(members), group=group).item() == len(members)
+        rw.barrier(group=group)
+    else:
+        for talk in (rw.all_gather, rw.all_reduce, rw.broadcast, rw.gather):
+            with pytest.raises(rw.InvalidArgumentError, match="not a member"):
+                talk(1, group=group)  # type: ignore[operator]  # they share these arguments
+        with pytest.raises(rw.InvalidArgumentError, match="not a member"):
+            rw.barrier(group=group)
+
+
+def test_src_outside_of_the_group_is_refused(comm: Comm) -> None:
+    group = rw.new_group([comm.size - 1])
+    if rw.get_rank() == comm.size - 1:
+        with pytest.raises(rw.InvalidArgumentError, match=r"src=\d+ is not a member"):
+            rw.broadcast(1, src=comm.size, group=group)
+        if comm.size > 1:
+            with pytest.raises(rw.InvalidArgumentError, match="src=0 is not a member"):
+                rw.broadcast(1, src=0, group=group)
+
+
+def test_groups_that_cannot_be_are_refused(comm: Comm) -> None:
+    for ranks in ([], [0, 0], [comm.size], [-1]):
+        with pytest.raises(rw.InvalidArgumentError):
+            rw.new_group(ranks)
+    with pytest.raises(rw.InvalidArgumentError, match="make one with"):
+        rw.all_reduce(1, group=[0])  # type: ignore[arg-type]  # that is the point
+
+
+def test_different_groups_on_different_ranks_are_named(comm: Comm) -> None:
+    if comm.size > 1:
+        with pytest.raises(rw.MismatchError, match=r"\[0\] on rank 0, \[1\] on rank 1"):
+            rw.new_group([min(rw.get_rank(), 1)])
+    assert rw.new_group([0]).size == 1
+
+
+def test_node_group_holds_the_ranks_of_this_host(comm: Comm) -> None:
+    group = rw.node_group()
+    assert rw.all_gather(rw.get_rank(), group=group) == list(range(comm.size))
+
+
+def test_barrier_waits_for_all(comm: Comm, tmp_path_of_world: str) -> None:
+    from pathlib import Path  # noqa: PLC0415 - a body is carried to other processes
+
+    mark = Path(tmp_path_of_world) / str(rw.get_rank())
+    mark.touch()
+    rw.barrier()
+    assert len(list(mark.parent.iterdir())) == comm.size
+    rw.barrier()

@@ -1,0 +1,180 @@
+"""One body for every world: what moves values. Expectations are computed from the size of the world."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.uint16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+def values_of(rank: int) -> list[object]:
+    return [
+        rank,
+        2**70 + rank,
+        rank / 3,
+        rank % 2 == 0,
+        None,
+        "é日本🎉" * rank,
+        {"rank": rank, "nested": [("a", rank)], "none": None},
+        OrderedDict(b=1, a=rank),
+        b"\0" * rank,
+        "x" * (1000 * rank),
+    ]
+
+
+def test_all_gather_of_anything_keeps_the_order_of_ranks(comm: Comm) -> None:
+    rank = rw.get_rank()
+    for place, value in enumerate(values_of(rank)):
+        assert rw.all_gather(value) == [values_of(other)[place] for other in range(comm.size)]
+
+
+def test_all_gather_of_tensors_keeps_type_and_shape(comm: Comm) -> None:
+    rank = rw.get_rank()
+    for dtype in DTYPES:
+        own = torch.tensor([[0, 1], [1, rank]]).to(dtype)
+        gathered = rw.all_gather(own)
+        assert len(gathered) == comm.size
+        for other, tensor in enumerate(gathered):
+            assert tensor.dtype == dtype
+            wanted = torch.tensor([[0, 1], [1, other]]).to(dtype)
+            assert torch.equal(tensor.view(torch.uint8), wanted.view(torch.uint8))
+        assert gathered[rank].data_ptr() != own.data_ptr(), "the result is new, alone too"
+
+
+def test_all_gather_of_ragged_tensors(comm: Comm) -> None:
+    rank = rw.get_rank()
+    gathered = rw.all_gather(torch.full((rank, 3), rank))
+    assert [tuple(tensor.shape) for tensor in gathered] == [(other, 3) for other in range(comm.size)]
+    assert all((tensor == other).all() for other, tensor in enumerate(gathered))
+
+
+def test_all_gather_of_scalars_and_empty_tensors(comm: Comm) -> None:
+    rank = rw.get_rank()
+    assert [tensor.shape for tensor in rw.all_gather(torch.tensor(rank))] == [torch.Size([])] * comm.size
+    assert [tensor.shape for tensor in rw.all_gather(torch.empty(0, 2))] == [torch.Size([0, 2])] * comm.size
+    mixed = rw.all_gather(torch.tensor(7.0) if rank == 0 else torch.empty(0))
+    assert [tensor.numel() for tensor in mixed] == [1] + [0] * (comm.size - 1)
+
+
+def test_all_gather_of_different_types_and_kinds(comm: Comm) -> None:
+    rank = rw.get_rank()
+    gathered = rw.all_gather(torch.ones(2, dtype=torch.float64) if rank % 2 else "even")
+    for other, value in enumerate(gathered):
+        if other % 2:
+            assert torch.equal(value, torch.ones(2, dtype=torch.float64))
+        else:
+            assert value == "even"
+
+
+def test_all_gather_takes_views_and_keeps_no_gradient(comm: Comm) -> None:
+    grid = torch.arange(6.0, requires_grad=True).reshape(2, 3)
+    for value in (grid.t(), grid[:, ::2], (grid * 1j).conj(), torch.nn.Parameter(grid.detach())):
+        for tensor in rw.all_gather(value):
+            assert torch.equal(tensor, value)
+            assert not tensor.requires_grad
+
+
+def test_all_gather_of_large_objects(comm: Comm) -> None:
+    rank = rw.get_rank()
+    gathered = rw.all_gather({"rank": rank, "data": torch.full((100_000,), float(rank))})
+    assert [(value["rank"], value["data"].sum().item()) for value in gathered] == [
+        (other, 100_000.0 * other) for other in range(comm.size)
+    ]
+
+
+def test_gathered_values_are_copies(comm: Comm) -> None:
+    own = [1, 2]
+    gathered = rw.all_gather(own)
+    gathered[rw.get_rank()].append(3)
+    assert own == [1, 2]
+
+
+def test_gather_gives_the_list_to_one_rank(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    for dst in {0, last}:
+        for place, value in enumerate(values_of(rank)):
+            gathered = rw.gather(value, dst=dst)
+            assert gathered == ([values_of(other)[place] for other in range(comm.size)] if rank == dst else None)
+        ragged = rw.gather(torch.full((rank,), rank), dst=dst)
+        if ragged is not None:
+            assert [tensor.tolist() for tensor in ragged] == [[other] * other for other in range(comm.size)]
+
+
+def test_broadcast_needs_a_value_on_its_source_only(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    for src in {0, last}:
+        for place, value in enumerate(values_of(rank)):
+            assert rw.broadcast(value if rank == src else None, src=src) == values_of(src)[place]
+        tensor = torch.arange(5, dtype=torch.int16) if rank == src else None
+        received = rw.broadcast(tensor, src=src)
+        assert received is not None
+        assert (received.dtype, received.tolist()) == (torch.int16, [0, 1, 2, 3, 4])
+        assert received is not tensor
+
+
+def test_scatter_gives_each_rank_its_own(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    for src in {0, last}:
+        mine = rw.scatter([values_of(other) for other in range(comm.size)] if rank == src else None, src=src)
+        assert mine == values_of(rank)
+        parts = [torch.full((other, 2), other) for other in range(comm.size)] if rank == src else None
+        part = rw.scatter(parts, src=src)
+        assert (tuple(part.shape), part.sum().item()) == ((rank, 2), 2 * rank * rank)
+
+
+def test_a_member_that_is_not_there_is_refused_alone_and_with_many(comm: Comm) -> None:
+    for rank in (-1, comm.size, True, 0.0):
+        with pytest.raises(rw.InvalidArgumentError, match="src="):
+            rw.broadcast(1, src=rank)  # type: ignore[arg-type]  # that is the point
+        with pytest.raises(rw.InvalidArgumentError, match="dst="):
+            rw.gather(1, dst=rank)  # type: ignore[arg-type]  # that is the point
+        with pytest.raises(rw.InvalidArgumentError, match="src="):
+            rw.scatter([1] * comm.size, src=rank)  # type: ignore[arg-type]  # that is the point
+
+
+def test_what_cannot_be_pickled_is_refused_on_every_rank(comm: Comm) -> None:
+    """Rule 11, as far as headers carry it: the rank raises its own error, the others that rank's."""
+    rank, last = rw.get_rank(), comm.size - 1
+    value = threading.Lock() if rank == last else "fine"
+    wanted = rw.PayloadTypeError if rank == last else rw.RemoteRankError
+    with pytest.raises(wanted, match="cannot be pickled"):
+        rw.all_gather(value)
+    with pytest.raises(wanted, match="cannot be pickled"):
+        rw.gather(value)
+    with pytest.raises(wanted, match="cannot be pickled"):
+        rw.broadcast(value, src=last)
+    with pytest.raises(wanted, match="cannot be pickled"):
+        rw.scatter([value] * comm.size, src=last)
+    assert rw.all_gather(rank) == list(range(comm.size)), "and the next collective works"
+
+
+def test_a_scatter_of_the_wrong_length_is_refused_on_every_rank(comm: Comm) -> None:
+    wanted = rw.InvalidArgumentError if rw.get_rank() == 0 else rw.RemoteRankError
+    for values in ([1] * (comm.size + 1), [], "text", None):
+        with pytest.raises(wanted, match=f"one value for each of {comm.size} ranks"):
+            rw.scatter(values)
+    assert rw.scatter(list(range(comm.size))) == rw.get_rank()

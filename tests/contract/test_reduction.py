@@ -1,0 +1,166 @@
+"""One body for every world: what reduces. Expectations are computed from the size of the world."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
+
+OPS = ["sum", "mean", "product", "min", "max"]
+NUMERIC = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+]
+
+
+def expected(values: list[torch.Tensor], op: str) -> torch.Tensor:
+    stacked = torch.stack(values)
+    if op == "mean":
+        floats = stacked.dtype.is_floating_point
+        return stacked.double().mean(dim=0).to(stacked.dtype if floats else torch.float64)
+    reduce = {"sum": torch.sum, "product": torch.prod, "min": torch.amin, "max": torch.amax}[op]
+    return reduce(stacked, dim=0).to(stacked.dtype)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_all_reduce_of_tensors_keeps_type_and_shape(comm: Comm, op: str) -> None:
+    rank = rw.get_rank()
+    for dtype in NUMERIC:
+        values = [torch.tensor([[1 + r, 3], [2, 4 - r]]).to(dtype) for r in range(comm.size)]
+        before = values[rank].clone()
+        reduced = rw.all_reduce(values[rank], op=op)
+        wanted = expected(values, op)
+        assert reduced.dtype == wanted.dtype
+        assert torch.equal(reduced, wanted), dtype
+        assert torch.equal(values[rank], before), "the input is the caller's"
+        assert reduced.data_ptr() != values[rank].data_ptr(), "the result is new, alone too"
+
+
+def test_all_reduce_of_bool_tensors(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    flags = torch.tensor([True, rank == 0, False])
+    assert rw.all_reduce(flags, op="and").tolist() == [True, size == 1, False]
+    assert rw.all_reduce(flags, op="or").tolist() == [True, True, False]
+    assert rw.all_reduce(flags, op="min").dtype == torch.bool
+    counted = rw.all_reduce(flags)
+    assert (counted.dtype, counted.tolist()) == (torch.int64, [size, 1, 0])
+    assert rw.all_reduce(flags, op="mean").tolist() == [1.0, 1 / size, 0.0]
+
+
+def test_all_reduce_of_complex_tensors(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    value = torch.tensor([1 + 1j, complex(rank)])
+    assert rw.all_reduce(value).tolist() == [size * (1 + 1j), complex(sum(range(size)))]
+    product = rw.all_reduce(value, op="product")
+    assert product[0].item() == pytest.approx((1 + 1j) ** size)
+
+
+def test_all_reduce_takes_any_dense_layout(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    grid = torch.arange(6.0).reshape(2, 3) + rank
+    total = sum(range(size))
+    for value in (grid.t(), grid[:, ::2], grid[0, 0], torch.empty(0), torch.empty(0, 3), grid.expand(2, 2, 3)):
+        reduced = rw.all_reduce(value)
+        assert reduced.shape == value.shape
+        assert torch.equal(reduced, (value - rank) * size + total)
+
+
+def test_all_reduce_is_detached(comm: Comm) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    assert not rw.all_reduce(weight * 2).requires_grad
+    assert not rw.all_reduce(torch.nn.Parameter(torch.ones(2))).requires_grad
+
+
+def test_mean_of_half_precision_does_not_overflow(comm: Comm) -> None:
+    assert rw.all_reduce(torch.tensor([60000.0], dtype=torch.float16), op="mean").item() == 60000.0
+
+
+def test_int64_survives_exactly(comm: Comm) -> None:
+    large = 2**53 + 1
+    assert rw.all_reduce(torch.tensor(large), op="max").item() == large
+    assert rw.all_reduce(torch.tensor(large)).item() == large * comm.size
+
+
+def test_all_reduce_of_numbers_is_pythons(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    assert rw.all_reduce(rank) == sum(range(size))
+    assert rw.all_reduce(2**80 + rank, op="max") == 2**80 + size - 1
+    mean = rw.all_reduce(rank, op="mean")
+    assert (type(mean), mean) == (float, (size - 1) / 2)
+    assert rw.all_reduce(0.1, op="product") == math.prod([0.1] * size)
+    assert rw.all_reduce(1j) == 1j * size
+    assert rw.all_reduce(0.5 if rank else 1) == 1 + 0.5 * (size - 1), "numbers need not be of one type"
+
+
+def test_all_reduce_of_bools(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    assert rw.all_reduce(rank == 0, op="or") is True
+    assert rw.all_reduce(rank == 0, op="and") is (size == 1)
+    assert rw.all_reduce(True) == size
+    assert rw.all_reduce(True, op="min") is True
+
+
+def test_not_a_number_wins(comm: Comm) -> None:
+    assert math.isnan(rw.all_reduce(math.nan if rw.get_rank() == comm.size - 1 else 1.0, op="min"))
+    assert math.isnan(rw.all_reduce(math.nan if rw.get_rank() == 0 else 1.0, op="max"))
+
+
+@pytest.mark.parametrize("op", ["sun", "SUM", "", "avg"])
+def test_an_unknown_op_is_refused_alone_and_with_many(comm: Comm, op: str) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match="is none of 'sum', 'mean'"):
+        rw.all_reduce(torch.ones(1), op=op)
+    with pytest.raises(rw.InvalidArgumentError):
+        rw.all_reduce(1, op=op)
+
+
+def test_what_cannot_be_reduced_is_refused_alone_and_with_many(comm: Comm) -> None:
+    with pytest.raises(rw.PayloadTypeError, match="for bools"):
+        rw.all_reduce(torch.ones(1), op="and")
+    with pytest.raises(rw.PayloadTypeError, match="for bools"):
+        rw.all_reduce(1, op="or")
+    with pytest.raises(rw.PayloadTypeError, match="no order"):
+        rw.all_reduce(torch.ones(1, dtype=torch.complex64), op="min")
+    with pytest.raises(rw.PayloadTypeError, match="no order"):
+        rw.all_reduce(1j, op="max")
+    with pytest.raises(rw.PayloadTypeError, match="dense"):
+        rw.all_reduce(torch.ones(2, 2).to_sparse())
+    with pytest.raises(rw.PayloadTypeError, match="takes tensors and numbers, got a str"):
+        rw.all_reduce("text")  # type: ignore[call-overload]  # that is the point
+
+
+def test_reduce_scatter_gives_each_rank_its_part(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    values = [torch.tensor([float(rank + place), 1.0]) for place in range(size)]
+    assert rw.reduce_scatter(values).tolist() == [sum(range(size)) + size * rank, size]
+    assert rw.reduce_scatter(values, op="max").tolist() == [size - 1 + rank, 1.0]
+    assert rw.reduce_scatter([torch.tensor(rank)] * size, op="mean").item() == (size - 1) / 2
+
+
+def test_reduce_scatter_takes_parts_of_different_shapes(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    part = rw.reduce_scatter([torch.ones(place, 2) for place in range(size)])
+    assert part.shape == (rank, 2)
+    assert (part == size).all()
+
+
+def test_reduce_scatter_refuses_what_is_no_sequence_of_tensors(comm: Comm) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match="one tensor for each"):
+        rw.reduce_scatter([torch.ones(1)] * (comm.size + 1))
+    with pytest.raises(rw.PayloadTypeError):
+        rw.reduce_scatter(torch.ones(comm.size))  # type: ignore[arg-type]  # that is the point
+    if comm.size > 1:
+        with pytest.raises(rw.PayloadTypeError, match="one dtype"):
+            rw.reduce_scatter([torch.ones(1), *[torch.ones(1).double()] * (comm.size - 1)])

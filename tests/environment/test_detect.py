@@ -1,0 +1,202 @@
+"""Detection: the order, half environments, garbage, and that nothing but the argument is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rankwise.environment.detect import LAUNCHERS, detect
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+PLAIN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1234"}
+OPENMPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}
+PMI = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3"}
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_STEP_NODELIST": "node[0-1]",
+    "SLURM_NTASKS": "2",
+}
+
+
+def test_nothing_set_is_a_world_of_one() -> None:
+    reading = detect({})
+    assert reading.launcher == "none"
+    assert {name: fact.value for name, fact in reading.place().items()} == {
+        "rank": 0,
+        "world_size": 1,
+        "local_rank": 0,
+        "local_world_size": 1,
+        "node_rank": 0,
+        "num_nodes": 1,
+    }
+
+
+def test_every_fact_names_its_variable() -> None:
+    reading = detect(TORCHRUN)
+    assert [str(fact) for fact in reading.facts().values()] == [
+        "3 (from RANK)",
+        "4 (from WORLD_SIZE)",
+        "1 (from LOCAL_RANK)",
+        "2 (from LOCAL_WORLD_SIZE)",
+        "1 (from GROUP_RANK)",
+        "2 (from GROUP_WORLD_SIZE)",
+        "node0 (from MASTER_ADDR)",
+        "29500 (from MASTER_PORT)",
+        "none (from TORCHELASTIC_RUN_ID)",
+    ]
+    assert reading.agent_store
+    assert reading.attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "rank"),
+    [
+        (SLURM, "slurm", 1),
+        (SLURM | PMI, "pmi", 2),
+        (SLURM | PMI | OPENMPI, "openmpi", 5),
+        (SLURM | PMI | OPENMPI | PLAIN, "plain", 1),
+        (SLURM | PMI | OPENMPI | PLAIN | TORCHRUN, "torchrun", 3),
+        (SLURM | TORCHRUN | {"RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "9"}, "rankwise", 0),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"} | SLURM, "slurm", 1),  # srun --mpi=pmi2
+        ({"OMPI_MCA_plm_slurm_args": "--external-launcher"}, "none", 0),  # Slurm 24.11 sets it everywhere
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "none", 0),  # a batch script
+        (SLURM | {"SLURM_STEP_ID": "4294967290"}, "none", 0),  # an interactive step
+    ],
+)
+def test_the_innermost_launcher_is_believed(environ: dict[str, str], launcher: str, rank: int) -> None:
+    reading = detect(environ)
+    assert (reading.launcher, reading.rank.value) == (launcher, rank)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"RANK": "0"}, ["WORLD_SIZE", "RANK"]),
+        ({"WORLD_SIZE": "4"}, ["RANK", "WORLD_SIZE=4"]),
+        ({"LOCAL_RANK": "0"}, ["RANK", "LOCAL_RANK=0"]),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, ["RANK", "WORLD_SIZE", "4"]),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, ["RANK='x'"]),
+        ({"RANK": "1.5", "WORLD_SIZE": "4"}, ["RANK='1.5'"]),
+        ({"RANK": "1_0", "WORLD_SIZE": "40"}, ["RANK='1_0'"]),
+        ({"RANK": "-1", "WORLD_SIZE": "4"}, ["RANK=-1", "negative"]),
+        ({"RANK": "", "WORLD_SIZE": "4"}, ["RANK", "empty"]),
+        ({"RANK": "0", "WORLD_SIZE": ""}, ["WORLD_SIZE", "empty"]),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, ["world_size", "WORLD_SIZE"]),
+        (PLAIN | {"MASTER_PORT": "70000"}, ["MASTER_PORT=70000"]),
+        (PLAIN | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
+        (PLAIN | {"LOCAL_WORLD_SIZE": "3"}, ["LOCAL_WORLD_SIZE", "WORLD_SIZE"]),
+        ({"TORCHELASTIC_RUN_ID": "x"}, ["RANK", "TORCHELASTIC_RUN_ID"]),
+        ({"RANKWISE_WORLD_SIZE": "2"}, ["RANKWISE_RANK"]),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-1"}, ["PMIX_RANK=1", "mpirun"]),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, ["OMPI_COMM_WORLD_SIZE"]),
+        (OPENMPI | {"WORLD_SIZE": "4"}, ["WORLD_SIZE=4", "OMPI_COMM_WORLD_SIZE"]),
+        ({"PMI_RANK": "0", "MPI_LOCALRANKID": "0"}, ["PMI_SIZE"]),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": ""}, ["SLURM_STEP_NUM_TASKS"]),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, ["SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS=2"]),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "two"}, ["SLURM_STEP_TASKS_PER_NODE='two'"]),
+        (SLURM | {"WORLD_SIZE": "8"}, ["WORLD_SIZE=8", "SLURM_STEP_NUM_TASKS"]),
+        (SLURM | {"SLURM_STEP_NODELIST": "node[0-"}, ["node[0-"]),
+    ],
+)
+def test_half_or_garbled_environments_name_the_variable(environ: dict[str, str], named: list[str]) -> None:
+    with pytest.raises(LauncherEnvironmentError) as caught:
+        detect(environ)
+    for text in named:
+        assert text in str(caught.value)
+
+
+def test_what_a_batch_script_exports_are_hints_in_its_steps() -> None:
+    reading = detect(SLURM | {"WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"})
+    assert (reading.launcher, str(reading.host), str(reading.port)) == (
+        "slurm",
+        "10.0.0.1 (from MASTER_ADDR)",
+        "1234 (from MASTER_PORT)",
+    )
+
+
+def test_hand_set_variables_are_completed_by_a_launcher_that_agrees() -> None:
+    reading = detect(SLURM | {"RANK": "1", "WORLD_SIZE": "2"})
+    assert str(reading.rank) == "1 (from RANK)"
+    assert str(reading.local_rank) == "0 (from SLURM_LOCALID)"
+    assert str(reading.num_nodes) == "2 (from SLURM_STEP_NUM_NODES)"
+
+
+def test_hand_set_variables_are_not_completed_by_one_that_does_not() -> None:
+    reading = detect(SLURM | {"RANK": "0", "WORLD_SIZE": "2"})
+    assert reading.local_rank is None
+    assert "SLURM_PROCID=1" in reading.warnings[0]
+    assert detect(SLURM | {"RANK": "0", "WORLD_SIZE": "16"}).local_rank is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "prefix it with srun"),
+        ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"}, "start it with torchrun"),
+    ],
+)
+def test_an_allocation_that_is_not_used_is_a_warning(environ: dict[str, str], said: str) -> None:
+    reading = detect(environ)
+    assert reading.launcher == "none"
+    assert said in reading.warnings[0]
+
+
+@pytest.mark.parametrize("kind", ["k8s-v1", "k8s-v1.6", "k8s-v2", "k8s-elastic", "k8s-indexed"])
+def test_pods_are_not_taken_for_ranks(kind: str) -> None:
+    path = Path(__file__).parents[1] / "data" / kind / "default.json"
+    for environ in json.loads(path.read_text()).values():
+        if kind == "k8s-v1":  # RANK counts pods, and two processes shall run in each
+            with pytest.raises(LauncherEnvironmentError, match="counts the pods"):
+                detect(environ)
+        elif kind == "k8s-v1.6":  # one process a pod: the pods are the ranks
+            assert detect(environ).launcher == "plain"
+        else:
+            assert detect(environ).launcher == "none"
+
+
+@pytest.mark.parametrize("launcher", [launcher.name for launcher in LAUNCHERS if launcher.name != "none"])
+def test_a_launcher_that_is_asked_for_must_be_there(launcher: str) -> None:
+    with pytest.raises(LauncherEnvironmentError):
+        detect({}, launcher)
+
+
+def test_none_can_be_asked_for_anywhere() -> None:
+    assert detect(TORCHRUN | SLURM, "none").world_size.value == 1
+
+
+def test_a_misspelled_launcher_gets_the_nearest_name() -> None:
+    with pytest.raises(InvalidArgumentError, match="did you mean 'torchrun'"):
+        detect({}, "torchrunn")
+
+
+def test_only_the_argument_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 1."""
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    assert detect({}).launcher == "none"
+    assert detect(PLAIN).rank.value == 1
+    assert dict(os.environ) == before

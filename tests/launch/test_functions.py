@@ -1,0 +1,107 @@
+"""launch(fn): results, originals of what was raised, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+import torch
+
+import rankwise as rw
+
+
+class Unreadable(Exception):  # noqa: N818 - it is one of the user's
+    """An exception that can be pickled, but not read again."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def add(offset: int) -> int:
+    with rw.init(timeout=30.0):
+        return rw.all_reduce(rw.get_rank() + offset)
+
+
+def test_results_come_back_by_rank() -> None:
+    assert rw.launch(add, 10, nproc=3) == [33, 33, 33]
+
+
+def test_lambdas_closures_and_tensors_travel() -> None:
+    weight = torch.ones(3)
+    results = rw.launch(lambda scale: weight * scale * rw.get_rank(), 2.0, nproc=2)
+    assert [result.tolist() for result in results] == [[0.0] * 3, [2.0] * 3]
+
+
+def test_the_original_exception_is_the_cause() -> None:
+    def divide() -> float:
+        return 1 / (1 - rw.get_rank())
+
+    with pytest.raises(rw.RankFailedError) as caught:
+        rw.launch(divide, nproc=2)
+    error = caught.value
+    assert (error.rank, error.exitcode) == (1, 1)
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert "return 1 / (1 - rw.get_rank())" in error.traceback
+    assert "worker.py" not in error.traceback, "the frames are the user's"
+    assert str(error).startswith("rank 1 of 2 on ")
+
+
+def test_an_exception_that_cannot_travel_comes_as_text() -> None:
+    def fail() -> None:
+        raise Unreadable(1, 2)
+
+    with pytest.raises(rw.RankFailedError, match=r"Unreadable: 1 2") as caught:
+        rw.launch(fail, nproc=1)
+    assert caught.value.__cause__ is None
+
+
+def test_a_result_that_cannot_travel_is_an_error() -> None:
+    with pytest.raises(rw.RankFailedError, match="returned a lock, which cannot be pickled"):
+        rw.launch(lambda: __import__("threading").Lock(), nproc=1)
+
+
+def test_the_cause_comes_first_and_its_consequences_after() -> None:
+    def one_dies() -> None:
+        with rw.init(timeout=30.0):
+            if rw.get_rank() == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rw.barrier()
+
+    with pytest.raises(rw.RankFailedError) as caught:
+        rw.launch(one_dies, nproc=3)
+    assert (caught.value.rank, caught.value.exitcode) == (2, -signal.SIGKILL)
+    assert "rank 2 of 3" in str(caught.value).splitlines()[0]
+    assert "was killed by SIGKILL (out of memory?)" in str(caught.value)
+
+
+@pytest.mark.parametrize(("status", "code"), [(3, 3), ("text", 1)])
+def test_exit_codes_are_kept(status: int | str, code: int) -> None:
+    with pytest.raises(rw.RankFailedError) as caught:
+        rw.launch(sys.exit, status, nproc=1)
+    assert caught.value.exitcode == code
+
+
+def test_sys_exit_without_a_code_is_an_end_like_any_other() -> None:
+    assert rw.launch(sys.exit, nproc=2) == [None, None]
+
+
+@pytest.mark.parametrize("nproc", [0, -1, 10**6, True, 2.0, "2", None])
+def test_numbers_that_are_no_numbers_of_ranks_are_refused(nproc: int) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match="nproc="):
+        rw.launch(add, 1, nproc=nproc)
+
+
+def test_what_cannot_be_carried_is_refused_before_anything_starts() -> None:
+    lock = threading.Lock()
+    with pytest.raises(rw.InvalidArgumentError, match="cannot be carried to other processes"):
+        rw.launch(lambda: lock, nproc=2)
+
+
+def test_a_callers_session_stays_as_it_is() -> None:
+    with rw.init() as session:
+        assert rw.launch(add, 0, nproc=2) == [1, 1]
+        assert rw.all_reduce(1) == 1
+        assert session.world_size == 1

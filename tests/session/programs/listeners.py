@@ -1,0 +1,14 @@
+"""Join, open a group, and print the addresses that this process listens on."""
+
+import os
+
+import psutil
+
+import rankwise as rw
+
+with rw.init(timeout=30.0):
+    rw.new_group(range(rw.get_world_size()))
+    rw.barrier()
+    sockets = psutil.Process(os.getpid()).net_connections(kind="tcp")
+    print(" ".join(sorted({c.laddr.ip for c in sockets if c.status == psutil.CONN_LISTEN})))
+    rw.barrier()

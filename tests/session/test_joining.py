@@ -1,0 +1,298 @@
+"""Joining: with real processes, and every way in which it goes wrong that a person can bring about."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.session.worlds import free_port, plain, run_ranks
+
+import rankwise as rw
+from rankwise.session.current import opened_session
+
+
+@pytest.fixture
+def foreign_group() -> Iterator[dist.ProcessGroup]:
+    """A process group that somebody else opened."""
+    hook = sys.excepthook
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    yield group
+    dist.destroy_process_group()
+    sys.excepthook = hook
+
+
+def joined(environs: list[dict[str, str]], *args: str) -> list[dict[str, int]]:
+    ended = run_ranks("join.py", environs, *args)
+    for process in ended:
+        assert process.returncode == 0, process.stderr
+        assert process.stderr == "", "closing is silent"
+    return [json.loads(process.stdout) for process in ended]
+
+
+def refused(environs: list[dict[str, str]], *args: str) -> list[str]:
+    ended = run_ranks("join.py", environs, *args)
+    for process in ended:
+        assert process.returncode == 1, process.stdout
+        assert "Traceback" not in process.stderr
+    return [process.stderr for process in ended]
+
+
+def test_hand_set_variables_join_and_learn_the_rest() -> None:
+    port = free_port()
+    places = joined([plain(rank, 3, port) for rank in range(3)])
+    assert [place["local_rank"] for place in places] == [0, 1, 2]
+    for place in places:
+        assert (place["local_world_size"], place["num_nodes"], place["total"]) == (3, 1, 3)
+
+
+def test_ranks_may_be_given_as_arguments() -> None:
+    options = {"rank": 0, "world_size": 1, "address": f"localhost:{free_port()}"}
+    assert joined([{}], "30", json.dumps(options))[0]["world_size"] == 1
+
+
+def test_ranks_that_never_arrive_are_named_on_every_rank() -> None:
+    port = free_port()
+    for error in refused([plain(rank, 5, port) for rank in (0, 2)], "3"):
+        assert error.startswith("JoinTimeoutError: ranks 1, 3-4 of 5 did not arrive within 3 s; ranks 0, 2 did")
+
+
+def test_a_rank_zero_that_never_arrives_is_a_timeout() -> None:
+    port = free_port()
+    (error,) = refused([plain(1, 2, port)], "2")
+    assert "rank zero was not found at 127.0.0.1" in error
+    assert "(from MASTER_ADDR and MASTER_PORT) within 2 s" in error
+
+
+def test_two_processes_of_one_rank_are_refused() -> None:
+    port = free_port()
+    errors = refused([plain(0, 4, port), plain(1, 4, port), plain(1, 4, port)], "5")
+    assert all("two processes say that they are rank 1" in error for error in errors)
+
+
+def test_worlds_of_different_size_are_refused() -> None:
+    port = free_port()
+    environs = [plain(0, 3, port), plain(1, 3, port), plain(2, 4, port)]
+    errors = run_ranks("join.py", environs, "3")
+    assert all(process.returncode == 1 for process in errors)
+
+
+@pytest.mark.parametrize("answer", ["silent", "chatty", "closes"])
+def test_a_stranger_on_the_port_is_named_on_every_rank(answer: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(0.2)
+        stop = threading.Event()
+        held = []
+
+        def serve() -> None:
+            while not stop.is_set():
+                try:
+                    connection, _ = stranger.accept()
+                except TimeoutError:
+                    continue
+                if answer == "chatty":
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                held.append(connection)
+                if answer == "closes":
+                    connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            port = stranger.getsockname()[1]
+            zero, one = refused([plain(rank, 2, port) for rank in range(2)], "3")
+        finally:
+            stop.set()
+            thread.join()
+            for connection in held:
+                connection.close()
+    assert "rank zero cannot listen" in zero
+    assert "another program has the port; choose another MASTER_PORT" in zero
+    assert f"what listens on port {port} is not rank zero of this world" in one
+
+
+def test_another_worlds_store_is_a_stranger_and_is_left_alone() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    before = store.num_keys()
+    (error,) = refused([plain(1, 2, store.port)], "3")
+    assert "is not rank zero of this world" in error
+    assert store.num_keys() == before
+
+
+def test_a_host_that_does_not_resolve_is_named() -> None:
+    (error,) = refused([plain(1, 2, 1234, MASTER_ADDR="no-such-host.invalid")], "2")
+    assert "host 'no-such-host.invalid'" in error
+    assert "cannot be resolved" in error
+
+
+def test_a_missing_address_says_what_to_set() -> None:
+    (error,) = refused([{"RANK": "0", "WORLD_SIZE": "2"}])
+    assert "MASTER_ADDR and MASTER_PORT is not set" in error
+
+
+def test_a_backend_that_is_not_there_is_told_to_every_rank() -> None:
+    port = free_port()
+    for error in refused([plain(rank, 2, port, LOCAL_RANK=str(rank)) for rank in range(2)], "5", '{"backend": "nccl"}'):
+        assert "InvalidArgumentError: backend='nccl'" in error
+        assert "has" in error
+
+
+def test_a_rank_that_cannot_join_does_not_strand_the_others() -> None:
+    port = free_port()
+    zero, one = run_ranks("join_badly.py", [plain(rank, 2, port) for rank in range(2)], "20")
+    assert "rank 1 on" in zero.stderr
+    assert "'warp'" in zero.stderr
+    assert "InvalidArgumentError" in one.stderr
+
+
+@pytest.mark.parametrize("end", ["kill", "raise"])
+def test_a_rank_that_dies_is_an_error_on_the_others_at_once(end: str) -> None:
+    port = free_port()
+    ended = run_ranks("die.py", [plain(rank, 3, port) for rank in range(3)], end, "30", seconds=25)
+    for rank in (0, 2):
+        assert ended[rank].returncode == 1
+        assert f"CollectiveError: all_reduce broke off on rank {rank} of 3" in ended[rank].stderr
+
+
+def test_a_program_that_just_ends_is_silent() -> None:
+    port = free_port()
+    for process in run_ranks("leave.py", [plain(rank, 3, port) for rank in range(3)]):
+        assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_a_world_of_one_host_listens_on_loopback_only() -> None:
+    """Rule 9."""
+    port = free_port()
+    for process in run_ranks("listeners.py", [plain(rank, 2, port) for rank in range(2)]):
+        assert process.returncode == 0, process.stderr
+        assert set(process.stdout.split()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        assert process.stdout.strip()
+
+
+def test_ddp_works_alone_and_with_many() -> None:
+    port = free_port()
+    for environs in ([{}], [plain(rank, 2, port) for rank in range(2)]):
+        for process in run_ranks("ddp.py", environs):
+            assert (process.returncode, process.stdout) == (0, "synced\n"), process.stderr
+
+
+def test_alone_there_is_a_group_of_one() -> None:
+    with rw.init() as session:
+        assert (session.rank, session.world_size, dist.get_world_size()) == (0, 1, 1)
+        assert rw.all_reduce(2) == 2
+    assert not dist.is_initialized()
+
+
+def test_nothing_is_changed_that_nobody_asked_for() -> None:
+    """Rule 6: not the environment, not the random state, not the hook; the leak police looks at the rest."""
+    before = dict(os.environ), torch.random.get_rng_state(), sys.excepthook
+    with rw.init():
+        assert dict(os.environ) == before[0]
+        rw.all_gather(torch.ones(2))
+    assert torch.equal(torch.random.get_rng_state(), before[1])
+    assert sys.excepthook is before[2]
+
+
+def test_sessions_nest_and_the_outer_one_stays_open() -> None:
+    with rw.init() as outer:
+        with rw.init() as inner:
+            assert inner.comm is outer.comm
+        assert dist.is_initialized()
+        assert opened_session() is outer
+        with pytest.raises(rw.InvalidArgumentError, match="finalize"):
+            rw.init(backend="nccl")
+    assert opened_session() is None
+
+
+def test_finalize_closes_and_may_be_called_at_any_time() -> None:
+    rw.finalize()
+    rw.init()
+    rw.finalize()
+    assert not dist.is_initialized()
+    rw.finalize()
+    with rw.init() as session:
+        rw.finalize()
+        assert opened_session() is None
+    session.close()
+
+
+def test_what_was_found_open_is_left_open(foreign_group: dist.ProcessGroup) -> None:
+    """Rule 7."""
+    assert rw.all_reduce(3) == 3, "adopted without init"
+    with rw.init() as session:
+        assert session.group is foreign_group
+        assert rw.backend() == "cpu:gloo,cuda:gloo"
+    assert dist.group.WORLD is foreign_group
+
+
+def test_a_group_that_came_and_went_is_noticed() -> None:
+    hook = sys.excepthook
+    assert rw.backend() is None
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        assert rw.backend() is not None
+        assert rw.all_gather(1) == [1]
+        dist.destroy_process_group()
+        assert rw.backend() is None
+    sys.excepthook = hook
+
+
+def test_a_session_whose_group_others_destroyed_says_so() -> None:
+    hook = sys.excepthook
+    with rw.init():
+        dist.destroy_process_group()
+        with pytest.raises(rw.NotJoinedError, match="destroyed by other code"):
+            rw.new_group([0])
+    assert sys.excepthook is hook
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "10"])
+def test_a_timeout_must_be_seconds(timeout: float) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match="timeout="):
+        rw.init(timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"rank": 1}, "world_size is not given"),
+        ({"world_size": 2}, "rank is not given"),
+        ({"rank": 2, "world_size": 2, "address": "localhost:1"}, "rank 2"),
+        ({"rank": -1, "world_size": 2, "address": "localhost:1"}, "rank -1"),
+        ({"rank": 0, "world_size": 2, "address": "localhost"}, "address='localhost'"),
+        ({"rank": 0, "world_size": 2, "address": "localhost:0"}, "address='localhost:0'"),
+        ({"backend": "nope"}, "backend='nope'"),
+        ({"device": "warp"}, "device='warp'"),
+        ({"launcher": "slrum"}, "did you mean 'slurm'"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_named(options: dict[str, object], named: str) -> None:
+    with pytest.raises(rw.RankwiseError, match=named):
+        rw.init(**options)  # type: ignore[arg-type]  # that is the point
+    assert not dist.is_initialized()
+
+
+def test_a_forked_child_is_no_rank() -> None:
+    with rw.init():
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                rw.all_reduce(1)
+            except rw.NotJoinedError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        assert "forked from rank 0" in said

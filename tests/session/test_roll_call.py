@@ -1,0 +1,87 @@
+"""What rank zero makes of the hellos. Pure."""
+
+from __future__ import annotations
+
+from rankwise.environment.detect import detect
+from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing, ranks_text
+
+
+def hello(rank: int, host: str, **more: object) -> Hello:
+    fields: dict[str, object] = {
+        "rank": rank,
+        "world_size": 4,
+        "local_rank": None,
+        "local_world_size": None,
+        "node_rank": None,
+        "num_nodes": None,
+        "host": host,
+        "host_id": "boot",
+        "process": 100 + rank,
+    }
+    return Hello(**(fields | more))  # type: ignore[arg-type]  # fields by name
+
+
+def places(*hellos: Hello) -> list[tuple[int, int, int, int]]:
+    given = answers({each.rank: each for each in hellos})
+    return [
+        (answer.local_rank, answer.local_world_size, answer.node_rank, answer.num_nodes)
+        for _, answer in sorted(given.items())
+    ]
+
+
+def test_nodes_may_be_uneven() -> None:
+    assert places(hello(0, "a"), hello(1, "b"), hello(2, "b"), hello(3, "b")) == [
+        (0, 1, 0, 2),
+        (0, 3, 1, 2),
+        (1, 3, 1, 2),
+        (2, 3, 1, 2),
+    ]
+
+
+def test_ranks_may_be_dealt_out_in_turn() -> None:
+    assert places(hello(0, "b"), hello(1, "a"), hello(2, "b"), hello(3, "a")) == [
+        (0, 2, 0, 2),
+        (0, 2, 1, 2),
+        (1, 2, 0, 2),
+        (1, 2, 1, 2),
+    ]
+
+
+def test_hosts_of_one_name_are_told_apart() -> None:
+    assert [place[3] for place in places(hello(0, "localhost"), hello(1, "localhost", host_id="other"))] == [2, 2]
+
+
+def test_ranks_of_one_local_rank_are_on_different_nodes() -> None:
+    assert [place[2:] for place in places(*(hello(rank, "a", local_rank=rank % 2) for rank in range(4)))] == [
+        (0, 2),
+        (0, 2),
+        (1, 2),
+        (1, 2),
+    ]
+
+
+def test_a_problem_of_one_rank_is_told_to_all() -> None:
+    given = answers({0: hello(0, "a"), 1: hello(1, "b", problem="no device")})
+    assert {answer.error for answer in given.values()} == {"rank 1 on b: no device"}
+
+
+def test_what_the_launcher_said_is_kept() -> None:
+    reading = Answer(local_rank=9, local_world_size=9, node_rank=1, num_nodes=3).complete(
+        detect({"RANK": "1", "WORLD_SIZE": "10", "LOCAL_RANK": "1"})
+    )
+    assert str(reading.local_rank) == "1 (from LOCAL_RANK)"
+    assert str(reading.num_nodes) == "3 (from the other ranks)"
+
+
+def test_conflicts() -> None:
+    assert conflict(hello(0, "a"), hello(1, "b")) == ""
+    assert "two processes say that they are rank 1: 101 on a and 101 on b" in conflict(hello(1, "a"), hello(1, "b"))
+    assert "was told of 4 ranks, but rank 1 on b of 5" in conflict(hello(0, "a"), hello(1, "b", world_size=5))
+
+
+def test_texts() -> None:
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([0, 1, 2, 5]) == "ranks 0-2, 5"
+    assert ranks_text(range(0, 40, 2)).endswith("14, ...")
+    assert missing({0: hello(0, "a")}, 3, timeout=5).startswith("ranks 1-2 of 3 did not arrive within 5 s; rank 0 did")
+    assert Hello.decode(hello(0, "é").encode()) == hello(0, "é")

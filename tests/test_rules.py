@@ -1,0 +1,89 @@
+"""Rules that no single room keeps: where the environment is read, and that cost does not grow with the world."""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankwise as rw
+from rankwise.session.current import forget
+
+SOURCE = Path(rw.__file__).parent
+
+
+def test_the_environment_is_read_in_one_place_and_written_for_children_only() -> None:
+    """Rule 1. Launchers look at their own environment to hand it on; _torch looks where gloo will."""
+    touching = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"(?<!`)os\.(environ|getenv|putenv)", path.read_text())
+    }
+    assert touching == {
+        "_torch.py",
+        "launch/agent.py",
+        "launch/worker.py",
+        "session/current.py",
+        "testing/ranks.py",
+    }
+    writing = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"os\.environ(\[[^]]+\] =|\.(update|pop|clear|setdefault))|os\.putenv", path.read_text())
+    }
+    assert writing == {"_torch.py", "testing/ranks.py"}, "the first in C alone, the second in the child itself"
+
+
+@pytest.fixture
+def fake_world() -> Iterator[Callable[[int], None]]:
+    """Open torch's fake process group of any size: rank zero of a world with nobody else in it."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - registers the backend
+
+    hook = sys.excepthook
+
+    def open_world(size: int) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+        forget()
+
+    yield open_world
+    dist.destroy_process_group()
+    sys.excepthook = hook
+
+
+def calls_in_rankwise(talk: Callable[[], object]) -> int:
+    """Count the calls of Python functions that one collective makes."""
+    talk()
+    profile = cProfile.Profile()
+    profile.runcall(talk)
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]  # typeshed leaves it out
+
+
+def test_cost_does_not_grow_with_the_world(fake_world: Callable[[int], None]) -> None:
+    """Rule 10: the same number of calls at 2 ranks and at 100,000, for what need not know every rank."""
+    tensor = torch.ones(10)
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    talks = {
+        "get_rank": rw.get_rank,
+        "get_world_size": rw.get_world_size,
+        "all_reduce": lambda: rw.all_reduce(tensor),
+        "mean": lambda: rw.all_reduce(tensor, op="mean"),
+        "barrier": rw.barrier,
+        "sync_grads": lambda: rw.sync_grads(parameters),
+        "sync_params": lambda: rw.sync_params(torch.nn.Linear(2, 2)),
+    }
+    with torch.random.fork_rng():
+        fake_world(2)
+        small = {name: calls_in_rankwise(talk) for name, talk in talks.items()}
+        fake_world(100_000)
+        assert rw.get_world_size() == 100_000
+        large = {name: calls_in_rankwise(talk) for name, talk in talks.items()}
+    assert large == small
