@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,11 @@ pytest_plugins = ["pytester"]
 
 torch.set_num_threads(1)
 
+# A folder for temporary files of this run alone, so that what is left in it was left by a test.
+TEMPORARY = Path(tempfile.mkdtemp(prefix="tests-"))
+os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
+atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
+
 # What launchers set: a test run started by one of them must not take itself for a rank.
 for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID"):
     os.environ.pop(_name, None)
@@ -27,7 +35,9 @@ for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 def _state() -> dict[str, object]:
     helpers = {"multiprocessing.forkserver", "multiprocessing.resource_tracker"}
     children = {
-        process.pid for process in psutil.Process().children() if not any(h in " ".join(_command(process)) for h in helpers)
+        process.pid
+        for process in psutil.Process().children()
+        if not any(h in " ".join(_command(process)) for h in helpers)
     }
     return {
         "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
@@ -40,8 +50,7 @@ def _state() -> dict[str, object]:
         "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},
         "except hook": sys.excepthook,
         "random state": bytes(torch.random.get_rng_state().tolist()),
-        "temporary files": {path.name for path in Path("/tmp").glob("rankwise-*")},
-        "shared memory": {path.name for path in Path("/dev/shm").glob("*")} if Path("/dev/shm").exists() else set(),
+        "temporary files": {path.name for path in TEMPORARY.iterdir() if not path.name.startswith("pytest-of-")},
     }
 
 

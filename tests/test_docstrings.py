@@ -14,7 +14,9 @@ import torch
 
 import rankwise as rw
 
-MODULES = sorted(module.name for module in pkgutil.walk_packages(rw.__path__, "rankwise.") if "testing" not in module.name)
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(rw.__path__, "rankwise.") if "testing" not in module.name
+)
 FUNCTIONS = [name for name in rw.__all__ if inspect.isfunction(getattr(rw, name))]
 
 
@@ -32,7 +34,12 @@ def test_public_functions_say_whether_they_talk(name: str) -> None:
     assert re.search(r"^(Local|Collective)\b", text, re.MULTILINE), text
     assert re.match(r"[A-Z][^\n]*", text)
     parameters = inspect.signature(getattr(rw, name)).parameters
-    assert not parameters or name in {"gather", "rank_zero_only", "all_reduce"} or "Args:" in text or set(parameters) == {"group"}
+    assert (
+        not parameters
+        or name in {"gather", "rank_zero_only", "all_reduce"}
+        or "Args:" in text
+        or set(parameters) == {"group"}
+    )
 
 
 @pytest.mark.parametrize("name", MODULES)

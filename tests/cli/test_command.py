@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parents[1] / "launch" / "programs"
@@ -34,6 +34,12 @@ def test_launch_runs_a_script_with_its_arguments() -> None:
     assert gathered == [{"argv": argv, "name": "__main__", "threads": "1"}] * 3
 
 
+def test_ranks_do_not_take_their_launchers_place_for_theirs() -> None:
+    place = {"RANK": "5", "WORLD_SIZE": "6", "RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "1"}
+    ended = rankwise("launch", "-n", "2", str(PROGRAMS / "train.py"), **place)
+    assert json.loads(ended.stdout)[0] == [0, 1]
+
+
 def test_launch_runs_a_module() -> None:
     ended = rankwise("launch", "-n", "2", "-m", "tests.launch.programs.train", "--lr", "0.1")
     assert ended.returncode == 0, ended.stderr
@@ -54,7 +60,7 @@ def test_a_rank_that_fails_ends_the_world_and_is_named(how: str, status: int, sa
     assert said in ended.stderr or "CollectiveError" in ended.stderr
     assert ended.returncode in {status, 1}
     if how == "raise":
-        assert "ValueError: the loss is not a number" in ended.stderr
+        assert "rank 1 of 3 leaves with ValueError: the loss is not a number (fail.py:12)" in ended.stderr
     assert "Root Cause" not in ended.stderr, "torch's own report is not ours"
 
 
@@ -101,13 +107,14 @@ def test_env_as_json() -> None:
 def test_env_of_half_an_environment_is_a_fault() -> None:
     ended = rankwise("env", RANK="3")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == (
-        "rankwise: WORLD_SIZE is not set, but RANK=3 is: set both, or neither to run alone\n"
-    )
+    assert ended.stderr == ("rankwise: WORLD_SIZE is not set, but RANK=3 is: set both, or neither to run alone\n")
 
 
 def test_env_does_not_import_torch() -> None:
-    program = "import sys; from rankwise.cli.main import main; main(['env'], standalone_mode=False); sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from rankwise.cli.main import main; main(['env'], standalone_mode=False);"
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
 
 
@@ -143,4 +150,4 @@ def test_a_signal_to_the_launcher_ends_every_rank(number: signal.Signals, tmp_pa
 def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
     ended = rankwise("launch", "-n", "2", str(PROGRAMS / "train.py"), TMPDIR=str(tmp_path))
     assert ended.returncode == 0
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

@@ -112,7 +112,9 @@ def _wait_until_idle(nodes: int, variables: dict[str, str]) -> None:
     deadline = time.monotonic() + 30
     command = ["sinfo", "-h", "-N", "-o", "%T"]
     while time.monotonic() < deadline:
-        told = subprocess.run(command, env=_environ() | variables, capture_output=True, text=True, check=False, timeout=20)
+        told = subprocess.run(
+            command, env=_environ() | variables, capture_output=True, text=True, check=False, timeout=20
+        )
         if told.stdout.split() == ["idle"] * nodes:
             return
         time.sleep(0.1)

@@ -8,8 +8,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from tests.clusters.slurm import slurm, why_not
 from tests.session.worlds import PROGRAMS, clean_environ, free_port
 
@@ -18,7 +20,7 @@ PYTHON = sys.executable
 JOIN = str(PROGRAMS / "join.py")
 
 
-def run(command: Sequence[str], **variables: str) -> list[dict[str, int]]:
+def run(command: Sequence[str], **variables: str) -> list[dict[str, Any]]:
     """Run a launcher's command and return what its ranks printed, in the order of ranks."""
     ended = subprocess.run(
         command, env=clean_environ(**variables), capture_output=True, text=True, timeout=50, check=False
@@ -28,7 +30,7 @@ def run(command: Sequence[str], **variables: str) -> list[dict[str, int]]:
     return sorted(places, key=lambda place: place["rank"])
 
 
-def check(places: list[dict[str, int]], size: int) -> None:
+def check(places: list[dict[str, Any]], size: int) -> None:
     assert [place["rank"] for place in places] == list(range(size))
     assert all(place["gathered"] == list(range(size)) for place in places)
     assert all(place["total"] == place["world_size"] == size for place in places)
@@ -67,7 +69,8 @@ def test_torchrun_with_a_store_of_rank_zeros_own() -> None:
 def test_mpirun(mpirun: tuple[str, ...]) -> None:
     places = run([*mpirun, "-n", "3", PYTHON, JOIN])
     check(places, 3)
-    assert [(place["local_rank"], place["node_rank"]) for place in places] == [(0, 0), (1, 0), (2, 0)]
+    assert sorted(place["local_rank"] for place in places) == [0, 1, 2], "in whatever order mpirun dealt them out"
+    assert all(place["node_rank"] == 0 for place in places)
 
 
 def test_mpirun_of_shells(mpirun: tuple[str, ...]) -> None:
@@ -77,9 +80,7 @@ def test_mpirun_of_shells(mpirun: tuple[str, ...]) -> None:
 
 def test_two_mpiruns_side_by_side_do_not_meet(mpirun: tuple[str, ...]) -> None:
     both = [
-        subprocess.Popen(
-            [*mpirun, "-n", "2", PYTHON, JOIN], env=clean_environ(), stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([*mpirun, "-n", "2", PYTHON, JOIN], env=clean_environ(), stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     try:

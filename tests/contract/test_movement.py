@@ -85,6 +85,7 @@ def test_all_gather_of_different_types_and_kinds(comm: Comm) -> None:
     gathered = rw.all_gather(torch.ones(2, dtype=torch.float64) if rank % 2 else "even")
     for other, value in enumerate(gathered):
         if other % 2:
+            assert isinstance(value, torch.Tensor)
             assert torch.equal(value, torch.ones(2, dtype=torch.float64))
         else:
             assert value == "even"
@@ -100,8 +101,8 @@ def test_all_gather_takes_views_and_keeps_no_gradient(comm: Comm) -> None:
 
 def test_all_gather_of_large_objects(comm: Comm) -> None:
     rank = rw.get_rank()
-    gathered = rw.all_gather({"rank": rank, "data": torch.full((100_000,), float(rank))})
-    assert [(value["rank"], value["data"].sum().item()) for value in gathered] == [
+    gathered = rw.all_gather((rank, torch.full((100_000,), float(rank))))
+    assert [(other, data.sum().item()) for other, data in gathered] == [
         (other, 100_000.0 * other) for other in range(comm.size)
     ]
 

@@ -31,8 +31,13 @@ def expected(values: list[torch.Tensor], op: str) -> torch.Tensor:
     if op == "mean":
         floats = stacked.dtype.is_floating_point
         return stacked.double().mean(dim=0).to(stacked.dtype if floats else torch.float64)
-    reduce = {"sum": torch.sum, "product": torch.prod, "min": torch.amin, "max": torch.amax}[op]
-    return reduce(stacked, dim=0).to(stacked.dtype)
+    reduced = {
+        "sum": stacked.sum(dim=0),
+        "product": stacked.prod(dim=0),
+        "min": stacked.amin(dim=0),
+        "max": stacked.amax(dim=0),
+    }
+    return reduced[op].to(stacked.dtype)
 
 
 @pytest.mark.parametrize("op", OPS)

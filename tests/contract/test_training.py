@@ -39,7 +39,9 @@ def test_a_gradient_that_only_some_ranks_have_counts_as_zero_elsewhere(comm: Com
 
 
 def test_sync_grads_writes_in_place_and_keeps_types(comm: Comm) -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.float16, torch.bfloat16, torch.float64)]
+    parameters = [
+        torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.float16, torch.bfloat16, torch.float64)
+    ]
     held = []
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 60000.0)
@@ -61,13 +63,16 @@ def test_sync_grads_refuses_what_it_cannot_do(comm: Comm) -> None:
 
 def test_sync_params_gives_all_ranks_those_of_one(comm: Comm) -> None:
     torch.manual_seed(rw.get_rank())
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    model[1].num_batches_tracked += rw.get_rank()
+    norm = torch.nn.BatchNorm1d(2)
+    counter = norm.num_batches_tracked
+    assert counter is not None
+    counter += rw.get_rank()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), norm)
     rw.sync_params(model, src=comm.size - 1)
     for state in rw.all_gather(dict(model.state_dict())):
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, state[name]), name
-    assert model[1].num_batches_tracked.item() == comm.size - 1
+    assert counter.item() == comm.size - 1
 
 
 def test_rank_zero_only_runs_on_rank_zero(comm: Comm) -> None:

@@ -16,7 +16,9 @@ TABLE = [
 ]
 # Slurm 22.05, which the table is from, rejects text after a bracket; 24.11 expands it, and so do we.
 NEWER = {
-    "a[1-3,7],b-[08-11],c1-[1-2]-ib0,d[1-2]-[3-4]": "a1 a2 a3 a7 b-08 b-09 b-10 b-11 c1-1-ib0 c1-2-ib0 d1-3 d1-4 d2-3 d2-4",
+    "a[1-3,7],b-[08-11],c1-[1-2]-ib0,d[1-2]-[3-4]": (
+        "a1 a2 a3 a7 b-08 b-09 b-10 b-11 c1-1-ib0 c1-2-ib0 d1-3 d1-4 d2-3 d2-4"
+    ),
     "cn[0001-0003].cluster.local": "cn0001.cluster.local cn0002.cluster.local cn0003.cluster.local",
     "cn[1-2]-ib0": "cn1-ib0 cn2-ib0",
     "x[1-3]y": "x1y x2y x3y",
@@ -46,7 +48,9 @@ def test_four_brackets_vary_the_last_fastest_then_the_first() -> None:
     assert len(set(hosts)) == 16
 
 
-@pytest.mark.parametrize("hostlist", ["a[0-99999]", "a[0-999]b[0-999]", "a[1-2][x]", "[]", "a[[1]]", "a[-1]", "a[1--2]"])
+@pytest.mark.parametrize(
+    "hostlist", ["a[0-99999]", "a[0-999]b[0-999]", "a[1-2][x]", "[]", "a[[1]]", "a[-1]", "a[1--2]"]
+)
 def test_refuses_what_is_malformed_or_too_long(hostlist: str) -> None:
     with pytest.raises(LauncherEnvironmentError):
         expand(hostlist)

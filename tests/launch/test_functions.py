@@ -20,7 +20,7 @@ class Unreadable(Exception):  # noqa: N818 - it is one of the user's
         super().__init__(f"{first} {second}")
 
 
-def add(offset: int) -> int:
+def add(offset: int) -> float:
     with rw.init(timeout=30.0):
         return rw.all_reduce(rw.get_rank() + offset)
 

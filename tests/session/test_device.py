@@ -52,5 +52,5 @@ def test_the_backend_follows_the_device() -> None:
 
 @pytest.mark.parametrize("backend", ["nope", "cpu:nope", "cpu:gloo,cuda:nope", ""])
 def test_a_backend_that_is_not_there_is_refused_with_those_that_are(backend: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="not in this build of torch, which has .*gloo"):
+    with pytest.raises(InvalidArgumentError, match=r"not in this build of torch, which has .*gloo"):
         choose_backend(backend, torch.device("cpu"))

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from tests.session.worlds import free_port, plain, run_ranks
 
 import rankwise as rw
 from rankwise.session.current import opened_session
+from tests.session.worlds import free_port, plain, run_ranks
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_ranks_may_be_given_as_arguments() -> None:
 
 def test_ranks_that_never_arrive_are_named_on_every_rank() -> None:
     port = free_port()
-    for error in refused([plain(rank, 5, port) for rank in (0, 2)], "3"):
-        assert error.startswith("JoinTimeoutError: ranks 1, 3-4 of 5 did not arrive within 3 s; ranks 0, 2 did")
+    for error in refused([plain(rank, 5, port) for rank in (0, 2)], "2"):
+        assert error.startswith("JoinTimeoutError: ranks 1, 3-4 of 5 did not arrive within 2 s; ranks 0, 2 did")
 
 
 def test_a_rank_zero_that_never_arrives_is_a_timeout() -> None:
@@ -81,7 +81,7 @@ def test_two_processes_of_one_rank_are_refused() -> None:
 def test_worlds_of_different_size_are_refused() -> None:
     port = free_port()
     environs = [plain(0, 3, port), plain(1, 3, port), plain(2, 4, port)]
-    errors = run_ranks("join.py", environs, "3")
+    errors = run_ranks("join.py", environs, "2")
     assert all(process.returncode == 1 for process in errors)
 
 
@@ -108,7 +108,7 @@ def test_a_stranger_on_the_port_is_named_on_every_rank(answer: str) -> None:
         thread.start()
         try:
             port = stranger.getsockname()[1]
-            zero, one = refused([plain(rank, 2, port) for rank in range(2)], "3")
+            zero, one = refused([plain(rank, 2, port) for rank in range(2)], "2")
         finally:
             stop.set()
             thread.join()
@@ -122,7 +122,7 @@ def test_a_stranger_on_the_port_is_named_on_every_rank(answer: str) -> None:
 def test_another_worlds_store_is_a_stranger_and_is_left_alone() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     before = store.num_keys()
-    (error,) = refused([plain(1, 2, store.port)], "3")
+    (error,) = refused([plain(1, 2, store.port)], "2")
     assert "is not rank zero of this world" in error
     assert store.num_keys() == before
 
@@ -168,6 +168,13 @@ def test_a_program_that_just_ends_is_silent() -> None:
         assert (process.returncode, process.stderr) == (0, "")
 
 
+def test_rank_zero_says_whom_it_waits_for_at_the_end() -> None:
+    port = free_port()
+    zero, one, two = run_ranks("linger.py", [plain(rank, 3, port) for rank in range(3)])
+    assert zero.stderr == "rank 0 waits up to 30 s until rank 1 leave(s)\n"
+    assert one.stderr == two.stderr == ""
+
+
 def test_a_world_of_one_host_listens_on_loopback_only() -> None:
     """Rule 9."""
     port = free_port()
@@ -179,7 +186,8 @@ def test_a_world_of_one_host_listens_on_loopback_only() -> None:
 
 def test_ddp_works_alone_and_with_many() -> None:
     port = free_port()
-    for environs in ([{}], [plain(rank, 2, port) for rank in range(2)]):
+    alone: list[dict[str, str]] = [{}]
+    for environs in (alone, [plain(rank, 2, port) for rank in range(2)]):
         for process in run_ranks("ddp.py", environs):
             assert (process.returncode, process.stdout) == (0, "synced\n"), process.stderr
 

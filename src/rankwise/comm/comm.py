@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from rankwise.comm.ops import Op, plan
-from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
 
 # A short message travels in one frame: eight bytes of length, then the message.
 _FRAME_BYTES: Final = 1024
@@ -33,6 +33,7 @@ class Comm(ABC):
         rank: This process's place among the members, or None if it is not one.
         device: Where received tensors go that come from another rank's accelerator.
         control: The device that messages about values travel on.
+        closed: The session that the members talked in is closed.
     """
 
     def __init__(self, *, ranks: Sequence[int], global_rank: int, device: torch.device, control: torch.device) -> None:
@@ -41,6 +42,11 @@ class Comm(ABC):
         self.rank = ranks.index(global_rank) if global_rank in ranks else None
         self.device = device
         self.control = control
+        self.closed = False
+
+    def close(self) -> None:
+        """Let go of what the members talked over."""
+        self.closed = True
 
     def __repr__(self) -> str:
         place = "not a member" if self.rank is None else f"rank {self.rank}"
@@ -186,8 +192,11 @@ class Comm(ABC):
         """Return this process's place among the members.
 
         Raises:
+            NotJoinedError: The session that the members talked in is closed.
             InvalidArgumentError: It is not a member.
         """
+        if self.closed:
+            raise NotJoinedError("the session of this group is closed; call rankwise.init(), and make the group anew")
         if self.rank is None:
             raise InvalidArgumentError(f"this rank is not a member of the group of ranks {list(self.ranks)}")
         return self.rank

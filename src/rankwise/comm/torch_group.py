@@ -48,13 +48,26 @@ class TorchGroupComm(Comm):
         self.group = group
         self._timeout = timeout
         self._loopback = loopback
+        self._parts: list[TorchGroupComm] = []
+
+    def close(self) -> None:
+        """Let go of the process group, and of those that were made from it.
+
+        Whoever destroys them relies on being the last to hold them: a group whose threads still run when the process
+        ends takes it down with SIGABRT.
+        """
+        super().close()
+        self.group = None
+        for part in self._parts:
+            part.close()
+        self._parts.clear()
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
         me = self.ranks[self.require_member()]
         timeout = None if self._timeout is None else timedelta(seconds=self._timeout)
         with self._explained("new_group"), gloo_on_loopback() if self._loopback else nullcontext():
             group = dist.new_group(list(ranks), timeout=timeout)
-        return TorchGroupComm(
+        part = TorchGroupComm(
             group if isinstance(group, dist.ProcessGroup) else None,
             ranks=tuple(ranks),
             global_rank=me,
@@ -62,6 +75,8 @@ class TorchGroupComm(Comm):
             timeout=self._timeout,
             loopback=self._loopback,
         )
+        self._parts.append(part)
+        return part
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
         with self._explained("all_reduce"):

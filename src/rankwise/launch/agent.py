@@ -21,6 +21,7 @@ from torch.distributed.elastic.agent.server import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 
+from rankwise.environment.reading import PLACE
 from rankwise.errors import LaunchError, RankFailure
 from rankwise.launch.plan import Plan
 from rankwise.launch.store import LoopbackRendezvous
@@ -29,6 +30,8 @@ from rankwise.launch.store import LoopbackRendezvous
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # What libraries listen on besides the store stays on this host too, unless the user chose an interface.
 _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+# What the user said of this process is not true of its ranks.
+_UNSET: Final = tuple(option for name in PLACE for option in ("-u", f"RANKWISE_{name.upper()}"))
 
 
 def run(plan: Plan) -> list[RankFailure]:
@@ -49,7 +52,7 @@ def run(plan: Plan) -> list[RankFailure]:
             role="default",
             local_world_size=plan.nproc,
             entrypoint=env,
-            args=(*(f"{name}={value}" for name, value in _variables(plan)), *map(_literal, plan.command)),
+            args=(*_UNSET, *(f"{name}={value}" for name, value in _variables(plan)), *map(_literal, plan.command)),
             rdzv_handler=rendezvous,
             max_restarts=0,
             monitor_interval=0.05,

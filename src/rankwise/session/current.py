@@ -33,11 +33,11 @@ class _NoGroups:
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available():
             return None
-        _InForce.groups = distributed.group
+        InForce.groups = distributed.group
         return distributed.group.WORLD
 
 
-class _InForce(threading.local):
+class InForce(threading.local):
     """The state. Class attributes are the process's; a thread that is a rank overrides `session` for itself."""
 
     session: Session | None = None
@@ -49,7 +49,7 @@ class _InForce(threading.local):
     generation: int = 0
 
 
-_in_force = _InForce()
+in_force = InForce()
 
 
 def session_in_force() -> Session:
@@ -57,54 +57,53 @@ def session_in_force() -> Session:
 
     Local.
     """
-    here = _in_force
-    session = here.session
+    session = in_force.session
     if session is None:
-        session = here.stand_in
-        if session is None or here.groups.WORLD is not session.group:
+        session = InForce.stand_in
+        if session is None or InForce.groups.WORLD is not session.group:
             session = _stand_in()
     return session
 
 
 def opened_session() -> Session | None:
     """Return the session that `init()` opened, if one is in force."""
-    return _in_force.session
+    return in_force.session
 
 
 def put_in_force(session: Session) -> None:
     """Make a session the process's."""
     forget()
-    _InForce.session = session
+    InForce.session = session
 
 
 def forget() -> None:
     """Forget the session in force and whatever stood in for one."""
-    _InForce.session = _InForce.stand_in = None
+    InForce.session = InForce.stand_in = None
 
 
 def next_generation() -> int:
     """Return how often this process has joined a world before, and count."""
-    _InForce.generation += 1
-    return _InForce.generation - 1
+    InForce.generation += 1
+    return InForce.generation - 1
 
 
 @contextmanager
 def rank_of_this_thread(session: Session) -> Iterator[Session]:
     """Make a session the calling thread's own, for threads that are ranks."""
-    before = _in_force.__dict__.get("session")
-    _in_force.session = session
+    before = in_force.__dict__.get("session")
+    in_force.session = session
     try:
         yield session
     finally:
         if before is None:
-            del _in_force.session
+            del in_force.session
         else:
-            _in_force.session = before
+            in_force.session = before
 
 
 def close_in_force(*, failed: bool = False) -> None:
     """Close the session in force, if there is one, and forget what was read."""
-    session = _in_force.session
+    session = in_force.session
     forget()
     if session is not None:
         session.close(failed=failed)
@@ -123,7 +122,7 @@ def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None =
 
 def foreign_group() -> torch.distributed.ProcessGroup | None:
     """Return the default process group, if anybody opened one."""
-    group: torch.distributed.ProcessGroup | None = _in_force.groups.WORLD
+    group: torch.distributed.ProcessGroup | None = InForce.groups.WORLD
     return group
 
 
@@ -135,7 +134,7 @@ def _stand_in() -> Session:
         from rankwise.session.joining import adopt  # noqa: PLC0415 - needs torch, which this process has imported
 
         session = adopt(group)
-    _InForce.stand_in = session
+    InForce.stand_in = session
     return session
 
 
@@ -145,4 +144,4 @@ def _close_at_exit() -> None:
 
 
 atexit.register(_close_at_exit)
-os.register_at_fork(after_in_child=lambda: setattr(_InForce, "stand_in", None))
+os.register_at_fork(after_in_child=lambda: setattr(InForce, "stand_in", None))

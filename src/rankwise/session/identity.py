@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.environment.reading import Fact
 from rankwise.errors import NotJoinedError
-from rankwise.session.current import _in_force, session_in_force
+from rankwise.session.current import InForce, in_force, session_in_force
 from rankwise.topology import Topology, unknown
 
 if TYPE_CHECKING:
@@ -26,10 +26,11 @@ def get_rank() -> int:
         >>> get_rank()
         0
     """
-    session = _in_force.session
+    session = in_force.session
     if session is None:
-        session = _in_force.stand_in
-        if session is None or _in_force.groups.WORLD is not session.group:
+        # What session_in_force() does first, without the call: programs ask for their rank in every log line.
+        session = InForce.stand_in
+        if session is None or InForce.groups.WORLD is not session.group:
             session = session_in_force()
     return session.rank
 
@@ -46,7 +47,7 @@ def get_world_size() -> int:
         >>> get_world_size()
         1
     """
-    session = _in_force.session
+    session = in_force.session
     if session is None:
         session = session_in_force()
     return session.world_size

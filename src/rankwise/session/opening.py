@@ -24,33 +24,37 @@ from rankwise.rendezvous import Endpoint, choose
 from rankwise.session import current, meeting, store
 from rankwise.session.device import bind, choose_backend, choose_device
 from rankwise.session.host import host_id, starter
-from rankwise.session.roll_call import Hello
+from rankwise.session.roll_call import Hello, ranks_text
 from rankwise.session.session import Session
 
 log = logging.getLogger(__name__)
 
 # How long a rank that cannot join waits for the others to tell them why.
 _FAREWELL_SECONDS: Final = 10.0
+# How long rank zero waits for the others at the end before it says so.
+_PATIENCE_SECONDS = 5.0
 
 
 @dataclass(slots=True)
 class _Opened:
     """What a session opened, and how to close it."""
 
-    group: dist.ProcessGroup
+    comm: TorchGroupComm
     store: dist.Store
     hooks: tuple[Callable[..., object], Callable[..., object]]
     serves: bool
-    world_size: int
     timeout: float
 
     def close(self, failed: bool) -> None:
         current.forget()
         with contextlib.suppress(RuntimeError):  # the store is gone: whoever served it has left
+            self.store.set(f"goodbye/{self.comm.rank}", "")
             self.store.add("goodbyes", 1)
         if self.serves and not failed:
             self._outlive_the_others()
-        if dist.is_initialized() and dist.group.WORLD is self.group:
+        still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
+        self.comm.close()
+        if still_ours:
             dist.destroy_process_group()
         before, torchs = self.hooks
         if sys.excepthook is torchs:
@@ -58,11 +62,13 @@ class _Opened:
 
     def _outlive_the_others(self) -> None:
         """Serve the store until every rank has said goodbye: a rank still needs it for new groups and for waiting."""
-        deadline = time.monotonic() + self.timeout
-        while self.store.add("goodbyes", 0) < self.world_size:
-            if time.monotonic() > deadline:
-                log.warning("closed the store after %g s, while other ranks may still need it", self.timeout)
-                return
+        start = time.monotonic()
+        told = False
+        while self.store.add("goodbyes", 0) < self.comm.size and time.monotonic() - start < self.timeout:
+            if not told and time.monotonic() - start > _PATIENCE_SECONDS:
+                told = True
+                absent = [rank for rank in self.comm.ranks if not self.store.check([f"goodbye/{rank}"])]
+                log.warning("rank 0 waits up to %g s until %s leave(s)", self.timeout, ranks_text(absent))
             time.sleep(0.01)
 
 
@@ -175,10 +181,14 @@ def _open_group(
     group = dist.group.WORLD
     if group is None:
         raise JoinError(f"backend {chosen!r} opened no process group")
-    opened = _Opened(
-        group=group, store=kept, hooks=(excepthook, sys.excepthook), serves=serves, world_size=world_size, timeout=timeout
-    )
     comm = TorchGroupComm(
         group, ranks=range(world_size), global_rank=rank, device=device, timeout=timeout, loopback=one_host
+    )
+    opened = _Opened(
+        comm=comm,
+        store=kept,
+        hooks=(excepthook, sys.excepthook),
+        serves=serves,
+        timeout=timeout,
     )
     return Session(reading, comm=comm, device=device, group=group, backend=chosen, close=opened.close)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback as tracebacks
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -110,6 +112,7 @@ class Session:
         """
         close, self._close = self._close, None
         if close is not None and self._pid == os.getpid():
+            self.group = self._comm = None
             close(failed)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
@@ -118,7 +121,12 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close(failed=error is not None)
+        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        if failed and self._close is not None and self.world_size > 1:
+            # Closing breaks off what the others are doing, and their errors may end this process before Python prints
+            # this one, which is the cause: so it is said first.
+            log.error("rank %d of %d leaves with %s", self.rank, self.world_size, _summary(error))
+        self.close(failed=failed)
 
     def _alone(self) -> Comm:
         """Return the comm of a process that joined nothing."""
@@ -130,3 +138,10 @@ class Session:
         from rankwise.comm.serial import SerialComm  # noqa: PLC0415 - needs torch, which a reading does not
 
         return SerialComm(device=self.device)
+
+
+def _summary(error: BaseException | None) -> str:
+    """Return an error and where it was raised, in one line: "ValueError: no data (train.py:12)"."""
+    frames = tracebacks.extract_tb(error.__traceback__) if error is not None else []
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,39 @@
+"""The example, on real data: accurate, and the same for any number of ranks, under any launcher."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.session.worlds import clean_environ
+
+BIN = Path(sys.executable).parent
+DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
+
+RUNS = {
+    "alone": [sys.executable, DIGITS],
+    "alone, DDP": [sys.executable, DIGITS, "--ddp"],
+    "rankwise launch, 4": [str(BIN / "rankwise"), "launch", "-n", "4", DIGITS],
+    "torchrun, 2, DDP": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", DIGITS, "--ddp"],
+    "mpiexec, 2": [str(BIN / "mpiexec.hydra"), "-n", "2", sys.executable, DIGITS],
+}
+
+
+@pytest.mark.timeout(300)
+def test_every_way_to_run_it_is_as_accurate(tmp_path: Path) -> None:
+    accuracies = {}
+    environ = clean_environ(COLUMNS="100", TMPDIR=str(tmp_path))
+    for name, command in RUNS.items():
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
+        assert ended.returncode == 0, ended.stderr
+        row = re.search(r"│ +([0-9]+) │ +\w+ │ +\w+ │ +([0-9]+) │ +([0-9]+) │", ended.stdout)
+        assert row is not None, ended.stdout
+        ranks, samples, right = map(int, row.groups())
+        assert (ranks, samples) == (int(re.sub(r"\D", "", name) or 1), 400), "each sample once"
+        accuracies[name] = right / samples
+    assert min(accuracies.values()) >= 0.97, accuracies
+    assert max(accuracies.values()) - min(accuracies.values()) <= 0.005, accuracies

@@ -1,0 +1,39 @@
+"""What the README shows works as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import rankwise as rw
+from tests.session.worlds import clean_environ
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert example is not None
+    script = tmp_path / "example.py"
+    script.write_text(example[1])
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env=clean_environ(TMPDIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    losses = [float(loss) for loss in ended.stdout.strip("[]\n").split(",")]
+    assert len(losses) == 4
+    assert max(losses) < 0.1
+
+
+def test_it_names_what_there_is() -> None:
+    table = README.partition("## What there is")[2].partition("\n- **")[0]
+    named = set(re.findall(r"`(\w+)`", table))
+    functions = {name for name in rw.__all__ if name[0].islower()}
+    assert functions == named
