@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -25,7 +25,11 @@ torch.set_num_threads(1)
 # A folder for temporary files of this run alone, so that what is left in it was left by a test.
 TEMPORARY = Path(tempfile.mkdtemp(prefix="tests-"))
 os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
-atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
+# After multiprocessing has removed its own.
+multiprocessing.util.Finalize(None, shutil.rmtree, args=(TEMPORARY, True), exitpriority=-200)
+
+# The folders of pytest and of the fork server that ranks come from.
+HARNESS = ("pytest-of-", "pymp-")
 
 # What launchers set: a test run started by one of them must not take itself for a rank.
 for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID"):
@@ -50,7 +54,7 @@ def _state() -> dict[str, object]:
         "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},
         "except hook": sys.excepthook,
         "random state": bytes(torch.random.get_rng_state().tolist()),
-        "temporary files": {path.name for path in TEMPORARY.iterdir() if not path.name.startswith("pytest-of-")},
+        "temporary files": {path.name for path in TEMPORARY.iterdir() if not path.name.startswith(HARNESS)},
     }
 
 

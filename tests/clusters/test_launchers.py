@@ -22,9 +22,9 @@ JOIN = str(PROGRAMS / "join.py")
 
 def run(command: Sequence[str], **variables: str) -> list[dict[str, Any]]:
     """Run a launcher's command and return what its ranks printed, in the order of ranks."""
-    ended = subprocess.run(
-        command, env=clean_environ(**variables), capture_output=True, text=True, timeout=50, check=False
-    )
+    with tempfile.TemporaryDirectory(prefix="launcher-") as folder:  # torchrun leaves folders
+        environ = clean_environ(**variables, TMPDIR=folder)
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
     assert ended.returncode == 0, ended.stderr
     places = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     return sorted(places, key=lambda place: place["rank"])

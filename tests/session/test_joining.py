@@ -6,8 +6,8 @@ import json
 import os
 import socket
 import sys
-import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,72 +65,12 @@ def test_ranks_that_never_arrive_are_named_on_every_rank() -> None:
         assert error.startswith("JoinTimeoutError: ranks 1, 3-4 of 5 did not arrive within 2 s; ranks 0, 2 did")
 
 
-def test_a_rank_zero_that_never_arrives_is_a_timeout() -> None:
-    port = free_port()
-    (error,) = refused([plain(1, 2, port)], "2")
-    assert "rank zero was not found at 127.0.0.1" in error
-    assert "(from MASTER_ADDR and MASTER_PORT) within 2 s" in error
-
-
-def test_two_processes_of_one_rank_are_refused() -> None:
-    port = free_port()
-    errors = refused([plain(0, 4, port), plain(1, 4, port), plain(1, 4, port)], "5")
-    assert all("two processes say that they are rank 1" in error for error in errors)
-
-
-def test_worlds_of_different_size_are_refused() -> None:
-    port = free_port()
-    environs = [plain(0, 3, port), plain(1, 3, port), plain(2, 4, port)]
-    errors = run_ranks("join.py", environs, "2")
-    assert all(process.returncode == 1 for process in errors)
-
-
-@pytest.mark.parametrize("answer", ["silent", "chatty", "closes"])
-def test_a_stranger_on_the_port_is_named_on_every_rank(answer: str) -> None:
+def test_a_stranger_on_the_port_is_named_on_every_rank() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
-        stranger.settimeout(0.2)
-        stop = threading.Event()
-        held = []
-
-        def serve() -> None:
-            while not stop.is_set():
-                try:
-                    connection, _ = stranger.accept()
-                except TimeoutError:
-                    continue
-                if answer == "chatty":
-                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                held.append(connection)
-                if answer == "closes":
-                    connection.close()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            port = stranger.getsockname()[1]
-            zero, one = refused([plain(rank, 2, port) for rank in range(2)], "2")
-        finally:
-            stop.set()
-            thread.join()
-            for connection in held:
-                connection.close()
+        port = stranger.getsockname()[1]
+        zero, one = refused([plain(rank, 2, port) for rank in range(2)], "2")
     assert "rank zero cannot listen" in zero
-    assert "another program has the port; choose another MASTER_PORT" in zero
     assert f"what listens on port {port} is not rank zero of this world" in one
-
-
-def test_another_worlds_store_is_a_stranger_and_is_left_alone() -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    before = store.num_keys()
-    (error,) = refused([plain(1, 2, store.port)], "2")
-    assert "is not rank zero of this world" in error
-    assert store.num_keys() == before
-
-
-def test_a_host_that_does_not_resolve_is_named() -> None:
-    (error,) = refused([plain(1, 2, 1234, MASTER_ADDR="no-such-host.invalid")], "2")
-    assert "host 'no-such-host.invalid'" in error
-    assert "cannot be resolved" in error
 
 
 def test_a_missing_address_says_what_to_set() -> None:
@@ -184,10 +124,9 @@ def test_a_world_of_one_host_listens_on_loopback_only() -> None:
         assert process.stdout.strip()
 
 
-def test_ddp_works_alone_and_with_many() -> None:
-    port = free_port()
-    alone: list[dict[str, str]] = [{}]
-    for environs in (alone, [plain(rank, 2, port) for rank in range(2)]):
+def test_ddp_works_alone_and_with_many(tmp_path: Path) -> None:
+    port, folder = free_port(), {"TMPDIR": str(tmp_path)}  # torch leaves a folder
+    for environs in ([folder], [plain(rank, 2, port, **folder) for rank in range(2)]):
         for process in run_ranks("ddp.py", environs):
             assert (process.returncode, process.stdout) == (0, "synced\n"), process.stderr
 

@@ -10,6 +10,7 @@ The proof keeps accidents out, not attackers: who can guess the job's name can j
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import hmac
@@ -63,12 +64,13 @@ def host(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer, s
         try:
             hellos = _receive(listener, guests, endpoint, hello, timeout=timeout)
         except JoinError as error:
-            _tell(guests, Answer(error=str(error), late=isinstance(error, JoinTimeoutError)))
+            for guest in guests.values():
+                _answer(guest, Answer(error=str(error), late=isinstance(error, JoinTimeoutError)))
             raise
         given = answers(hellos)
         for guest in guests.values():
             if guest.hello is not None:
-                _send(guest.connection, given[guest.hello.rank].encode())
+                _answer(guest, given[guest.hello.rank])
         listener.setblocking(True)
         return given[hello.rank], listener
     except BaseException:
@@ -190,12 +192,9 @@ def _progress(guest: _Guest, endpoint: Endpoint) -> bool:
     return True
 
 
-def _tell(guests: dict[int, _Guest], answer: Answer) -> None:
-    for guest in guests.values():
-        try:
-            _send(guest.connection, answer.encode())
-        except OSError:
-            continue  # it has left, and needs no answer
+def _answer(guest: _Guest, answer: Answer) -> None:
+    with contextlib.suppress(OSError):  # it has left, and needs no answer
+        _send(guest.connection, answer.encode())
 
 
 def _find(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socket.socket, int]:

@@ -1,0 +1,187 @@
+"""How ranks find each other before there is a store: threads for ranks, real sockets, and strangers of every kind."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch.distributed as dist
+
+from rankwise.environment.detect import detect
+from rankwise.errors import JoinError, JoinTimeoutError
+from rankwise.rendezvous import Endpoint
+from rankwise.session import meeting
+from rankwise.session.roll_call import Answer, Hello
+from tests.session.worlds import free_port
+
+
+def endpoint(*ports: int, host: str = "127.0.0.1", key: str = "the same") -> Endpoint:
+    return Endpoint(host=host, ports=ports, source="the test", key=key, agent_store=False, one_host=True)
+
+
+def hello(rank: int, world_size: int, **more: str) -> Hello:
+    reading = detect({"RANK": str(rank), "WORLD_SIZE": str(world_size)})
+    return Hello.of(reading, host=more.get("host", "here"), host_id="", process=rank, problem=more.get("problem", ""))
+
+
+def meet(where: Endpoint, hellos: list[Hello], *, timeout: float = 10.0) -> list[Answer | JoinError]:
+    """Let ranks meet, and return each one's answer or error."""
+
+    def one(own: Hello) -> Answer | JoinError:
+        try:
+            if own.rank == 0:
+                answer, listener = meeting.host(where, own, timeout=timeout)
+                listener.close()
+                return answer
+            return meeting.attend(where, own, timeout=timeout)[0]
+        except JoinError as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=len(hellos)) as pool:
+        return list(pool.map(one, hellos))
+
+
+@contextmanager
+def stranger(behave: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Run a program that is not ours on a port of its own."""
+    stop = threading.Event()
+    held: list[socket.socket] = []
+
+    def serve() -> None:
+        while not stop.is_set():
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            held.append(connection)
+            behave(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.1)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            stop.set()
+            thread.join()
+            for connection in held:
+                connection.close()
+
+
+STRANGERS = {
+    "silent": lambda _: None,
+    "closes": lambda connection: connection.close(),
+    "web server": lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    "other proof": lambda connection: connection.sendall(b'{"proof": "0000"}\n'),
+    "other JSON": lambda connection: connection.sendall(b'[{"proof": 1}]\n'),
+    "not text": lambda connection: connection.sendall(b"\xff\xfe\n"),
+    "endless": lambda connection: connection.sendall(b"x" * 100_000),
+}
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_all_get_their_answer(world_size: int) -> None:
+    answers = meet(endpoint(free_port()), [hello(rank, world_size, host=f"h{rank % 2}") for rank in range(world_size)])
+    assert [answer.local_rank for answer in answers if isinstance(answer, Answer)] == [
+        r // 2 for r in range(world_size)
+    ]
+    assert all(isinstance(answer, Answer) and answer.num_nodes == 2 for answer in answers)
+
+
+def test_those_that_are_missing_are_named_to_all_that_came() -> None:
+    errors = meet(endpoint(free_port()), [hello(0, 4), hello(2, 4)], timeout=0.5)
+    for error in errors:
+        if isinstance(error, Answer):
+            assert error.late
+            text = error.error
+        else:
+            assert isinstance(error, JoinTimeoutError)
+            text = str(error)
+        assert text.startswith("ranks 1, 3 of 4 did not arrive within 0.5 s; ranks 0, 2 did")
+
+
+def test_a_rank_zero_that_never_comes_is_a_timeout() -> None:
+    (error,) = meet(endpoint(free_port()), [hello(1, 2)], timeout=0.3)
+    assert isinstance(error, JoinTimeoutError)
+    assert "rank zero was not found at 127.0.0.1" in str(error)
+    assert "(from the test) within 0.3 s: Connection refused" in str(error)
+
+
+@pytest.mark.parametrize("hellos", [[hello(0, 3), hello(1, 3), hello(1, 3)], [hello(0, 3), hello(1, 3), hello(2, 4)]])
+def test_worlds_that_do_not_fit_are_told_to_all_that_came(hellos: list[Hello]) -> None:
+    for answer in meet(endpoint(free_port()), hellos, timeout=1.5):
+        assert isinstance(answer, JoinError) or answer.error
+
+
+def test_a_problem_of_one_rank_is_told_to_all() -> None:
+    for answer in meet(endpoint(free_port()), [hello(0, 2), hello(1, 2, problem="no device")]):
+        assert isinstance(answer, Answer)
+        assert answer.error == "rank 1 on here: no device"
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_stranger_on_the_port_is_named(kind: str) -> None:
+    with stranger(STRANGERS[kind]) as port:
+        zero, one = meet(endpoint(port), [hello(0, 2), hello(1, 2)], timeout=0.5)
+    assert "another program has the port; choose another MASTER_PORT" in str(zero)
+    assert isinstance(one, JoinTimeoutError)
+    assert f"what listens on port {port} is not rank zero of this world" in str(one)
+
+
+def test_derived_ports_walk_past_a_stranger() -> None:
+    with stranger(STRANGERS["closes"]) as taken:
+        answers = meet(endpoint(taken, free_port()), [hello(rank, 3) for rank in range(3)])
+    assert all(isinstance(answer, Answer) and not answer.error for answer in answers)
+
+
+def test_another_worlds_rank_zero_is_a_stranger() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        other = pool.submit(meet, endpoint(port, key="another"), [hello(0, 2)], timeout=1.0)
+        (one,) = meet(endpoint(port), [hello(1, 2)], timeout=0.5)
+        other.result()
+    assert "is not rank zero of this world" in str(one)
+
+
+def test_another_worlds_store_is_a_stranger_and_is_left_alone() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    before = store.num_keys()
+    (one,) = meet(endpoint(store.port), [hello(1, 2)], timeout=0.5)
+    assert "is not rank zero of this world" in str(one)
+    assert store.num_keys() == before
+
+
+def test_strangers_at_rank_zeros_door_are_let_go() -> None:
+    """Port scanners, health checks, and a rank that died while it waited and was started again."""
+    port = free_port()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        world = pool.submit(meet, endpoint(port), [hello(0, 3)], timeout=10.0)
+        visits = [b"", b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 1}\n', b"[]\n", b"\xff\n", b"x" * 70_000]
+        visits.append(hello(1, 3).encode().encode() + b"\n")
+        for sent in visits:
+            with visit(port) as connection:
+                connection.sendall(sent)
+        answers = [*meet(endpoint(port), [hello(1, 3), hello(2, 3)]), *world.result()]
+    assert all(isinstance(answer, Answer) and not answer.error for answer in answers)
+
+
+def visit(port: int) -> socket.socket:
+    """Connect as soon as somebody listens."""
+    for _ in range(1000):
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=1.0)
+        except ConnectionRefusedError:
+            time.sleep(0.005)
+    raise TimeoutError
+
+
+def test_a_host_that_does_not_resolve_is_named() -> None:
+    (error,) = meet(endpoint(1234, host="no-such-host.invalid"), [hello(1, 2)], timeout=0.3)
+    assert "host 'no-such-host.invalid'" in str(error)
+    assert "cannot be resolved" in str(error)
