@@ -31,23 +31,14 @@ class OpenMpi:
         return "OMPI_COMM_WORLD_RANK" in environ
 
     def read(self, environ: Environ) -> Reading:
-        because = "OMPI_COMM_WORLD_RANK is: mpirun sets both"
-        rank = require_int(environ, "OMPI_COMM_WORLD_RANK", because="launcher='openmpi' reads it: start with mpirun")
-        world_size = require_int(environ, "OMPI_COMM_WORLD_SIZE", because=because)
-        check_hint(environ, world_size)
-        local_world_size = read_int(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
-        node_rank, num_nodes = one_node(local_world_size, world_size) or (None, None)
-        return Reading(
+        return _read(
+            environ,
             launcher=self.name,
-            rank=rank,
-            world_size=world_size,
-            local_rank=read_int(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
-            local_world_size=local_world_size,
-            node_rank=node_rank,
-            num_nodes=num_nodes,
-            host=read_text(environ, "MASTER_ADDR"),
-            port=read_port(environ, "MASTER_PORT"),
-            job=read_text(environ, "PMIX_NAMESPACE"),
+            rank="OMPI_COMM_WORLD_RANK",
+            world_size="OMPI_COMM_WORLD_SIZE",
+            local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+            local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+            job="PMIX_NAMESPACE",
         )
 
 
@@ -66,19 +57,42 @@ class Pmi:
         return "PMI_RANK" in environ and "MPI_LOCALRANKID" in environ
 
     def read(self, environ: Environ) -> Reading:
-        rank = require_int(environ, "PMI_RANK", because="launcher='pmi' reads it: start with mpiexec")
-        world_size = require_int(environ, "PMI_SIZE", because="PMI_RANK is: mpiexec sets both")
-        check_hint(environ, world_size)
-        local_world_size = read_int(environ, "MPI_LOCALNRANKS")
-        node_rank, num_nodes = one_node(local_world_size, world_size) or (None, None)
-        return Reading(
+        return _read(
+            environ,
             launcher=self.name,
-            rank=rank,
-            world_size=world_size,
-            local_rank=read_int(environ, "MPI_LOCALRANKID"),
-            local_world_size=local_world_size,
-            node_rank=node_rank,
-            num_nodes=num_nodes,
-            host=read_text(environ, "MASTER_ADDR"),
-            port=read_port(environ, "MASTER_PORT"),
+            rank="PMI_RANK",
+            world_size="PMI_SIZE",
+            local_rank="MPI_LOCALRANKID",
+            local_world_size="MPI_LOCALNRANKS",
+            job=None,
         )
+
+
+def _read(
+    environ: Environ,
+    *,
+    launcher: str,
+    rank: str,
+    world_size: str,
+    local_rank: str,
+    local_world_size: str,
+    job: str | None,
+) -> Reading:
+    """Read the variables of these names. No variable of MPI's says which node this is, unless there is only one."""
+    own = require_int(environ, rank, because=f"launcher={launcher!r} reads it: start with mpirun or mpiexec")
+    size = require_int(environ, world_size, because=f"{rank}={own.value} is: mpirun and mpiexec set both")
+    check_hint(environ, size)
+    local_size = read_int(environ, local_world_size)
+    node_rank, num_nodes = one_node(local_size, size) or (None, None)
+    return Reading(
+        launcher=launcher,
+        rank=own,
+        world_size=size,
+        local_rank=read_int(environ, local_rank),
+        local_world_size=local_size,
+        node_rank=node_rank,
+        num_nodes=num_nodes,
+        host=read_text(environ, "MASTER_ADDR"),
+        port=read_port(environ, "MASTER_PORT"),
+        job=None if job is None else read_text(environ, job),
+    )
