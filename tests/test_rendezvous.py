@@ -45,8 +45,14 @@ def test_one_host_meets_on_loopback_whatever_its_name() -> None:
     assert (endpoint(named).host, endpoint(named).ports) == ("127.0.0.1", (1234,))
 
 
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "127.0.1.1", "::1"])
+def test_any_name_of_loopback_is_the_same_place(address: str) -> None:
+    named = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1234"}
+    assert endpoint(named) == endpoint(named | {"MASTER_ADDR": "127.0.0.1"})
+
+
 def test_hydra_names_no_job_so_the_process_that_started_the_ranks_does() -> None:
-    assert endpoint(MPICH).key == "pmi/the parent without PMI_RANK/2"
+    assert endpoint(MPICH).key == "pmi/the parent without PMI_RANK"
 
 
 def test_the_agents_store_is_where_it_says() -> None:

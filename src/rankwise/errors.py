@@ -19,6 +19,7 @@ Every message says what was wanted, what was got, where that came from and what 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,6 +80,9 @@ class RemoteRankError(RankwiseError, RuntimeError):
         last_line = traceback.rstrip().rpartition("\n")[2]
         super().__init__(f"rank {rank} on {host} raised {last_line}\n\nTraceback of rank {rank}:\n{traceback}")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(type(self), rank=self.rank, host=self.host, traceback=self.traceback), ()
+
 
 class LaunchError(RankwiseError, RuntimeError):
     """A world could not be started."""
@@ -117,3 +121,6 @@ class RankFailedError(LaunchError):
         self.host = first.host
         self.exitcode = first.exitcode
         self.traceback = first.traceback
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(type(self), str(self), failures=self.failures), ()

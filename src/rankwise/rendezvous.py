@@ -64,26 +64,29 @@ def choose(reading: Reading, *, starter: Callable[[str], str]) -> Endpoint | Non
     local = reading.local_world_size
     one_host = local is not None and local.value == reading.world_size.value
     host, port, job = reading.host, reading.port, reading.job
+    if host is not None and _is_loopback(host.value):
+        one_host = True  # nobody else could come there
     if one_host and not reading.agent_store:
+        # Whatever the host's name resolves to, ranks of one host meet on loopback, and all on the same address of it.
         host = Fact(LOOPBACK, "one host")
         if port is None and job is None:
             job = Fact(starter(reading.rank.source), "the process that started the ranks")
 
     ports: tuple[int, ...]
     if host is not None and port is not None:
-        ports, source, name = (port.value,), f"{host.source} and {port.source}", f"{host.value}:{port.value}"
+        ports, source, key = (port.value,), f"{host.source} and {port.source}", str(port.value)
     elif host is not None and job is not None and not reading.agent_store:
-        name = f"{reading.launcher}/{job.value}"
-        ports, source = _ports(name), f"{host.source} and {job.source}"
+        key = f"{reading.launcher}/{job.value}"
+        ports, source = _ports(key), f"{host.source} and {job.source}"
     else:
         raise _nowhere(reading)
     return Endpoint(
         host=host.value,
         ports=ports,
         source=source,
-        key=f"{name}/{reading.world_size.value}",
+        key=key,
         agent_store=reading.agent_store,
-        one_host=one_host or host.value in {"localhost", "::1"} or host.value.startswith("127."),
+        one_host=one_host,
     )
 
 
@@ -121,3 +124,7 @@ def _ports(name: str) -> tuple[int, ...]:
     digest = hashlib.blake2s(name.encode()).digest()
     numbers = (int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(_CANDIDATES))
     return tuple(dict.fromkeys(_FIRST_PORT + number % _PORT_COUNT for number in numbers))
+
+
+def _is_loopback(host: str) -> bool:
+    return host in {"localhost", "::1"} or host.startswith("127.")

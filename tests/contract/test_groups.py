@@ -42,9 +42,9 @@ def test_src_outside_of_the_group_is_refused(comm: Comm) -> None:
 
 
 def test_groups_that_cannot_be_are_refused(comm: Comm) -> None:
-    for ranks in ([], [0, 0], [comm.size], [-1]):
+    for ranks in ([], [0, 0], [comm.size], [-1], 0, None, "01", [0.0]):
         with pytest.raises(rw.InvalidArgumentError):
-            rw.new_group(ranks)
+            rw.new_group(ranks)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(rw.InvalidArgumentError, match="make one with"):
         rw.all_reduce(1, group=[0])  # type: ignore[call-overload]  # that is the point
 
@@ -59,6 +59,8 @@ def test_different_groups_on_different_ranks_are_named(comm: Comm) -> None:
 def test_node_group_holds_the_ranks_of_this_host(comm: Comm) -> None:
     group = rw.node_group()
     assert rw.all_gather(rw.get_rank(), group=group) == list(range(comm.size))
+    if rw.backend() is not None:
+        assert rw.node_group() is group, "made once"
 
 
 def test_barrier_waits_for_all(comm: Comm, tmp_path_of_world: str) -> None:

@@ -175,7 +175,7 @@ def test_what_cannot_be_pickled_is_refused_on_every_rank(comm: Comm) -> None:
 
 def test_a_scatter_of_the_wrong_length_is_refused_on_every_rank(comm: Comm) -> None:
     wanted = rw.InvalidArgumentError if rw.get_rank() == 0 else rw.RemoteRankError
-    for values in ([1] * (comm.size + 1), [], "text", None):
+    for values in ([1] * (comm.size + 1), [], "text", None, 5, iter([1] * comm.size)):
         with pytest.raises(wanted, match=f"one value for each of {comm.size} ranks"):
-            rw.scatter(values)
+            rw.scatter(values)  # type: ignore[arg-type]  # that is the point
     assert rw.scatter(list(range(comm.size))) == rw.get_rank()

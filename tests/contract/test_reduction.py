@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -144,6 +146,27 @@ def test_what_cannot_be_reduced_is_refused_alone_and_with_many(comm: Comm) -> No
         rw.all_reduce(torch.ones(2, 2).to_sparse())
     with pytest.raises(rw.PayloadTypeError, match="takes tensors and numbers, got a str"):
         rw.all_reduce("text")  # type: ignore[call-overload]  # that is the point
+
+
+def test_a_number_that_cannot_be_reduced_is_refused_on_every_rank(comm: Comm) -> None:
+    """Rule 11, as far as headers carry it."""
+    rank, last = rw.get_rank(), comm.size - 1
+    wanted = rw.PayloadTypeError if rank == last else rw.RemoteRankError
+    value: Any = "text" if rank == last else 2
+    with pytest.raises(wanted, match="takes tensors and numbers"):
+        rw.all_reduce(value)
+    with pytest.raises(wanted, match="for bools"):
+        rw.all_reduce(2 if rank == last else True, op="and")
+    assert rw.all_reduce(1) == comm.size, "and the next collective works"
+
+
+def test_numbers_of_numpy_are_pythons(comm: Comm) -> None:
+    small: Any = np.int8(100)
+    flag: Any = np.bool_(True)
+    single: Any = np.float32(0.5)
+    assert rw.all_reduce(small) == 100 * comm.size
+    assert rw.all_reduce(flag, op="and") is True
+    assert rw.all_reduce(single, op="mean") == 0.5
 
 
 def test_reduce_scatter_gives_each_rank_its_part(comm: Comm) -> None:

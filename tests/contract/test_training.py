@@ -52,11 +52,20 @@ def test_sync_grads_writes_in_place_and_keeps_types(comm: Comm) -> None:
         assert (grad == torch.full_like(grad, 60000.0)).all()
 
 
-def test_sync_grads_refuses_what_it_cannot_do(comm: Comm) -> None:
+def test_sync_grads_makes_sparse_gradients_dense(comm: Comm) -> None:
     embedding = torch.nn.Embedding(4, 2, sparse=True)
-    embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(rw.PayloadTypeError, match="sparse=False"):
-        rw.sync_grads(embedding)
+    if rw.get_rank() == 0:
+        embedding(torch.tensor([1])).sum().backward()
+    rw.sync_grads(embedding)
+    assert embedding.weight.grad is not None
+    wanted = torch.zeros(4, 2)
+    wanted[1] = 1 / comm.size
+    torch.testing.assert_close(embedding.weight.grad, wanted)
+
+
+def test_sync_grads_refuses_what_are_no_parameters(comm: Comm) -> None:
+    with pytest.raises(rw.InvalidArgumentError):
+        rw.sync_grads(torch.ones(2))
     with pytest.raises(rw.InvalidArgumentError):
         rw.sync_grads([{"params": []}])  # type: ignore[list-item]  # that is the point
 

@@ -101,6 +101,7 @@ def test_the_innermost_launcher_is_believed(environ: dict[str, str], launcher: s
         ({"RANK": "x", "WORLD_SIZE": "4"}, ["RANK='x'"]),
         ({"RANK": "1.5", "WORLD_SIZE": "4"}, ["RANK='1.5'"]),
         ({"RANK": "1_0", "WORLD_SIZE": "40"}, ["RANK='1_0'"]),
+        ({"RANK": "9" * 5000, "WORLD_SIZE": "40"}, ["RANK='999"]),
         ({"RANK": "-1", "WORLD_SIZE": "4"}, ["RANK=-1", "negative"]),
         ({"RANK": "", "WORLD_SIZE": "4"}, ["RANK", "empty"]),
         ({"RANK": "0", "WORLD_SIZE": ""}, ["WORLD_SIZE", "empty"]),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,6 +86,50 @@ def test_exit_codes_are_kept(status: int | str, code: int) -> None:
     with pytest.raises(rw.RankFailedError) as caught:
         rw.launch(sys.exit, status, nproc=1)
     assert caught.value.exitcode == code
+
+
+def test_a_rank_that_ends_without_returning_has_failed() -> None:
+    def leave() -> int:
+        if rw.get_rank() == 0:
+            os._exit(0)
+        return rw.get_rank()
+
+    with pytest.raises(rw.RankFailedError, match="ended without returning") as caught:
+        rw.launch(leave, nproc=2)
+    assert caught.value.rank == 0
+    assert rw.launch(sys.exit, 256, nproc=1) == [None], "which is status 0"
+
+
+def test_an_exception_that_only_its_rank_knows_comes_as_text(tmp_path: Path) -> None:
+    (tmp_path / "only_here.py").write_text("class Odd(Exception): pass\n")
+
+    def fail(folder: str) -> None:
+        sys.path.insert(0, folder)
+        raise __import__("only_here").Odd("strange")
+
+    with pytest.raises(rw.RankFailedError, match=r"only_here\.Odd: strange") as caught:
+        rw.launch(fail, str(tmp_path), nproc=1)
+    assert caught.value.__cause__ is None
+
+
+def test_the_librarys_own_errors_travel() -> None:
+    def fail() -> None:
+        with rw.init(timeout=30.0), rw.rank_zero_first():
+            raise FileNotFoundError("no such dataset")
+
+    with pytest.raises(rw.RankFailedError) as caught:
+        rw.launch(fail, nproc=2)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (copy.rank, copy.failures, str(copy)) == (caught.value.rank, caught.value.failures, str(caught.value))
+    remote = rw.RemoteRankError(rank=3, host="h", traceback="ValueError: x")
+    assert pickle.loads(pickle.dumps(remote)).traceback == "ValueError: x"
+
+
+def test_launches_side_by_side() -> None:
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        both = [pool.submit(rw.launch, add, offset, nproc=2) for offset in (0, 10)]
+        assert [results.result() for results in both] == [[1, 1], [21, 21]]
+    assert not logging.getLogger("torch.distributed.elastic.agent.server.api").filters
 
 
 def test_sys_exit_without_a_code_is_an_end_like_any_other() -> None:

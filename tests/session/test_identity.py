@@ -84,6 +84,15 @@ def test_collectives_of_a_world_that_nobody_joined_are_refused(monkeypatch: pyte
             talk()
 
 
+def test_variables_that_a_program_sets_late_do_not_leave_it_talking_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 4, for programs that log their rank first and set RANK then, as functions under mp.spawn do."""
+    assert rw.get_rank() == 0
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(rw.NotJoinedError):
+        rw.all_reduce(1)
+
+
 def test_half_an_environment_is_an_error_in_getters_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 5."""
     set_variables(monkeypatch, RANK=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise.session.current import opened_session
-from tests.session.worlds import free_port, plain, run_ranks
+from tests.session.worlds import PROGRAMS, clean_environ, free_port, plain, run_ranks
 
 
 @pytest.fixture
@@ -85,6 +86,12 @@ def test_a_backend_that_is_not_there_is_told_to_every_rank() -> None:
         assert "has" in error
 
 
+def test_loopback_may_have_another_name_on_each_rank() -> None:
+    port = free_port()
+    names = ("localhost", "127.0.1.1")
+    joined([plain(rank, 2, port, MASTER_ADDR=names[rank]) for rank in range(2)])
+
+
 def test_a_rank_that_cannot_join_does_not_strand_the_others() -> None:
     port = free_port()
     zero, one = run_ranks("join_badly.py", [plain(rank, 2, port) for rank in range(2)], "20")
@@ -106,6 +113,34 @@ def test_a_program_that_just_ends_is_silent() -> None:
     port = free_port()
     for process in run_ranks("leave.py", [plain(rank, 3, port) for rank in range(3)]):
         assert (process.returncode, process.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("how", ["again", "keeps DDP", "one alone first", "one comes late"])
+@pytest.mark.parametrize("launcher", ["by hand", "rankwise"])
+def test_a_process_may_join_again(how: str, launcher: str, tmp_path: Path) -> None:
+    folder = {"TMPDIR": str(tmp_path)}  # torch leaves a folder
+    if launcher == "by hand":
+        port = free_port()
+        ended = run_ranks("rejoin.py", [plain(rank, 2, port, **folder) for rank in range(2)], how)
+        assert [(process.returncode, process.stdout) for process in ended] == [(0, "ok\n")] * 2, ended[0].stderr
+    else:
+        rankwise = str(Path(sys.executable).with_name("rankwise"))
+        command = [rankwise, "launch", "-n", "2", str(PROGRAMS / "rejoin.py"), how]
+        launched = subprocess.run(
+            command, env=clean_environ(**folder), capture_output=True, text=True, timeout=50, check=False
+        )
+        assert (launched.returncode, launched.stdout) == (0, "ok\nok\n"), launched.stderr
+
+
+@pytest.mark.parametrize(("how", "status"), [("raise", 1), ("exit", 3), ("gone", 0)])
+def test_a_rank_zero_that_ends_early_holds_nobody_up(how: str, status: int) -> None:
+    """The timeout is 25 s, and the ranks are given 15."""
+    port = free_port()
+    zero, one = run_ranks("end.py", [plain(rank, 2, port) for rank in range(2)], how, seconds=15)
+    assert zero.returncode == status
+    assert one.returncode == (0 if how == "gone" else 1)
+    if how != "gone":
+        assert "CollectiveError: barrier broke off on rank 1 of 2" in one.stderr
 
 
 def test_rank_zero_says_whom_it_waits_for_at_the_end() -> None:
@@ -192,6 +227,16 @@ def test_a_group_that_came_and_went_is_noticed() -> None:
     sys.excepthook = hook
 
 
+def test_init_after_others_destroyed_the_group_opens_a_new_one() -> None:
+    hook = sys.excepthook
+    rw.init()
+    dist.destroy_process_group()
+    with rw.init():
+        assert dist.is_initialized()
+        assert rw.all_reduce(2) == 2
+    assert sys.excepthook is hook
+
+
 def test_a_session_whose_group_others_destroyed_says_so() -> None:
     hook = sys.excepthook
     with rw.init():
@@ -219,6 +264,13 @@ def test_a_timeout_must_be_seconds(timeout: float) -> None:
         ({"backend": "nope"}, "backend='nope'"),
         ({"device": "warp"}, "device='warp'"),
         ({"launcher": "slrum"}, "did you mean 'slurm'"),
+        ({"launcher": None}, "launcher=None"),
+        ({"device": "cuda:0"}, "device='cuda:0' is not on this host"),
+        ({"backend": "cuda:gloo"}, "has none for this rank's device, cpu"),
+        ({"backend": 5}, "backend=5"),
+        ({"rank": "0", "world_size": 1}, "rank='0' is not a whole number"),
+        ({"rank": 0.0, "world_size": 1}, "rank=0.0 is not a whole number"),
+        ({"timeout": 1e300}, "timeout=1e"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_named(options: dict[str, object], named: str) -> None:

@@ -35,12 +35,15 @@ def meet(where: Endpoint, hellos: list[Hello], *, timeout: float = 10.0) -> list
     def one(own: Hello) -> Answer | JoinError:
         try:
             if own.rank == 0:
-                answer, listener = meeting.host(where, own, timeout=timeout)
-                listener.close()
+                answer, lines = meeting.host(where, own, store_port=1234, timeout=timeout)
+                for line in lines.values():
+                    line.close()
                 return answer
-            return meeting.attend(where, own, timeout=timeout)[0]
+            answer, line = meeting.attend(where, own, timeout=timeout)
         except JoinError as error:
             return error
+        line.close()
+        return answer
 
     with ThreadPoolExecutor(max_workers=len(hellos)) as pool:
         return list(pool.map(one, hellos))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import operator
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from rankwise.comm.comm import Comm
 from rankwise.errors import InvalidArgumentError, MismatchError
-from rankwise.session.current import session_in_force
+from rankwise.session.current import joined_session
 
 
 def comm_of(group: Comm | None) -> Comm:
@@ -21,7 +22,7 @@ def comm_of(group: Comm | None) -> Comm:
         InvalidArgumentError: `group` is not something that `new_group` returns.
     """
     if group is None:
-        return session_in_force().comm
+        return joined_session().comm
     if not isinstance(group, Comm):
         raise InvalidArgumentError(f"group={group!r} is not a group; make one with rankwise.new_group(ranks)")
     return group
@@ -43,7 +44,7 @@ def barrier(*, group: Comm | None = None) -> None:
     comm_of(group).barrier()
 
 
-def new_group(ranks: Sequence[int]) -> Comm:
+def new_group(ranks: Iterable[int]) -> Comm:
     """Return a group of some of the ranks, for the `group` argument of other collectives.
 
     Collective over the session: every rank calls it, member or not, with the same ranks. On other ranks than the
@@ -62,8 +63,12 @@ def new_group(ranks: Sequence[int]) -> Comm:
         >>> rankwise.new_group([0]).size
         1
     """
-    comm = session_in_force().comm
-    wanted = json.dumps(list(ranks)).encode()
+    comm = joined_session().comm
+    try:
+        ranks = [operator.index(rank) for rank in ranks]
+    except TypeError as error:
+        raise InvalidArgumentError(f"new_group takes a sequence of ranks, got {ranks!r}") from error
+    wanted = json.dumps(ranks).encode()
     asked = comm.exchange(wanted)
     if len(set(asked)) > 1:
         other = next(place for place, message in enumerate(asked) if message != asked[0])
@@ -72,14 +77,14 @@ def new_group(ranks: Sequence[int]) -> Comm:
             f"{asked[other].decode()} on rank {comm.ranks[other]}; every rank passes the same list"
         )
     if not ranks or len(set(ranks)) != len(ranks):
-        raise InvalidArgumentError(f"new_group takes one rank or more, each once, got {list(ranks)}")
+        raise InvalidArgumentError(f"new_group takes one rank or more, each once, got {ranks}")
     for rank in ranks:
         comm.place_of(rank, "ranks")
     return comm.new_group(sorted(ranks))
 
 
 def node_group() -> Comm:
-    """Return the group of the ranks on this node.
+    """Return the group of the ranks on this node, made when it is first asked for.
 
     Collective over the session. Nodes may hold different numbers of ranks.
 
@@ -91,7 +96,10 @@ def node_group() -> Comm:
         >>> rankwise.node_group().size
         1
     """
-    session = session_in_force()
+    session = joined_session()
+    session.comm.require_member()
+    if session.node_comm is not None:
+        return session.node_comm
     place = session.reading.node_rank
     node = socket.gethostname() if place is None else str(place.value)
     nodes: dict[bytes, list[int]] = {}
@@ -100,4 +108,5 @@ def node_group() -> Comm:
     # Every rank takes part in making every group: torch's shortcut for members alone names the group after how many
     # groups the process has, so members that had different ones before would wait for each other for ever.
     groups = {other: session.comm.new_group(ranks) for other, ranks in nodes.items()}
-    return groups[node.encode()]
+    session.node_comm = groups[node.encode()]
+    return session.node_comm

@@ -172,8 +172,9 @@ def _exchange(comm: Comm, value: object) -> tuple[Payload, list[Header]]:
 def _attempt_all(values: Sequence[object] | None, size: int) -> Sequence[Payload | RankwiseError]:
     """Pack one value for each member; if that fails, the error stands for every one of them."""
     try:
-        if values is None or isinstance(values, (str, bytes)) or len(values) != size:
-            got = "None" if values is None else f"a {type(values).__name__} of {len(values)}"
+        if not isinstance(values, (Sequence, torch.Tensor)) or isinstance(values, (str, bytes)) or len(values) != size:
+            length = f" of {len(values)}" if isinstance(values, Sequence) else ""
+            got = f"a {type(values).__name__}{length}"
             raise InvalidArgumentError(f"scatter takes one value for each of {size} ranks on src, got {got}")
         return [pack(value) for value in values]
     except RankwiseError as error:

@@ -24,6 +24,7 @@ class Header:
         shape: The tensor's shape.
         device_type: The kind of device the tensor is on.
         nbytes: The length of the buffer.
+        number: A number that is to be reduced; it travels in the header.
         error: The traceback of what this rank raised instead, or "".
         host: This rank's host, with an error.
     """
@@ -32,6 +33,7 @@ class Header:
     shape: tuple[int, ...] = ()
     device_type: str = "cpu"
     nbytes: int = 0
+    number: Any = None
     error: str = ""
     host: str = ""
 

@@ -6,13 +6,13 @@ import functools
 import math
 import numbers
 import operator
-import pickle
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 import torch
 
 from rankwise.collectives.groups import comm_of
+from rankwise.collectives.payload import Header, Payload, agreed, header_of
 from rankwise.comm.comm import Comm
 from rankwise.comm.ops import Op
 from rankwise.errors import PayloadTypeError
@@ -30,7 +30,8 @@ def all_reduce(value: Any, op: str = "sum", *, group: Comm | None = None) -> Any
     Collective over the session, or over `group`. Tensors have the same shape and type on all ranks; the result is new,
     detached, on the tensor's device, and of its type, but for bools (their sum and product are int64) and the mean of
     integers (float64). Python numbers are reduced exactly, as Python does, and need not be of one type: the mean of
-    integers is a float.
+    integers is a float. That tensors differ in shape or type between ranks is not noticed: torch hangs, aborts, or
+    gives wrong results then.
 
     Args:
         value: A tensor or a number.
@@ -51,8 +52,10 @@ def all_reduce(value: Any, op: str = "sum", *, group: Comm | None = None) -> Any
     parsed, comm = Op.parse(op), comm_of(group)
     if isinstance(value, torch.Tensor):
         return comm.all_reduce(value, parsed)
-    _check_number(value, parsed)
-    return _fold([pickle.loads(message) for message in comm.exchange(pickle.dumps(value))], parsed)
+    packed = _attempt(value, parsed)
+    headers = [Header.decode(message) for message in comm.exchange(header_of(packed).encode())]
+    agreed(packed, headers, comm.ranks)
+    return _fold([header.number for header in headers], parsed)
 
 
 def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Comm | None = None) -> torch.Tensor:
@@ -84,8 +87,19 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
     return comm.reduce_scatter(values, parsed)
 
 
+def _attempt(value: Any, op: Op) -> Payload | PayloadTypeError:  # noqa: ANN401 - any value of the user's
+    """Make a number ready to travel, or return the error that the other ranks must hear of first."""
+    if not isinstance(value, (int, float, complex)) and hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()  # numpy's own numbers overflow and have their own bool
+    try:
+        _check_number(value, op)
+    except PayloadTypeError as error:
+        return error
+    return Payload(Header(number=value), torch.empty(0, dtype=torch.uint8))
+
+
 def _check_number(value: object, op: Op) -> None:
-    """Check what can be checked before anything is sent."""
+    """Check that an operation is defined for a number."""
     if not isinstance(value, numbers.Number):
         raise PayloadTypeError(f"all_reduce takes tensors and numbers, got a {type(value).__qualname__}")
     if op in {Op.AND, Op.OR} and not isinstance(value, bool):

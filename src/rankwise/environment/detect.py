@@ -59,7 +59,7 @@ def _by_name(name: str) -> Launcher:
     names = [launcher.name for launcher in LAUNCHERS]
     if name in names:
         return LAUNCHERS[names.index(name)]
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise InvalidArgumentError(f"launcher={name!r} is none of 'auto', {', '.join(map(repr, names))}{hint}")
 

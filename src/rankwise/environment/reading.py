@@ -170,8 +170,8 @@ def parse_int(text: str, name: str) -> int:
     """
     if not text:
         raise LauncherEnvironmentError(f"{name} is set but empty; set it to a whole number, or unset it")
-    if not re.fullmatch(r"-?[0-9]+", text):
-        raise LauncherEnvironmentError(f"{name}={text!r} is not a whole number")
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise LauncherEnvironmentError(f"{name}={text[:40]!r} is not a whole number")
     if text.startswith("-"):
         raise LauncherEnvironmentError(f"{name}={text} is negative; it must be 0 or more")
     return int(text)

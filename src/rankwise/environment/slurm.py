@@ -64,12 +64,13 @@ class Slurm:
 
 
 def _is_srun_step(step: str) -> bool:
-    return step.isascii() and step.isdigit() and int(step) < FIRST_RESERVED_STEP
+    return re.fullmatch(r"[0-9]{1,18}", step) is not None and int(step) < FIRST_RESERVED_STEP
 
 
 def _first_host(environ: Environ) -> Fact[str] | None:
     nodes = read_text(environ, "SLURM_STEP_NODELIST")
-    return Fact(expand(nodes.value)[0], "SLURM_STEP_NODELIST") if nodes else None
+    hosts = expand(nodes.value) if nodes else []
+    return Fact(hosts[0], "SLURM_STEP_NODELIST") if hosts else None
 
 
 def _tasks_on(environ: Environ, node_rank: Fact[int] | None, world_size: Fact[int]) -> Fact[int] | None:

@@ -30,6 +30,10 @@ from rankwise.launch.store import LoopbackRendezvous
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # What libraries listen on besides the store stays on this host too, unless the user chose an interface.
 _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_TALKATIVE: Final = (
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.elastic.agent.server.api",
+)
 # What the user said of this process is not true of its ranks.
 _UNSET: Final = tuple(option for name in PLACE for option in ("-u", f"RANKWISE_{name.upper()}"))
 
@@ -101,15 +105,14 @@ def _signals_restored() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the agent's log to itself: what it says of a failure, the report says better."""
-    loggers = [
-        logging.getLogger(name)
-        for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
-    ]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+
+    def silence(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.CRITICAL
+
+    for name in _TALKATIVE:
+        logging.getLogger(name).addFilter(silence)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        for name in _TALKATIVE:
+            logging.getLogger(name).removeFilter(silence)

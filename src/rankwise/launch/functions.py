@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -55,6 +57,11 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
         plan = Plan(nproc=nproc, command=module_command("rankwise.launch.worker", [name]))
         failures = run(plan)
         outcomes = {rank: _outcome(folder, rank) for rank in range(nproc)}
+    ended = {failure.rank for failure in failures}
+    for rank, outcome in outcomes.items():
+        # os._exit(0) looks like success to whoever watches processes; a result there is not.
+        if rank not in ended and (outcome is None or not outcome.value):
+            failures.append(RankFailure(rank=rank, host=socket.gethostname(), exitcode=0))
     if failures:
         raise _failed(failures, outcomes, nproc)
     return [pickle.loads(outcome.value) for outcome in outcomes.values() if outcome is not None]
@@ -106,5 +113,6 @@ def _failed(failures: list[RankFailure], outcomes: dict[int, Outcome | None], np
     error = RankFailedError(describe(ordered, nproc), failures=ordered)
     first = outcomes[ordered[0].rank]
     if first is not None and first.error:
-        error.__cause__ = pickle.loads(first.error)
+        with contextlib.suppress(Exception):  # its class may be known on that rank alone; its text is there
+            error.__cause__ = pickle.loads(first.error)
     return error

@@ -42,6 +42,8 @@ def _ending(failure: RankFailure) -> str:
     if failure.traceback:
         return "raised " + failure.traceback.rstrip().rpartition("\n")[2].partition(":")[0]
     exitcode = failure.exitcode
+    if exitcode == 0:
+        return "ended without returning (os._exit?)"
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"
     if exitcode == STOPPED:

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import socket
-from datetime import timedelta
 from typing import Final
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from rankwise.rendezvous import LOOPBACK
+from rankwise.session.store import serve
 
-_TIMEOUT: Final = timedelta(seconds=300)
+_TIMEOUT: Final = 300.0
 
 
 class LoopbackRendezvous(RendezvousHandler):
     """Torch's rendezvous for one agent, which is this process.
 
-    The port is bound by us and handed over open, so nobody else can take it, and only this host can reach it.
+    Nobody else can take the port, and only this host can reach it.
     """
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        listener = socket.create_server((LOOPBACK, 0), backlog=4096)
-        self._port: int = listener.getsockname()[1]
-        self._store: Store = TCPStore(
-            LOOPBACK,
-            self._port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=_TIMEOUT,
-            master_listen_fd=listener.detach(),
-        )
+        self._store, self._port = serve(one_host=True, timeout=_TIMEOUT)
         self._closed = False
 
     @property

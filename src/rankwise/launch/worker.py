@@ -26,7 +26,8 @@ def main(folder: Path, rank: int) -> int:
         fn, args = pickle.loads(call)
         outcome, code = Outcome(value=_pickled_result(fn(*args)), time_ns=time.monotonic_ns()), 0
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        # As the shell sees it: one byte.
+        code = error.code & 0xFF if isinstance(error.code, int) else 0 if error.code is None else 1
         if not isinstance(error.code, int) and error.code is not None:
             sys.stderr.write(f"{error.code}\n")
         outcome = Outcome(value=cloudpickle.dumps(None) if code == 0 else b"", time_ns=time.monotonic_ns())

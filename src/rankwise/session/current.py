@@ -45,8 +45,6 @@ class InForce(threading.local):
     # variables say. Good for as long as that group is the default one.
     stand_in: Session | None = None
     groups: Any = _NoGroups()
-    # How often this process has joined a world: keys in a store that outlives a session carry it.
-    generation: int = 0
 
 
 in_force = InForce()
@@ -65,6 +63,19 @@ def session_in_force() -> Session:
     return session
 
 
+def joined_session() -> Session:
+    """Return the session to talk in.
+
+    As `session_in_force`, but what was read is read again: a getter that ran before the program set RANK for itself
+    must not make it talk to nobody.
+    """
+    session = session_in_force()
+    if session is InForce.stand_in and session.group is None and session.reading != detect(os.environ):
+        forget()
+        session = session_in_force()
+    return session
+
+
 def opened_session() -> Session | None:
     """Return the session that `init()` opened, if one is in force."""
     return in_force.session
@@ -79,12 +90,6 @@ def put_in_force(session: Session) -> None:
 def forget() -> None:
     """Forget the session in force and whatever stood in for one."""
     InForce.session = InForce.stand_in = None
-
-
-def next_generation() -> int:
-    """Return how often this process has joined a world before, and count."""
-    InForce.generation += 1
-    return InForce.generation - 1
 
 
 @contextmanager

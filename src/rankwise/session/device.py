@@ -45,14 +45,19 @@ def choose_device(local_rank: int, requested: str | torch.device | None) -> torc
     else:
         try:
             wanted = torch.device(requested)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             raise InvalidArgumentError(f"device={requested!r} is no device: {error}") from error
-    if wanted.type == "cpu" or wanted.index is not None:
+    if wanted.type == "cpu":
         return wanted
     if accelerator is None or accelerator.type != wanted.type:
         here = accelerator.type if accelerator else "no accelerator"
         raise InvalidArgumentError(f"device={str(wanted)!r} is not on this host, which has {here}")
-    return torch.device(wanted.type, device_index(local_rank, torch.accelerator.device_count()))
+    visible = torch.accelerator.device_count()
+    if wanted.index is None:
+        return torch.device(wanted.type, device_index(local_rank, visible))
+    if wanted.index >= visible:
+        raise InvalidArgumentError(f"device={str(wanted)!r} is not on this host, where {visible} are visible")
+    return wanted
 
 
 def bind(device: torch.device) -> None:
@@ -77,11 +82,14 @@ def choose_backend(requested: str | None, device: torch.device) -> str:
         if device.type in {"cpu", "mps"}:
             return "gloo"
         return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
-    for part in requested.split(","):
-        name = part.rpartition(":")[2].strip()
+    parts = [part.rpartition(":") for part in str(requested).split(",")]
+    for _, _, name in parts:
         if not name or not dist.is_backend_available(name):
             known = [backend for backend in dist.Backend.backend_list if dist.is_backend_available(backend)]
             raise InvalidArgumentError(
                 f"backend={requested!r}: {name!r} is not in this build of torch, which has {', '.join(known)}"
             )
+    served = {kind for kind, _, _ in parts}
+    if "" not in served and device.type not in served:
+        raise InvalidArgumentError(f"backend={requested!r} has none for this rank's device, {device.type}")
     return requested

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from rankwise.session.opening import open_session
 from rankwise.session.session import Session
 
 log = logging.getLogger(__name__)
+
+# Ten years. Beyond what torch can count, a timeout is an overflow in C.
+_LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600
 
 
 def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
@@ -66,9 +69,12 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
         ...     print(session.rank, session.world_size)
         0 1
     """
-    if not (isinstance(timeout, (int, float)) and math.isfinite(timeout) and timeout > 0):
-        raise InvalidArgumentError(f"timeout={timeout!r} is not a number of seconds above zero")
+    if not (isinstance(timeout, (int, float)) and 0 < timeout <= _LONGEST_SECONDS):
+        raise InvalidArgumentError(f"timeout={timeout!r} is not a number of seconds from above 0 to {_LONGEST_SECONDS}")
     opened = current.opened_session()
+    if opened is not None and opened.group is not current.foreign_group():
+        opened.close(failed=True)  # somebody has destroyed its group
+        opened = None
     if opened is not None:
         return _join_in(opened, backend)
     explicit = {"rank": rank, "world_size": world_size, "local_rank": local_rank, "local_world_size": local_world_size}
@@ -127,11 +133,16 @@ def adopt(
 
 def _join_in(opened: Session, backend: str | None) -> Session:
     """Return a session that shares an open one, and leaves it open."""
-    if backend is not None and backend != opened.backend:
+    if backend is not None and not _backends(backend) <= _backends(opened.backend or ""):
         raise InvalidArgumentError(
             f"backend={backend!r}, but this process has joined with {opened.backend!r}; call rankwise.finalize() first"
         )
     return Session(opened.reading, comm=opened.comm, device=opened.device, group=opened.group, backend=opened.backend)
+
+
+def _backends(config: str) -> set[str]:
+    """Return the backends in a configuration: "cpu:gloo,cuda:nccl" -> {"gloo", "nccl"}."""
+    return {part.rpartition(":")[2] for part in config.split(",")}
 
 
 def _reading(
@@ -139,16 +150,26 @@ def _reading(
 ) -> Reading:
     """Read the environment, and put the caller's arguments in its place."""
     given = {name: Fact(value, f"the argument {name}") for name, value in explicit.items() if value is not None}
+    for name, fact in given.items():
+        if isinstance(fact.value, bool) or not isinstance(fact.value, int):
+            raise InvalidArgumentError(f"{name}={fact.value!r} is not a whole number")
     if ("rank" in given) != ("world_size" in given):
         missing = "world_size" if "rank" in given else "rank"
         raise InvalidArgumentError(f"{missing} is not given, but {' and '.join(given)} is: pass rank and world_size")
     if "rank" in given:
         reading = Reading(launcher="arguments", rank=given["rank"], world_size=given["world_size"])
-        if given["world_size"].value == 1:
+        if reading.world_size.value == 1:
             reading = replace(current.read_environment("none"), launcher="arguments")
-        if address is None:
+        elif address is None:
             around = current.read_environment(launcher, environ)
-            reading = replace(reading, host=around.host, port=around.port, job=around.job)
+            reading = replace(
+                reading,
+                host=around.host,
+                port=around.port,
+                job=around.job,
+                agent_store=around.agent_store,
+                attempt=around.attempt,
+            )
     else:
         reading = current.read_environment(launcher, environ)
     reading = reading.placed(**given)

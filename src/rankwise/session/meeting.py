@@ -2,8 +2,8 @@
 
 Where no launcher's agent hosts a store, rank zero listens. A `TCPStore` client would write into whatever store it met
 and hang for good on a port that is silent, so ranks do not start with one: each first asks whoever listens to prove
-that it is rank zero of the same world. They say hello on that connection and keep it; once all are there, rank zero
-answers all and hands the very socket it listened on to the store, so no port is free for a stranger in between.
+that it is rank zero of the same world. They say hello on that connection; once all are there, rank zero answers all,
+says where its store is. The connections stay open as long as the session: so rank zero knows who still needs it.
 
 The proof keeps accidents out, not attackers: who can guess the job's name can join.
 """
@@ -48,44 +48,48 @@ class _Guest:
     hello: Hello | None = None
 
 
-def host(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer, socket.socket]:
+def host(
+    endpoint: Endpoint, hello: Hello, *, store_port: int, timeout: float
+) -> tuple[Answer, dict[int, socket.socket]]:
     """Let the other ranks arrive, as rank zero.
 
     Returns:
-        The answer for rank zero, and the listening socket for the store to take over.
+        The answer for rank zero, and the open connection to each other rank.
 
     Raises:
         JoinError: The port is taken, or the ranks do not make one world. All that arrived are told.
         JoinTimeoutError: Some did not arrive in time. All that arrived are told.
     """
-    listener = _listen(endpoint)
     guests: dict[int, _Guest] = {}
-    try:
+    with _listen_at(endpoint) as listener, contextlib.ExitStack() as unless_joined:
+        unless_joined.callback(_hang_up, guests)
         try:
             hellos = _receive(listener, guests, endpoint, hello, timeout=timeout)
         except JoinError as error:
             for guest in guests.values():
                 _answer(guest, Answer(error=str(error), late=isinstance(error, JoinTimeoutError)))
             raise
-        given = answers(hellos)
-        for guest in guests.values():
-            if guest.hello is not None:
-                _answer(guest, given[guest.hello.rank])
-        listener.setblocking(True)
-        return given[hello.rank], listener
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        for guest in guests.values():
+        given = answers(hellos, store_port=store_port)
+        arrived = {_rank(guest): guest for guest in guests.values() if hellos.get(_rank(guest)) is guest.hello}
+        for rank, guest in arrived.items():
+            _answer(guest, given[rank])
+        if given[hello.rank].error:
+            return given[hello.rank], {}
+        unless_joined.pop_all()
+    lines = {rank: guest.connection for rank, guest in arrived.items()}
+    for guest in guests.values():
+        if guest.connection in lines.values():
+            guest.connection.setblocking(True)
+        else:
             guest.connection.close()
+    return given[hello.rank], lines
 
 
-def attend(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer, int]:
+def attend(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer, socket.socket]:
     """Arrive at rank zero, as any other rank.
 
     Returns:
-        Rank zero's answer, and the port it listens on.
+        Rank zero's answer, and the open connection to it.
 
     Raises:
         JoinError: Rank zero went away before it answered.
@@ -93,32 +97,41 @@ def attend(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer,
     """
     deadline = time.monotonic() + timeout
     connection, port = _find(endpoint, deadline, timeout=timeout)
-    with connection:
+    try:
         _send(connection, hello.encode())
-        try:
-            text = _read_line(connection, deadline + ANSWER_SECONDS)
-        except JoinTimeoutError as error:
-            raise JoinTimeoutError(
-                f"rank zero at {endpoint.host}:{port} was found, but not all ranks within {timeout:g} s; "
-                "its own message names those that are missing"
-            ) from error
-        if text is None:
-            raise JoinError(
-                f"rank zero at {endpoint.host}:{port} closed the connection while rank {hello.rank} waited for the "
-                "others; see what it printed"
-            )
-        return Answer.decode(text), port
+        text = _read_line(connection, deadline + ANSWER_SECONDS)
+    except JoinTimeoutError as error:
+        connection.close()
+        raise JoinTimeoutError(
+            f"rank zero at {endpoint.host}:{port} was found, but not all ranks within {timeout:g} s; "
+            "its own message names those that are missing"
+        ) from error
+    except OSError:
+        text = None
+    if text is None:
+        connection.close()
+        raise JoinError(
+            f"rank zero at {endpoint.host}:{port} closed the connection while rank {hello.rank} waited for the others; "
+            "see what it printed"
+        )
+    connection.setblocking(True)
+    return Answer.decode(text), connection
 
 
-def _listen(endpoint: Endpoint) -> socket.socket:
-    """Listen on the first free port of the endpoint: on loopback for one host, else on all interfaces."""
+def listen(port: int, *, one_host: bool) -> socket.socket:
+    """Listen on a port, 0 for any: on loopback for ranks of one host, else on all interfaces."""
+    if one_host:
+        return socket.create_server((LOOPBACK, port), backlog=4096)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=4096)
+
+
+def _listen_at(endpoint: Endpoint) -> socket.socket:
+    """Listen on the first free port of the endpoint."""
     for port in endpoint.ports:
         try:
-            if endpoint.one_host:
-                return socket.create_server((LOOPBACK, port), backlog=4096)
-            if socket.has_dualstack_ipv6():
-                return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
-            return socket.create_server(("", port), backlog=4096)
+            return listen(port, one_host=endpoint.one_host)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise JoinError(f"rank zero cannot listen on {endpoint}: {error.strerror}") from error
@@ -126,6 +139,15 @@ def _listen(endpoint: Endpoint) -> socket.socket:
         f"rank zero cannot listen on {endpoint}: another program has the port; "
         "choose another MASTER_PORT, or end what holds it"
     )
+
+
+def _hang_up(guests: dict[int, _Guest]) -> None:
+    for guest in guests.values():
+        guest.connection.close()
+
+
+def _rank(guest: _Guest) -> int:
+    return -1 if guest.hello is None else guest.hello.rank
 
 
 def _receive(

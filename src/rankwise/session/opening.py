@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import selectors
 import socket
 import sys
 import time
@@ -36,22 +37,31 @@ _PATIENCE_SECONDS = 5.0
 
 
 @dataclass(slots=True)
+class _Met:
+    """What ranks have once they have met.
+
+    Attributes:
+        reading: Who this process is, complete.
+        store: What the ranks share.
+        lines: On rank zero, if it serves the store, the open connection to each rank; on the others, the one to it.
+    """
+
+    reading: Reading
+    store: dist.Store
+    lines: dict[int, socket.socket]
+
+
+@dataclass(slots=True)
 class _Opened:
     """What a session opened, and how to close it."""
 
     comm: TorchGroupComm
-    store: dist.Store
+    met: _Met
     hooks: tuple[Callable[..., object], Callable[..., object]]
-    serves: bool
     timeout: float
 
     def close(self, failed: bool) -> None:
         current.forget()
-        with contextlib.suppress(RuntimeError):  # the store is gone: whoever served it has left
-            self.store.set(f"goodbye/{self.comm.rank}", "")
-            self.store.add("goodbyes", 1)
-        if self.serves and not failed:
-            self._outlive_the_others()
         still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
         self.comm.close()
         if still_ours:
@@ -59,17 +69,26 @@ class _Opened:
         before, torchs = self.hooks
         if sys.excepthook is torchs:
             sys.excepthook = before
+        if self.met.reading.rank.value == 0 and not failed:
+            _outlive(self.met.lines, timeout=self.timeout)
+        for line in self.met.lines.values():
+            line.close()
 
-    def _outlive_the_others(self) -> None:
-        """Serve the store until every rank has said goodbye: a rank still needs it for new groups and for waiting."""
-        start = time.monotonic()
-        told = False
-        while self.store.add("goodbyes", 0) < self.comm.size and time.monotonic() - start < self.timeout:
-            if not told and time.monotonic() - start > _PATIENCE_SECONDS:
+
+def _outlive(lines: dict[int, socket.socket], *, timeout: float) -> None:
+    """Serve the store until every other rank has hung up: one that has not may need it still."""
+    start = time.monotonic()
+    told = False
+    with selectors.DefaultSelector() as selector:
+        for rank, line in lines.items():
+            selector.register(line, selectors.EVENT_READ, rank)
+        while selector.get_map() and time.monotonic() - start < timeout:
+            for key, _ in selector.select(_PATIENCE_SECONDS / 10):
+                selector.unregister(key.fileobj)
+            if not told and selector.get_map() and time.monotonic() - start > _PATIENCE_SECONDS:
                 told = True
-                absent = [rank for rank in self.comm.ranks if not self.store.check([f"goodbye/{rank}"])]
-                log.warning("rank 0 waits up to %g s until %s leave(s)", self.timeout, ranks_text(absent))
-            time.sleep(0.01)
+                absent = sorted(key.data for key in selector.get_map().values())
+                log.warning("rank 0 waits up to %g s until %s leave(s)", timeout, ranks_text(absent))
 
 
 def open_session(
@@ -82,19 +101,19 @@ def open_session(
         InvalidArgumentError: There is no such backend or device.
     """
     endpoint = choose(reading, starter=starter)
-    generation = current.next_generation()
     if endpoint is None:
         own = choose_device(0, device)
-        return _open_group(reading, dist.HashStore(), own, backend, timeout=timeout, one_host=True, serves=False)
+        alone = _Met(reading, dist.HashStore(), {})
+        return _open_group(alone, own, choose_backend(backend, own), timeout=timeout, one_host=True)
 
     chosen: torch.device | None = None
     problem: RankwiseError | None = None
     try:
-        choose_backend(backend, torch.device("cpu"))
         if reading.local_rank is not None:
             chosen = choose_device(reading.local_rank.value, device)
+        choose_backend(backend, chosen or torch.device("cpu"))
     except RankwiseError as error:
-        problem, timeout = error, min(timeout, _FAREWELL_SECONDS)
+        problem = error
     hello = Hello.of(
         reading,
         host=socket.gethostname(),
@@ -102,93 +121,69 @@ def open_session(
         process=os.getpid(),
         problem="" if problem is None else str(problem),
     )
-    reading, kept, serves = _meet(reading, endpoint, hello, problem, generation=generation, timeout=timeout)
-    place = reading.place()
+    try:
+        met = _meet(reading, endpoint, hello, timeout=timeout if problem is None else min(timeout, _FAREWELL_SECONDS))
+    except JoinError as error:
+        raise problem or error from error
+    place = met.reading.place()
     if chosen is None:
         chosen = choose_device(place["local_rank"].value, device)
     one_host = place["num_nodes"].value == 1
-    return _open_group(reading, kept, chosen, backend, timeout=timeout, one_host=one_host, serves=serves)
+    return _open_group(met, chosen, choose_backend(backend, chosen), timeout=timeout, one_host=one_host)
 
 
-def _meet(
-    reading: Reading,
-    endpoint: Endpoint,
-    hello: Hello,
-    problem: RankwiseError | None,
-    *,
-    generation: int,
-    timeout: float,
-) -> tuple[Reading, dist.Store, bool]:
+def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float) -> _Met:
     """Meet the other ranks.
 
-    Returns:
-        The complete reading, the store to share with them, and whether this rank serves it.
-
     Raises:
-        RankwiseError: `problem`, if there is one, when the others were told of it.
-        JoinError: They could not meet.
+        JoinError: They could not meet, or one of them cannot join.
     """
-    job = "" if reading.job is None else reading.job.value
-    prefix = f"rankwise/{job}/{reading.attempt}/{generation}"
+    if endpoint.agent_store:
+        job = "" if reading.job is None else reading.job.value
+        agents = store.connect(endpoint.host, endpoint.ports[0], timeout=timeout)
+        joint = store.prefixed(f"rankwise/{job}/{reading.attempt}", agents)
+        answer, kept = store.roll_call(joint, hello, timeout=timeout)
+        return _Met(answer.complete(reading), kept, {})
+    if hello.rank == 0:
+        kept, port = store.serve(one_host=endpoint.one_host, timeout=timeout)
+        answer, lines = meeting.host(endpoint, hello, store_port=port, timeout=timeout)
+        return _Met(answer.complete(reading), kept, lines)
+    answer, line = meeting.attend(endpoint, hello, timeout=timeout)
     try:
-        if endpoint.agent_store:
-            kept = store.prefixed(prefix, store.connect(endpoint.host, endpoint.ports[0], timeout=timeout))
-            return store.roll_call(kept, hello, timeout=timeout).complete(reading), kept, False
-        if hello.rank == 0:
-            answer, listener = meeting.host(endpoint, hello, timeout=timeout)
-            with listener:
-                reading = answer.complete(reading)
-                return reading, store.prefixed(prefix, store.serve(listener, timeout=timeout)), True
-        answer, port = meeting.attend(endpoint, hello, timeout=timeout)
-        reading = answer.complete(reading)
-        return reading, store.prefixed(prefix, store.connect(endpoint.host, port, timeout=timeout)), False
-    except JoinError as error:
-        if problem is not None:
-            raise problem from error
+        complete = answer.complete(reading)
+        return _Met(complete, store.connect(endpoint.host, answer.store_port, timeout=timeout), {0: line})
+    except JoinError:
+        line.close()
         raise
 
 
-def _open_group(
-    reading: Reading,
-    kept: dist.Store,
-    device: torch.device,
-    backend: str | None,
-    *,
-    timeout: float,
-    one_host: bool,
-    serves: bool,
-) -> Session:
-    chosen = choose_backend(backend, device)
+def _open_group(met: _Met, device: torch.device, backend: str, *, timeout: float, one_host: bool) -> Session:
     bind(device)
     excepthook = sys.excepthook
-    rank, world_size = reading.rank.value, reading.world_size.value
+    rank, world_size = met.reading.rank.value, met.reading.world_size.value
     try:
         with gloo_on_loopback() if one_host else contextlib.nullcontext():
             dist.init_process_group(
-                chosen,
-                store=store.prefixed("group", kept),
+                backend,
+                store=store.prefixed("group", met.store),
                 rank=rank,
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout),
                 # Bound early to its device, NCCL connects now and not in the first collective.
                 device_id=None if device.type in {"cpu", "mps"} else device,
             )
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         sys.excepthook = excepthook
+        for line in met.lines.values():
+            line.close()
         raise JoinError(
-            f"rank {rank} of {world_size} met the others, but backend {chosen!r} did not start: {error}"
+            f"rank {rank} of {world_size} met the others, but backend {backend!r} did not start: {error}"
         ) from error
     group = dist.group.WORLD
     if group is None:
-        raise JoinError(f"backend {chosen!r} opened no process group")
+        raise JoinError(f"backend {backend!r} opened no process group")
     comm = TorchGroupComm(
         group, ranks=range(world_size), global_rank=rank, device=device, timeout=timeout, loopback=one_host
     )
-    opened = _Opened(
-        comm=comm,
-        store=kept,
-        hooks=(excepthook, sys.excepthook),
-        serves=serves,
-        timeout=timeout,
-    )
-    return Session(reading, comm=comm, device=device, group=group, backend=chosen, close=opened.close)
+    opened = _Opened(comm=comm, met=met, hooks=(excepthook, sys.excepthook), timeout=timeout)
+    return Session(met.reading, comm=comm, device=device, group=group, backend=backend, close=opened.close)

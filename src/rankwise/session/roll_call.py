@@ -77,6 +77,7 @@ class Answer:
         error: Why the world cannot be joined, or "". The numbers mean nothing then.
         late: The error is that some did not arrive in time.
         local_rank, local_world_size, node_rank, num_nodes: The rank's place, complete.
+        store_port: Where rank zero serves the store, if it does.
     """
 
     error: str = ""
@@ -85,6 +86,7 @@ class Answer:
     local_world_size: int = 1
     node_rank: int = 0
     num_nodes: int = 1
+    store_port: int = 0
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -129,7 +131,7 @@ def conflict(first: Hello, second: Hello) -> str:
     return ""
 
 
-def answers(hellos: Mapping[int, Hello]) -> dict[int, Answer]:
+def answers(hellos: Mapping[int, Hello], *, store_port: int = 0) -> dict[int, Answer]:
     """Return the answer for each rank, once all have said hello.
 
     Nodes are counted in the order of their lowest rank, local ranks in the order of ranks.
@@ -154,6 +156,7 @@ def answers(hellos: Mapping[int, Hello]) -> dict[int, Answer]:
             local_world_size=len(ranks),
             node_rank=node_rank,
             num_nodes=len(nodes),
+            store_port=store_port,
         )
         for node_rank, ranks in enumerate(nodes.values())
         for local_rank, rank in enumerate(ranks)

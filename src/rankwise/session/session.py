@@ -37,9 +37,21 @@ class Session:
         reading: Every fact, with its source.
         group: The process group, or None where nobody joined.
         backend: The group's backends, as torch writes them, or None.
+        node_comm: The comm of this node's ranks, once `node_group()` has made it.
     """
 
-    __slots__ = ("_close", "_comm", "_device", "_pid", "backend", "group", "rank", "reading", "world_size")
+    __slots__ = (
+        "_close",
+        "_comm",
+        "_device",
+        "_pid",
+        "backend",
+        "group",
+        "node_comm",
+        "rank",
+        "reading",
+        "world_size",
+    )
 
     def __init__(
         self,
@@ -56,6 +68,7 @@ class Session:
         self.world_size = reading.world_size.value
         self.group = group
         self.backend = backend
+        self.node_comm: Comm | None = None
         self._comm = comm
         self._device = device
         self._close = close
@@ -112,7 +125,7 @@ class Session:
         """
         close, self._close = self._close, None
         if close is not None and self._pid == os.getpid():
-            self.group = self._comm = None
+            self.group = self._comm = self.node_comm = None
             close(failed)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
@@ -144,4 +157,5 @@ def _summary(error: BaseException | None) -> str:
     """Return an error and where it was raised, in one line: "ValueError: no data (train.py:12)"."""
     frames = tracebacks.extract_tb(error.__traceback__) if error is not None else []
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    message = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {message}{where}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -13,17 +12,21 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from rankwise.errors import JoinError, JoinTimeoutError
 from rankwise.rendezvous import LOOPBACK
-from rankwise.session.meeting import ANSWER_SECONDS
+from rankwise.session.meeting import ANSWER_SECONDS, listen
 from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
 
-# Waiting happens in C++, where Ctrl-C does not reach: in slices it does.
-_SLICE_SECONDS: Final = 1.0
+# The longest pause between two looks at the store.
+_PAUSE_SECONDS: Final = 0.05
 
 
-def serve(listener: socket.socket, *, timeout: float) -> Store:
-    """Serve a store on a socket that listens already, and keeps to the interfaces it listens on."""
-    port = listener.getsockname()[1]
-    return TCPStore(
+def serve(*, one_host: bool, timeout: float) -> tuple[Store, int]:
+    """Serve a store on a port of its own, and return it with the port.
+
+    The socket listens before the store exists, so nobody else can take the port.
+    """
+    listener = listen(0, one_host=one_host)
+    port: int = listener.getsockname()[1]
+    store = TCPStore(
         LOOPBACK,
         port,
         is_master=True,
@@ -31,6 +34,7 @@ def serve(listener: socket.socket, *, timeout: float) -> Store:
         timeout=timedelta(seconds=timeout),
         master_listen_fd=listener.detach(),
     )
+    return store, port
 
 
 def connect(host: str, port: int, *, timeout: float) -> Store:
@@ -80,46 +84,55 @@ def prefixed(prefix: str, store: Store) -> Store:
     return PrefixStore(prefix, store)
 
 
-def roll_call(store: Store, hello: Hello, *, timeout: float) -> Answer:
+def roll_call(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, Store]:
     """Say hello over a store that is there already, and get rank zero's answer.
 
+    A store outlives its sessions, so each world that is joined over it has a part of its own: the ranks count how often
+    they have joined, and take back what they said when they did not.
+
+    Returns:
+        Rank zero's answer, and the part of the store for this world.
+
     Raises:
-        JoinError: The ranks do not make one world.
-        JoinTimeoutError: Some rank did not arrive in time.
+        JoinTimeoutError: Rank zero did not arrive in time.
     """
-    if store.add(f"arrivals/{hello.rank}", 1) > 1:
-        raise JoinError(
-            f"rank {hello.rank} has joined already, and process {hello.process} on {hello.host} says it is rank "
-            f"{hello.rank} too; a program started by a rank inherits RANK: unset it there"
-        )
-    store.set(f"hello/{hello.rank}", hello.encode())
-    if hello.rank == 0:
-        _answer_all(store, hello, timeout=timeout)
-    key = f"answer/{hello.rank}"
-    if not wait_for(store, [key], timeout=timeout + ANSWER_SECONDS):
-        raise JoinTimeoutError(f"rank zero did not arrive within {timeout:g} s, or is stopped; was it started?")
-    return Answer.decode(store.get(key).decode())
+    arrivals = f"arrivals/{hello.rank}"
+    world = PrefixStore(str(store.add(arrivals, 1)), store)
+    answer: Answer | None = None
+    try:
+        world.set(f"hello/{hello.rank}", hello.encode())
+        if hello.rank == 0:
+            _answer_all(world, hello, timeout=timeout)
+        key = f"answer/{hello.rank}"
+        if not _wait_for(world, [key], timeout=timeout + ANSWER_SECONDS):
+            raise JoinTimeoutError(f"rank zero did not arrive within {timeout:g} s, or is stopped; was it started?")
+        answer = Answer.decode(world.get(key).decode())
+    finally:
+        if answer is None or answer.error:
+            for key in ("hello", "answer"):
+                world.delete_key(f"{key}/{hello.rank}")
+            store.add(arrivals, -1)
+    return answer, world
 
 
-def wait_for(store: Store, keys: Iterable[str], *, timeout: float) -> bool:
-    """Wait until all keys are set; False if they are not in time."""
-    pending = list(keys)
+def _wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
+    """Wait until all keys are set; False if they are not in time.
+
+    By asking: a wait in C++ would not hear Ctrl-C, and says on stderr that it timed out.
+    """
     deadline = time.monotonic() + timeout
-    while pending:
-        try:
-            store.wait(pending, timedelta(seconds=max(0.001, min(_SLICE_SECONDS, deadline - time.monotonic()))))
-        except RuntimeError:  # a timeout is a DistStoreError, and so is a lost connection: check() tells them apart
-            pending = [key for key in pending if not store.check([key])]
-            if pending and time.monotonic() > deadline:
-                return False
-        else:
-            break
+    pause = 0.001
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE_SECONDS)
     return True
 
 
 def _answer_all(store: Store, own: Hello, *, timeout: float) -> None:
     ranks = range(own.world_size)
-    complete = wait_for(store, (f"hello/{rank}" for rank in ranks), timeout=timeout)
+    complete = _wait_for(store, [f"hello/{rank}" for rank in ranks], timeout=timeout)
     arrived = [rank for rank in ranks if complete or store.check([f"hello/{rank}"])]
     hellos = {rank: Hello.decode(store.get(f"hello/{rank}").decode()) for rank in arrived}
     problem = next((text for hello in hellos.values() if hello.rank and (text := conflict(own, hello))), "")

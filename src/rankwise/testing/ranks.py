@@ -7,7 +7,6 @@ import inspect
 import multiprocessing
 import os
 import pickle
-import socket
 import sys
 import time
 import traceback
@@ -39,21 +38,20 @@ def run_in_ranks(body: Callable[..., object], arguments: Mapping[str, object], *
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "pytest", "cloudpickle", __name__])
-    listener = socket.create_server((LOOPBACK, 0))
+    store, port = serve(one_host=True, timeout=WORLD_SECONDS)
     environ = {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(listener.getsockname()[1]),
+        "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTEST_CURRENT_TEST": name,
     }
     call = _pickled(body, arguments)
-    store = serve(listener, timeout=WORLD_SECONDS)
     ranks: dict[Connection, tuple[int, BaseProcess]] = {}
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)

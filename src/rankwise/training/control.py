@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from rankwise.errors import RemoteRankError
-from rankwise.session.current import session_in_force
+from rankwise.session.current import joined_session
 from rankwise.session.identity import get_rank, is_rank_zero
 
 P = ParamSpec("P")
@@ -51,7 +51,7 @@ def rank_zero_first() -> Iterator[None]:
         >>> with rank_zero_first():
         ...     data = "downloaded, or found in the cache"
     """
-    comm = session_in_force().comm
+    comm = joined_session().comm
     if get_rank() != 0:
         failure = comm.announce(b"", src=0)
         if failure:

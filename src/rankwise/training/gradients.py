@@ -9,15 +9,15 @@ import torch
 from rankwise.collectives.groups import comm_of
 from rankwise.comm.comm import Comm
 from rankwise.comm.ops import Op
-from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.errors import InvalidArgumentError
 
 
 def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: Comm | None = None) -> None:
     """Replace every gradient by its mean over all ranks, in place.
 
     Collective over the session, or over `group`. A parameter that got no gradient on some ranks counts as zero there;
-    one that got none on any rank keeps none. Half-precision gradients are averaged in float32. One reduction for each
-    type and device.
+    one that got none on any rank keeps none. Half-precision gradients are averaged in float32, sparse ones become
+    dense. One reduction for each type and device.
 
     Args:
         parameters: A module, or its parameters in the same order on all ranks; those without requires_grad are not
@@ -25,7 +25,7 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
         group: Those who take part; all, by default.
 
     Raises:
-        PayloadTypeError: A gradient is sparse.
+        InvalidArgumentError: `parameters` is neither a module nor parameters.
         CollectiveError: A rank died, or did not take part within the session's timeout.
         NotJoinedError: The world is larger than one and nobody joined it.
 
@@ -40,10 +40,10 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
     comm = comm_of(group)
     comm.require_member()
     trained = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
-    for parameter in trained:
-        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-            raise PayloadTypeError("sync_grads takes dense gradients; build the embedding with sparse=False")
     with torch.no_grad():
+        for parameter in trained:
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                parameter.grad = parameter.grad.to_dense()
         for bucket in _by_kind(trained):
             _average(bucket, comm)
 
@@ -80,9 +80,9 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
 def _listed(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     if isinstance(parameters, torch.nn.Module):
         return list(parameters.parameters())
-    listed = list(parameters)
-    if not all(isinstance(parameter, torch.Tensor) for parameter in listed):
-        raise InvalidArgumentError("sync_grads takes a module or its parameters; an optimizer's groups are not that")
+    listed = [] if isinstance(parameters, torch.Tensor) else list(parameters)
+    if isinstance(parameters, torch.Tensor) or not all(isinstance(parameter, torch.Tensor) for parameter in listed):
+        raise InvalidArgumentError("sync_grads takes a module or a list of parameters")
     return listed
 
 
