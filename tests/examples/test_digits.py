@@ -16,7 +16,6 @@ DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
 
 RUNS = {
     "alone": [sys.executable, DIGITS],
-    "alone, DDP": [sys.executable, DIGITS, "--ddp"],
     "rankwise launch, 4": [str(BIN / "rankwise"), "launch", "-n", "4", DIGITS],
     "torchrun, 2, DDP": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", DIGITS, "--ddp"],
     "mpiexec, 2": [str(BIN / "mpiexec.hydra"), "-n", "2", sys.executable, DIGITS],

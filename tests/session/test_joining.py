@@ -111,12 +111,22 @@ def test_a_rank_that_dies_is_an_error_on_the_others_at_once(end: str) -> None:
 
 def test_a_program_that_just_ends_is_silent() -> None:
     port = free_port()
-    for process in run_ranks("leave.py", [plain(rank, 3, port) for rank in range(3)]):
+    for process in run_ranks("leave.py", [plain(rank, 3, port) for rank in range(3)], fresh=True):
         assert (process.returncode, process.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("how", ["again", "keeps DDP", "one alone first", "one comes late"])
-@pytest.mark.parametrize("launcher", ["by hand", "rankwise"])
+@pytest.mark.parametrize(
+    ("how", "launcher"),
+    [
+        ("again", "by hand"),
+        ("keeps DDP", "by hand"),
+        ("one alone first", "by hand"),
+        ("one comes late", "by hand"),
+        ("again", "rankwise"),
+        ("one alone first", "rankwise"),
+        ("one comes late", "rankwise"),
+    ],
+)
 def test_a_process_may_join_again(how: str, launcher: str, tmp_path: Path) -> None:
     folder = {"TMPDIR": str(tmp_path)}  # torch leaves a folder
     if launcher == "by hand":
@@ -136,7 +146,7 @@ def test_a_process_may_join_again(how: str, launcher: str, tmp_path: Path) -> No
 def test_a_rank_zero_that_ends_early_holds_nobody_up(how: str, status: int) -> None:
     """The timeout is 25 s, and the ranks are given 15."""
     port = free_port()
-    zero, one = run_ranks("end.py", [plain(rank, 2, port) for rank in range(2)], how, seconds=15)
+    zero, one = run_ranks("end.py", [plain(rank, 2, port) for rank in range(2)], how, seconds=15, fresh=True)
     assert zero.returncode == status
     assert one.returncode == (0 if how == "gone" else 1)
     if how != "gone":

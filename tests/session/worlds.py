@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import runpy
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from rankwise.testing.ranks import fork_server
 
 PROGRAMS = Path(__file__).parent / "programs"
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
@@ -27,29 +34,71 @@ def free_port() -> int:
 
 
 def run_ranks(
-    program: str, environs: Sequence[dict[str, str]], *args: str, seconds: float = 40.0
+    program: str, environs: Sequence[dict[str, str]], *args: str, seconds: float = 40.0, fresh: bool = False
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program of the folder `programs` once for each environment, all at the same time."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAMS / program), *args],
-            env=clean_environ(**environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for environ in environs
-    ]
-    ended = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=seconds)
-            ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    finally:
-        for process in processes:
+    """Run a program of the folder `programs` once for each environment, all at the same time.
+
+    In processes forked from a server that has torch loaded, since most of a test would be `import torch`; or in fresh
+    interpreters, where it matters how a program ends.
+    """
+    command = [str(PROGRAMS / program), *args]
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        logs = [(Path(name) / f"{rank}.out", Path(name) / f"{rank}.err") for rank in range(len(environs))]
+        start = _start_fresh if fresh else _start_forked
+        ends = [start(command, clean_environ(**environ), *log) for environ, log in zip(environs, logs, strict=True)]
+        deadline = time.monotonic() + seconds
+        codes = [end(max(0.0, deadline - time.monotonic())) for end in ends]
+        return [
+            subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
+            for code, (out, err) in zip(codes, logs, strict=True)
+        ]
+
+
+def _start_fresh(command: list[str], environ: dict[str, str], out: Path, err: Path) -> Callable[[float], int]:
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = subprocess.Popen([sys.executable, *command], env=environ, stdout=stdout, stderr=stderr)
+
+    def end(seconds: float) -> int:
+        try:
+            return process.wait(seconds)
+        finally:
             process.kill()
-            process.communicate()
-    return ended
+            process.wait()
+
+    return end
+
+
+def _start_forked(command: list[str], environ: dict[str, str], out: Path, err: Path) -> Callable[[float], int]:
+    process: BaseProcess = fork_server().Process(target=_be, args=(command, environ, str(out), str(err)))
+    process.start()
+
+    def end(seconds: float) -> int:
+        process.join(seconds)
+        code = process.exitcode
+        process.kill()
+        process.join()
+        process.close()
+        if code is None:
+            raise TimeoutError(f"{command} did not end: {err.read_text()}")
+        return code
+
+    return end
+
+
+def _be(command: list[str], environ: dict[str, str], out: str, err: str) -> None:
+    """Be `python COMMAND` in a forked process."""
+    for number, name in ((1, out), (2, err)):
+        file = os.open(name, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = command
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    finally:
+        sys.stdout.flush()
+        atexit._run_exitfuncs()
 
 
 def plain(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:

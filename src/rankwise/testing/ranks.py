@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Final
 
@@ -36,8 +37,7 @@ def run_in_ranks(body: Callable[..., object], arguments: Mapping[str, object], *
     Returns:
         "" if it passed on all ranks, else what to tell of those where it did not.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "pytest", "cloudpickle", __name__])
+    context = fork_server()
     store, port = serve(one_host=True, timeout=WORLD_SECONDS)
     environ = {
         "WORLD_SIZE": str(size),
@@ -70,6 +70,13 @@ def run_in_ranks(body: Callable[..., object], arguments: Mapping[str, object], *
             process.close()
             receiver.close()
         del store
+
+
+def fork_server() -> ForkServerContext:
+    """Return the context whose processes are forked from a server that has torch loaded."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "pytest", "cloudpickle", __name__])
+    return context
 
 
 def _pickled(body: Callable[..., object], arguments: Mapping[str, object]) -> bytes:
