@@ -176,6 +176,14 @@ def test_ddp_works_alone_and_with_many(tmp_path: Path) -> None:
             assert (process.returncode, process.stdout) == (0, "synced\n"), process.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads from /proc")
+def test_a_closed_session_lets_go_of_its_groups(tmp_path: Path) -> None:
+    """Threads that are left when the interpreter ends take the process down, now and then, with SIGABRT."""
+    port, folder = free_port(), {"TMPDIR": str(tmp_path)}  # torch leaves a folder
+    for process in run_ranks("let_go.py", [plain(rank, 2, port, **folder) for rank in range(2)], fresh=True):
+        assert (process.returncode, process.stdout) == (0, "[]\n"), process.stderr
+
+
 def test_alone_there_is_a_group_of_one() -> None:
     with rw.init() as session:
         assert (session.rank, session.world_size, dist.get_world_size()) == (0, 1, 1)

@@ -17,6 +17,10 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+# Before any group is opened: its functions take the default group of that moment for a default argument, and would keep
+# it alive for good. See docs/decisions/0006-letting-go-of-a-group.md.
+import torch.distributed.nn.functional  # noqa: F401
+
 from rankwise._torch import gloo_on_loopback
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.environment.reading import Reading
