@@ -122,8 +122,6 @@ def test_a_program_that_just_ends_is_silent() -> None:
         ("keeps DDP", "by hand"),
         ("one alone first", "by hand"),
         ("one comes late", "by hand"),
-        ("again", "rankwise"),
-        ("one alone first", "rankwise"),
         ("one comes late", "rankwise"),
     ],
 )
