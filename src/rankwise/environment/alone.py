@@ -15,7 +15,6 @@ class Alone:
     """
 
     name: Final = "none"
-    markers: Final = ""
 
     def present(self, environ: Environ) -> bool:  # noqa: ARG002 - the last resort, whatever the variables
         return True

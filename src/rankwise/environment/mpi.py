@@ -25,7 +25,6 @@ class OpenMpi:
     """
 
     name: Final = "openmpi"
-    markers: Final = "OMPI_COMM_WORLD_RANK"
 
     def present(self, environ: Environ) -> bool:
         return "OMPI_COMM_WORLD_RANK" in environ
@@ -51,7 +50,6 @@ class Pmi:
     """
 
     name: Final = "pmi"
-    markers: Final = "PMI_RANK and MPI_LOCALRANKID"
 
     def present(self, environ: Environ) -> bool:
         return "PMI_RANK" in environ and "MPI_LOCALRANKID" in environ

@@ -25,7 +25,6 @@ class Plain:
     def __init__(self, *, name: str, prefix: str = "") -> None:
         self.name = name
         self.prefix = prefix
-        self.markers = f"{prefix}RANK and {prefix}WORLD_SIZE"
 
     def present(self, environ: Environ) -> bool:
         return f"{self.prefix}RANK" in environ

@@ -96,12 +96,8 @@ class Launcher(Protocol):
     def name(self) -> str:
         """The name users know it by; what `launcher=` takes."""
 
-    @property
-    def markers(self) -> str:
-        """The variables that show it, for messages."""
-
     def present(self, environ: Environ) -> bool:
-        """Whether these variables are this launcher's, judging by the markers alone."""
+        """Whether these variables are this launcher's, judging by those that mark it alone."""
 
     def read(self, environ: Environ) -> Reading:
         """Read the facts.

@@ -33,7 +33,6 @@ class Slurm:
     """
 
     name: Final = "slurm"
-    markers: Final = "SLURM_STEP_ID (of a step made by srun) and SLURM_PROCID"
 
     def present(self, environ: Environ) -> bool:
         return "SLURM_PROCID" in environ and _is_srun_step(environ.get("SLURM_STEP_ID", ""))

@@ -16,7 +16,6 @@ class Torchrun:
     """
 
     name: Final = "torchrun"
-    markers: Final = "TORCHELASTIC_RUN_ID"
 
     def present(self, environ: Environ) -> bool:
         return "TORCHELASTIC_RUN_ID" in environ

@@ -145,7 +145,7 @@ def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float)
     if endpoint.agent_store:
         job = "" if reading.job is None else reading.job.value
         agents = store.connect(endpoint.host, endpoint.ports[0], timeout=timeout)
-        joint = store.prefixed(f"rankwise/{job}/{reading.attempt}", agents)
+        joint = dist.PrefixStore(f"rankwise/{job}/{reading.attempt}", agents)
         answer, kept = store.roll_call(joint, hello, timeout=timeout)
         return _Met(answer.complete(reading), kept, {})
     if hello.rank == 0:
@@ -169,7 +169,7 @@ def _open_group(met: _Met, device: torch.device, backend: str, *, timeout: float
         with gloo_on_loopback() if one_host else contextlib.nullcontext():
             dist.init_process_group(
                 backend,
-                store=store.prefixed("group", met.store),
+                store=dist.PrefixStore("group", met.store),
                 rank=rank,
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout),

@@ -79,11 +79,6 @@ def connect(host: str, port: int, *, timeout: float) -> Store:
     return outcome[0]
 
 
-def prefixed(prefix: str, store: Store) -> Store:
-    """Return the part of a store whose keys start with a prefix."""
-    return PrefixStore(prefix, store)
-
-
 def roll_call(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, Store]:
     """Say hello over a store that is there already, and get rank zero's answer.
 
