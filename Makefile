@@ -20,6 +20,7 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/accessors.py
+	$(BIN)/python benchmarks/collectives.py
 
 clean:
 	rm -rf $(VENV)

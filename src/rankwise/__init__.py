@@ -9,19 +9,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rankwise.collectives.gathering import all_gather as all_gather
+    from rankwise.collectives.gathering import all_gather_cat as all_gather_cat
     from rankwise.collectives.groups import barrier as barrier
     from rankwise.collectives.groups import new_group as new_group
     from rankwise.collectives.groups import node_group as node_group
-    from rankwise.collectives.movement import all_gather as all_gather
     from rankwise.collectives.movement import broadcast as broadcast
     from rankwise.collectives.movement import gather as gather
     from rankwise.collectives.movement import scatter as scatter
     from rankwise.collectives.reduction import all_reduce as all_reduce
+    from rankwise.collectives.reduction import all_reduce_ as all_reduce_
     from rankwise.collectives.reduction import reduce_scatter as reduce_scatter
     from rankwise.comm.comm import Comm as Comm
     from rankwise.environment.detect import detect as detect
     from rankwise.environment.reading import Reading as Reading
     from rankwise.errors import CollectiveError as CollectiveError
+    from rankwise.errors import CollectiveTimeoutError as CollectiveTimeoutError
     from rankwise.errors import InvalidArgumentError as InvalidArgumentError
     from rankwise.errors import JoinError as JoinError
     from rankwise.errors import JoinTimeoutError as JoinTimeoutError
@@ -51,20 +54,24 @@ if TYPE_CHECKING:
     from rankwise.session.joining import init as init
     from rankwise.session.session import Session as Session
     from rankwise.topology import Topology as Topology
+    from rankwise.training.control import in_rank_order as in_rank_order
+    from rankwise.training.control import one_rank_only as one_rank_only
     from rankwise.training.control import rank_zero_first as rank_zero_first
     from rankwise.training.control import rank_zero_only as rank_zero_only
     from rankwise.training.gradients import sync_grads as sync_grads
     from rankwise.training.gradients import sync_params as sync_params
 
 _HOMES = {
+    "collectives.gathering": ("all_gather", "all_gather_cat"),
     "collectives.groups": ("barrier", "new_group", "node_group"),
-    "collectives.movement": ("all_gather", "broadcast", "gather", "scatter"),
-    "collectives.reduction": ("all_reduce", "reduce_scatter"),
+    "collectives.movement": ("broadcast", "gather", "scatter"),
+    "collectives.reduction": ("all_reduce", "all_reduce_", "reduce_scatter"),
     "comm.comm": ("Comm",),
     "environment.detect": ("detect",),
     "environment.reading": ("Reading",),
     "errors": (
         "CollectiveError",
+        "CollectiveTimeoutError",
         "InvalidArgumentError",
         "JoinError",
         "JoinTimeoutError",
@@ -96,7 +103,7 @@ _HOMES = {
     "session.joining": ("finalize", "init"),
     "session.session": ("Session",),
     "topology": ("Topology",),
-    "training.control": ("rank_zero_first", "rank_zero_only"),
+    "training.control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
     "training.gradients": ("sync_grads", "sync_params"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

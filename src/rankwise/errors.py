@@ -8,7 +8,8 @@
     ├── NotJoinedError             RuntimeError   the world is larger than one and this process has not joined it
     ├── JoinError                  RuntimeError   the ranks could not meet
     │   └── JoinTimeoutError       TimeoutError   ... in time
-    ├── CollectiveError            RuntimeError   a collective broke off: a rank died, or did not take part in time
+    ├── CollectiveError            RuntimeError   a collective broke off: a rank died, or did not take part
+    │   ├── CollectiveTimeoutError TimeoutError   ... in time
     │   └── MismatchError          ValueError     the ranks asked for different things
     ├── RemoteRankError            RuntimeError   another rank raised; its traceback is in the message
     └── LaunchError                RuntimeError   a world could not be started
@@ -57,7 +58,11 @@ class JoinTimeoutError(JoinError, TimeoutError):
 
 
 class CollectiveError(RankwiseError, RuntimeError):
-    """A collective broke off: a rank died, or did not take part in time."""
+    """A collective broke off: a rank died, or did not take part."""
+
+
+class CollectiveTimeoutError(CollectiveError, TimeoutError):
+    """Not all ranks took part in time."""
 
 
 class MismatchError(CollectiveError, ValueError):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import operator
 import socket
 from collections.abc import Iterable
 
 from rankwise.comm.comm import Comm
-from rankwise.errors import InvalidArgumentError, MismatchError
+from rankwise.comm.frame import Call
+from rankwise.errors import InvalidArgumentError
 from rankwise.session.current import joined_session
 
 
@@ -28,20 +28,34 @@ def comm_of(group: Comm | None) -> Comm:
     return group
 
 
-def barrier(*, group: Comm | None = None) -> None:
+def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None = None) -> None:
     """Wait until every rank is here.
 
     Collective over the session, or over `group`. Waits for the processes, not for work queued on their accelerators.
 
+    Args:
+        name: Which barrier this is, for people; the same on all ranks.
+        timeout: Seconds to wait for the others; the session's timeout, by default. After it, all that came raise, and
+            so does a rank that comes later. The next collective works. Groups of more than 64 ranks have the session's
+            timeout alone.
+        group: Those who take part; all, by default.
+
     Raises:
-        CollectiveError: A rank died, or did not come within the session's timeout.
+        CollectiveTimeoutError: Not all ranks came in time; the message says which, and where each was seen last.
+        MismatchError: Another rank calls something else, or another barrier.
+        CollectiveError: A rank is gone.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
         >>> import rankwise
-        >>> rankwise.barrier()
+        >>> rankwise.barrier("epoch 1", timeout=60)
     """
-    comm_of(group).barrier()
+    comm = comm_of(group)
+    call = Call("barrier", {"name": name} if name else {})
+    with comm.taking_part(call):
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+            raise InvalidArgumentError(f"timeout={timeout!r} is not a number of seconds above 0")
+        comm.agree(call, timeout=timeout)
 
 
 def new_group(ranks: Iterable[int]) -> Comm:
@@ -55,7 +69,8 @@ def new_group(ranks: Iterable[int]) -> Comm:
 
     Raises:
         InvalidArgumentError: There are none, one is not in the world, or one stands there twice.
-        MismatchError: The ranks passed different lists.
+        RemoteRankError: That happened on another rank.
+        MismatchError: The ranks passed different lists, or another rank calls something else.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
@@ -64,23 +79,19 @@ def new_group(ranks: Iterable[int]) -> Comm:
         1
     """
     comm = joined_session().comm
-    try:
-        ranks = [operator.index(rank) for rank in ranks]
-    except TypeError as error:
-        raise InvalidArgumentError(f"new_group takes a sequence of ranks, got {ranks!r}") from error
-    wanted = json.dumps(ranks).encode()
-    asked = comm.exchange(wanted)
-    if len(set(asked)) > 1:
-        other = next(place for place, message in enumerate(asked) if message != asked[0])
-        raise MismatchError(
-            f"new_group was called with different ranks: {asked[0].decode()} on rank {comm.ranks[0]}, "
-            f"{asked[other].decode()} on rank {comm.ranks[other]}; every rank passes the same list"
-        )
-    if not ranks or len(set(ranks)) != len(ranks):
-        raise InvalidArgumentError(f"new_group takes one rank or more, each once, got {ranks}")
-    for rank in ranks:
-        comm.place_of(rank, "ranks")
-    return comm.new_group(sorted(ranks))
+    call = Call("new_group")
+    with comm.taking_part(call):
+        try:
+            members = [operator.index(rank) for rank in ranks]
+        except TypeError as error:
+            raise InvalidArgumentError(f"new_group takes a sequence of ranks, got {ranks!r}") from error
+        if not members or len(set(members)) != len(members):
+            raise InvalidArgumentError(f"new_group takes one rank or more, each once, got {members}")
+        for rank in members:
+            comm.place_of(rank, "ranks")
+        call.settings = {"ranks": sorted(members)}
+        comm.agree(call)
+        return comm.new_group(sorted(members))
 
 
 def node_group() -> Comm:
@@ -101,12 +112,14 @@ def node_group() -> Comm:
     if session.node_comm is not None:
         return session.node_comm
     place = session.reading.node_rank
-    node = socket.gethostname() if place is None else str(place.value)
-    nodes: dict[bytes, list[int]] = {}
-    for rank, other in zip(session.comm.ranks, session.comm.exchange(node.encode()), strict=True):
-        nodes.setdefault(other, []).append(rank)
-    # Every rank takes part in making every group: torch's shortcut for members alone names the group after how many
-    # groups the process has, so members that had different ones before would wait for each other for ever.
-    groups = {other: session.comm.new_group(ranks) for other, ranks in nodes.items()}
-    session.node_comm = groups[node.encode()]
+    node = (socket.gethostname() if place is None else str(place.value)).encode()
+    call = Call("node_group")
+    with session.comm.taking_part(call):
+        nodes: dict[bytes, list[int]] = {}
+        for rank, other in zip(session.comm.ranks, session.comm.exchange(call, node), strict=True):
+            nodes.setdefault(other, []).append(rank)
+        # Every rank takes part in making every group: torch's shortcut for members alone names the group after how many
+        # groups the process has, so members that had different ones before would wait for each other for ever.
+        groups = {other: session.comm.new_group(ranks) for other, ranks in nodes.items()}
+    session.node_comm = groups[node]
     return session.node_comm

@@ -1,6 +1,6 @@
-"""Collectives that move values: all_gather, gather, broadcast, scatter. Values may be anything.
+"""Collectives that move values from or to one rank: gather, broadcast, scatter. Values may be anything.
 
-Each starts with one exchange of headers, in which a rank that failed says so; only then does the bulk move.
+Each starts with a letter, in which a rank that failed says so; what did not fit in there follows as bulk.
 """
 
 from __future__ import annotations
@@ -11,51 +11,12 @@ from typing import TypeVar
 import torch
 
 from rankwise.collectives.groups import comm_of
-from rankwise.collectives.payload import Header, Payload, agreed, attempt, header_of, pack, room_for, unpack
+from rankwise.collectives.payload import Letter, Parcel, bulk_devices, pack, room_for, unpack
 from rankwise.comm.comm import Comm
-from rankwise.errors import InvalidArgumentError, RankwiseError
+from rankwise.comm.frame import Call
+from rankwise.errors import InvalidArgumentError
 
 T = TypeVar("T")
-
-# What a rank has to send in somebody else's broadcast.
-_NOTHING = Payload(Header(), torch.empty(0, dtype=torch.uint8))
-
-
-def all_gather(value: T, *, group: Comm | None = None) -> list[T]:
-    """Return every rank's value, in the order of ranks.
-
-    Collective over the session, or over `group`. Values may be tensors, of any types and of different shapes, or
-    anything that can be pickled; they need not be alike. Received tensors are new, detached, and on this rank's device
-    if they came from the like of it, else on the CPU. Tensors inside of other objects travel pickled.
-
-    Args:
-        value: This rank's value.
-        group: Those who take part; all, by default.
-
-    Raises:
-        PayloadTypeError: The value cannot be pickled.
-        RemoteRankError: That happened on another rank.
-        NotJoinedError: The world is larger than one and nobody joined it.
-
-    Example:
-        >>> import rankwise
-        >>> rankwise.all_gather("a")
-        ['a']
-    """
-    comm = comm_of(group)
-    me = comm.require_member()
-    payload, headers = _exchange(comm, value)
-    if isinstance(value, torch.Tensor) and headers[0].dtype is not None and len(set(headers)) == 1:
-        gathered: list[T] = comm.all_gather(value)  # type: ignore[assignment]  # T is a tensor type here
-        return gathered
-
-    # Exact sizes, one sender after the other: padding to the largest would cost all ranks as much as the largest.
-    buffers = [
-        payload.buffer.clone() if place == me else room_for(header, comm) for place, header in enumerate(headers)
-    ]
-    for place, buffer in enumerate(buffers):
-        comm.broadcast(buffer, place)
-    return [unpack(Payload(header, buffer)) for header, buffer in zip(headers, buffers, strict=True)]
 
 
 def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | None:
@@ -72,6 +33,8 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
         InvalidArgumentError: `dst` is not a member.
         PayloadTypeError: The value cannot be pickled.
         RemoteRankError: That happened on another rank.
+        MismatchError: Another rank calls something else.
+        CollectiveError: A rank is gone, or did not come within the session's timeout.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
@@ -80,16 +43,21 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
         [1.5]
     """
     comm = comm_of(group)
-    me, receiver = comm.require_member(), comm.place_of(dst, "dst")
-    payload, headers = _exchange(comm, value)
-    if me != receiver:
-        comm.transfer([(payload.buffer, receiver)], [])
-        return None
-    buffers = [
-        payload.buffer.clone() if place == me else room_for(header, comm) for place, header in enumerate(headers)
-    ]
-    comm.transfer([], [(buffer, place) for place, buffer in enumerate(buffers) if place != me])
-    return [unpack(Payload(header, buffer)) for header, buffer in zip(headers, buffers, strict=True)]
+    call = Call("gather", {"dst": dst})
+    with comm.taking_part(call) as me:
+        receiver = comm.place_of(dst, "dst")
+        parcel = pack(value)
+        messages = comm.collect(call, parcel.letter.encode(), receiver)
+        if messages is None:
+            for data in parcel.bulk.values():
+                comm.transfer([(data, receiver)], [])
+            return None
+        letters = [Letter.decode(message) for message in messages]
+        bulk = [parcel.copy() if place == me else room_for(letter, comm) for place, letter in enumerate(letters)]
+        for device in bulk_devices(letters):
+            incoming = [(parts[device], place) for place, parts in enumerate(bulk) if place != me and device in parts]
+            comm.transfer([], incoming)
+    return [unpack(letter, parts) for letter, parts in zip(letters, bulk, strict=True)]
 
 
 def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
@@ -107,6 +75,8 @@ def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
         InvalidArgumentError: `src` is not a member.
         PayloadTypeError: The value cannot be pickled.
         RemoteRankError: That happened on `src`.
+        MismatchError: Another rank calls something else, or has another `src`.
+        CollectiveError: A rank is gone, or did not come within the session's timeout.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
@@ -115,13 +85,15 @@ def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
         {'seed': 7}
     """
     comm = comm_of(group)
-    me, sender = comm.require_member(), comm.place_of(src, "src")
-    own = attempt(value) if me == sender else None
-    header = Header.decode(comm.announce(b"" if own is None else header_of(own).encode(), sender))
-    payload = agreed(own or _NOTHING, [header], [src])
-    buffer = payload.buffer.clone() if me == sender else room_for(header, comm)
-    comm.broadcast(buffer, sender)
-    result: T = unpack(Payload(header, buffer))
+    call = Call("broadcast", {"src": src})
+    with comm.taking_part(call) as me:
+        sender = comm.place_of(src, "src")
+        parcel = pack(value) if me == sender else None
+        letter = Letter.decode(comm.announce(call, b"" if parcel is None else parcel.letter.encode(), sender))
+        bulk = room_for(letter, comm) if parcel is None else parcel.copy()
+        for data in bulk.values():
+            comm.broadcast(data, sender)
+    result: T = unpack(letter, bulk)
     return result
 
 
@@ -140,6 +112,8 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
         InvalidArgumentError: `src` is not a member, or there is not one value for each member.
         PayloadTypeError: A value cannot be pickled.
         RemoteRankError: Either happened on `src`.
+        MismatchError: Another rank calls something else, or has another `src`.
+        CollectiveError: A rank is gone, or did not come within the session's timeout.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
@@ -148,34 +122,34 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
         'a'
     """
     comm = comm_of(group)
-    me, sender = comm.require_member(), comm.place_of(src, "src")
-    own = _attempt_all(values, comm.size) if me == sender else []
-    messages = [header_of(payload).encode() for payload in own]
-    header = Header.decode(comm.deliver(messages, sender))
-    payloads = [agreed(payload, [header], [src]) for payload in own or [_NOTHING]]
-    buffer = payloads[me].buffer.clone() if me == sender else room_for(header, comm)
-    if me == sender:
-        comm.transfer([(payload.buffer, place) for place, payload in enumerate(payloads) if place != me], [])
-    else:
-        comm.transfer([], [(buffer, sender)])
-    result: T = unpack(Payload(header, buffer))
+    call = Call("scatter", {"src": src})
+    with comm.taking_part(call) as me:
+        sender = comm.place_of(src, "src")
+        parcels = _pack_all(values, comm.size) if me == sender else []
+        letter = Letter.decode(comm.deliver(call, [parcel.letter.encode() for parcel in parcels], sender))
+        bulk = parcels[me].copy() if parcels else room_for(letter, comm)
+        if not parcels:
+            for data in bulk.values():
+                comm.transfer([], [(data, sender)])
+        for device in bulk_devices([parcel.letter for parcel in parcels]):
+            outgoing = [
+                (parcel.bulk[device], place)
+                for place, parcel in enumerate(parcels)
+                if place != me and device in parcel.bulk
+            ]
+            comm.transfer(outgoing, [])
+    result: T = unpack(letter, bulk)
     return result
 
 
-def _exchange(comm: Comm, value: object) -> tuple[Payload, list[Header]]:
-    """Tell all members what this rank will send, and learn the same of them."""
-    own = attempt(value)
-    headers = [Header.decode(message) for message in comm.exchange(header_of(own).encode())]
-    return agreed(own, headers, comm.ranks), headers
+def _pack_all(values: Sequence[object] | None, size: int) -> list[Parcel]:
+    """Pack one value for each member.
 
-
-def _attempt_all(values: Sequence[object] | None, size: int) -> Sequence[Payload | RankwiseError]:
-    """Pack one value for each member; if that fails, the error stands for every one of them."""
-    try:
-        if not isinstance(values, (Sequence, torch.Tensor)) or isinstance(values, (str, bytes)) or len(values) != size:
-            length = f" of {len(values)}" if isinstance(values, Sequence) else ""
-            got = f"a {type(values).__name__}{length}"
-            raise InvalidArgumentError(f"scatter takes one value for each of {size} ranks on src, got {got}")
-        return [pack(value) for value in values]
-    except RankwiseError as error:
-        return [error] * size
+    Raises:
+        InvalidArgumentError: There is not one for each.
+    """
+    if not isinstance(values, (Sequence, torch.Tensor)) or isinstance(values, (str, bytes)) or len(values) != size:
+        length = f" of {len(values)}" if isinstance(values, Sequence) else ""
+        got = f"a {type(values).__name__}{length}"
+        raise InvalidArgumentError(f"scatter takes one value for each of {size} ranks on src, got {got}")
+    return [pack(value) for value in values]

@@ -1,122 +1,238 @@
-"""How any value travels: a short header, and a buffer of bytes. Tensors keep type, shape and kind of device."""
+"""How any value travels: a pickle, and beside it the contents of the tensors and arrays in it, as they are.
+
+Tensors keep type, shape and kind of device, wherever in the value they are; they are detached.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import pickle
-import socket
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 
-from rankwise.comm.comm import Comm, as_bytes, contents, from_bytes
-from rankwise.errors import PayloadTypeError, RankwiseError, RemoteRankError
+from rankwise.comm.buffers import as_bytes, contents, from_bytes, memory_of, to_tensor
+from rankwise.comm.comm import INLINE_BYTES, Comm
+from rankwise.errors import PayloadTypeError
+
+# Where pieces of a buffer begin, so that any type can be read there.
+_ALIGNMENT: Final = 16
+# Arrays below this size stay in the pickle.
+_SMALL_ARRAY_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What a rank says of its value before it sends it.
+class _Part:
+    """A tensor or array that is not in the pickle.
 
     Attributes:
-        dtype: The tensor's type, or None for a pickled object.
-        shape: The tensor's shape.
-        device_type: The kind of device the tensor is on.
-        nbytes: The length of the buffer.
-        number: A number that is to be reduced; it travels in the header.
-        error: The traceback of what this rank raised instead, or "".
-        host: This rank's host, with an error.
+        nbytes: Its size.
+        device: The type of the device it was on, and is to be on again.
+        dtype, shape: The tensor's; no type for an array's memory.
     """
 
+    nbytes: int
+    device: str = "cpu"
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
-    device_type: str = "cpu"
-    nbytes: int = 0
-    number: Any = None
-    error: str = ""
-    host: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """What a rank says of its value before the bulk moves.
+
+    Attributes:
+        sizes: The bytes of bulk that follow, by type of device.
+        small: The whole value, if nothing follows; else the pickle, unless that is bulk too.
+        pickled: The bytes at the beginning of the bulk that are the pickle.
+    """
+
+    sizes: Mapping[str, int]
+    small: bytes = b""
+    pickled: int = 0
 
     def encode(self) -> bytes:
-        return pickle.dumps(self)
-
-    @staticmethod
-    def decode(data: bytes) -> Header:
-        header: Header = pickle.loads(data)
-        return header
+        return pickle.dumps((dict(self.sizes), self.small, self.pickled))
 
     @classmethod
-    def failed(cls, error: Exception) -> Header:
-        """Return the header that tells the other ranks of an error on this one."""
-        return cls(error="".join(traceback.format_exception(error)), host=socket.gethostname())
+    def decode(cls, data: bytes) -> Letter:
+        sizes, small, pickled = pickle.loads(data)
+        return cls(sizes=sizes, small=small, pickled=pickled)
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """A value ready to travel: `buffer` is a flat uint8 tensor, on the value's own device if that is a tensor."""
+@dataclass(slots=True)
+class Parcel:
+    """A value ready to travel.
 
-    header: Header
-    buffer: torch.Tensor
+    Attributes:
+        letter: What is said of it first.
+        bulk: What follows, by type of device: flat uint8 tensors there.
+    """
+
+    letter: Letter
+    bulk: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def copy(self) -> dict[str, torch.Tensor]:
+        """Return the bulk as if it had been received: new."""
+        return {device: data.clone() for device, data in self.bulk.items()}
 
 
-def pack(value: Any) -> Payload:  # noqa: ANN401 - any value of the user's
+def pack(value: object) -> Parcel:
     """Make a value ready to travel.
 
     Raises:
         PayloadTypeError: It cannot be pickled.
     """
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not (value.is_quantized or value.is_meta):
-        buffer = as_bytes(value)
-        header = Header(
-            dtype=value.dtype, shape=tuple(value.shape), device_type=value.device.type, nbytes=buffer.numel()
-        )
-        return Payload(header, buffer)
+    if isinstance(value, torch.nn.Parameter):
+        value = value.detach()
+    stream = io.BytesIO()
+    pickler = _Pickler(stream)
     try:
-        pickled = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        pickler.dump(value)
     except Exception as error:
         raise PayloadTypeError(
             f"a {type(value).__qualname__} cannot travel between ranks, for it cannot be pickled: {error}"
         ) from error
-    return Payload(Header(nbytes=len(pickled)), torch.frombuffer(bytearray(pickled), dtype=torch.uint8))
+    head = pickle.dumps((pickler.parts, stream.getvalue()))
+    host = [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == "cpu"]
+    small = len(head) + sum(data.numel() for data in host) <= INLINE_BYTES
+    if small and len(host) == len(pickler.contents):
+        return Parcel(Letter(sizes={}, small=pickle.dumps((head, contents(_joined(host))))))
+
+    pickled = 0
+    if len(head) > INLINE_BYTES:
+        host.insert(0, to_tensor(head))
+        pickled, head = len(head), b""
+    bulk = {"cpu": _joined(host)} if host else {}
+    for device in dict.fromkeys(part.device for part in pickler.parts if part.device != "cpu"):
+        bulk[device] = _joined(
+            [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == device]
+        )
+    sizes = {device: data.numel() for device, data in bulk.items()}
+    return Parcel(Letter(sizes=sizes, small=head, pickled=pickled), bulk)
 
 
-def unpack(payload: Payload) -> Any:  # noqa: ANN401 - any value of the user's
-    """Return the value. It owns the buffer."""
-    header = payload.header
-    if header.dtype is not None:
-        return from_bytes(payload.buffer, header.dtype, header.shape)
-    return pickle.loads(contents(payload.buffer))
-
-
-def room_for(header: Header, comm: Comm) -> torch.Tensor:
-    """Return an empty buffer for a value from another rank: on this rank's device if the value is on the like of it."""
-    device = comm.device if header.device_type == comm.device.type else torch.device("cpu")
-    return torch.empty(header.nbytes, dtype=torch.uint8, device=device)
-
-
-def attempt(value: Any) -> Payload | PayloadTypeError:  # noqa: ANN401 - any value of the user's
-    """Make a value ready to travel, or return the error that the other ranks must hear of first."""
-    try:
-        return pack(value)
-    except PayloadTypeError as error:
-        return error
-
-
-def header_of(payload: Payload | RankwiseError) -> Header:
-    """Return what to say of a payload, or of the error in its place."""
-    return payload.header if isinstance(payload, Payload) else Header.failed(payload)
-
-
-def agreed(payload: Payload | RankwiseError, headers: Sequence[Header], ranks: Sequence[int]) -> Payload:
-    """Return this rank's payload, after the headers of all were heard.
+def unpack(letter: Letter, bulk: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's
+    """Return the value. It owns the bulk.
 
     Raises:
-        RankwiseError: `payload`, if it is one.
-        RemoteRankError: A header tells of an error on the rank at its place.
+        PayloadTypeError: It cannot be unpickled here.
     """
-    if isinstance(payload, RankwiseError):
-        raise payload
-    for rank, header in zip(ranks, headers, strict=True):
-        if header.error:
-            raise RemoteRankError(rank=rank, host=header.host, traceback=header.error)
-    return payload
+    if letter.sizes:
+        host = bulk.get("cpu", torch.empty(0, dtype=torch.uint8))
+        head = letter.small or contents(host[: letter.pickled])
+        bulk = {**bulk, "cpu": host[_aligned(letter.pickled) :]}
+    else:
+        head, data = pickle.loads(letter.small)
+        bulk = {"cpu": to_tensor(data)}
+    try:
+        parts, stream = pickle.loads(head)
+        return _Unpickler(stream, parts, bulk).load()
+    except Exception as error:
+        raise PayloadTypeError(f"what another rank sent cannot be unpickled here: {error}") from error
+
+
+def room_for(letter: Letter, comm: Comm) -> dict[str, torch.Tensor]:
+    """Return empty bulk for a value from another rank: on this rank's device if the value is on the like of it."""
+    return {
+        device: torch.empty(
+            nbytes, dtype=torch.uint8, device=comm.device if device == comm.device.type else torch.device("cpu")
+        )
+        for device, nbytes in letter.sizes.items()
+    }
+
+
+def bulk_devices(letters: Sequence[Letter]) -> list[str]:
+    """Return the types of device that bulk is on, in the same order on all ranks."""
+    return sorted({device for letter in letters for device in letter.sizes})
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves the contents of tensors and arrays out of the pickle.
+
+    Attributes:
+        parts: What was left out.
+        contents: Their contents, flat uint8 tensors where the tensors are.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self.parts: list[_Part] = []
+        self.contents: list[torch.Tensor] = []
+        super().__init__(file, protocol=5, buffer_callback=self._leave_out_array)
+
+    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
+        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            return NotImplemented
+        data = as_bytes(value)
+        part = _Part(nbytes=data.numel(), device=value.device.type, dtype=value.dtype, shape=tuple(value.shape))
+        return _left_out, (self._leave_out(part, data),)
+
+    def _leave_out(self, part: _Part, data: torch.Tensor) -> int:
+        self.parts.append(part)
+        self.contents.append(data)
+        return len(self.parts) - 1
+
+    def _leave_out_array(self, buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if len(memory) < _SMALL_ARRAY_BYTES:
+            return True  # in the pickle
+        data = to_tensor(memory) if memory.readonly else torch.frombuffer(memory, dtype=torch.uint8)
+        self._leave_out(_Part(nbytes=len(memory)), data)
+        return False
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts the contents of tensors and arrays back."""
+
+    def __init__(self, stream: bytes, parts: Sequence[_Part], bulk: Mapping[str, torch.Tensor]) -> None:
+        starts = dict.fromkeys(bulk, 0)
+        self._alone = len(parts) == 1
+        self._parts: list[tuple[_Part, torch.Tensor]] = []
+        for part in parts:
+            start = starts[part.device]
+            self._parts.append((part, bulk[part.device][start : start + part.nbytes]))
+            starts[part.device] = start + _aligned(part.nbytes)
+        arrays = [_array_memory(data) for part, data in self._parts if part.dtype is None]
+        super().__init__(io.BytesIO(stream), buffers=arrays)
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - what pickle asks for
+        if (module, name) == (__name__, _left_out.__name__):
+            return self._tensor
+        return super().find_class(module, name)
+
+    def _tensor(self, index: int) -> torch.Tensor:
+        part, data = self._parts[index]
+        if part.dtype is None:
+            raise PayloadTypeError("the value's parts are out of order")
+        # A view would keep all parts alive, and save all of them when it is saved.
+        return from_bytes(data if self._alone else data.clone(), part.dtype, part.shape)
+
+
+def _left_out(index: int) -> torch.Tensor:
+    """Stands in a pickle for a tensor that is not in it."""
+    raise PayloadTypeError(f"tensor {index} of this pickle is not in it")
+
+
+def _array_memory(data: torch.Tensor) -> Any:  # noqa: ANN401 - anything that has a buffer
+    return memoryview(bytearray(memory_of(data)))
+
+
+def _aligned(nbytes: int) -> int:
+    return math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT
+
+
+def _joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return flat uint8 tensors as one, each beginning where any type can be read; no copy of a single one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if not pieces:
+        return torch.empty(0, dtype=torch.uint8)
+    whole = torch.zeros(sum(_aligned(piece.numel()) for piece in pieces), dtype=torch.uint8, device=pieces[0].device)
+    start = 0
+    for piece in pieces:
+        whole[start : start + piece.numel()] = piece
+        start += _aligned(piece.numel())
+    return whole

@@ -1,61 +1,106 @@
-"""Collectives that reduce: all_reduce, reduce_scatter. For tensors and Python numbers."""
+"""Collectives that reduce: all_reduce of tensors, numbers and containers of them; reduce_scatter of tensors.
+
+What fits in a frame is reduced here, by every rank in the order of ranks. The rest is one reduction by the backend for
+each type and device.
+"""
 
 from __future__ import annotations
 
-import functools
-import math
-import numbers
-import operator
+import pickle
 from collections.abc import Sequence
-from typing import Any, TypeVar, overload
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 from rankwise.collectives.groups import comm_of
-from rankwise.collectives.payload import Header, Payload, agreed, header_of
-from rankwise.comm.comm import Comm
-from rankwise.comm.ops import Op
-from rankwise.errors import PayloadTypeError
+from rankwise.collectives.scalars import check_number, fold_numbers, reduce_numbers
+from rankwise.collectives.trees import Tree, describe
+from rankwise.comm.buffers import as_bytes, contents, from_bytes, to_tensor
+from rankwise.comm.comm import INLINE_BYTES, Comm, dense
+from rankwise.comm.frame import Call
+from rankwise.comm.ops import Op, Plan, fold, plan
+from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
-N = TypeVar("N", int, float, complex)
+T = TypeVar("T")
 
 
-@overload
-def all_reduce(value: torch.Tensor, op: str = "sum", *, group: Comm | None = None) -> torch.Tensor: ...
-@overload
-def all_reduce(value: N, op: str = "sum", *, group: Comm | None = None) -> N | float: ...
-def all_reduce(value: Any, op: str = "sum", *, group: Comm | None = None) -> Any:
+def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: Comm | None = None) -> T:
     """Return the reduction of every rank's value, the same on all ranks.
 
-    Collective over the session, or over `group`. Tensors have the same shape and type on all ranks; the result is new,
-    detached, on the tensor's device, and of its type, but for bools (their sum and product are int64) and the mean of
-    integers (float64). Python numbers are reduced exactly, as Python does, and need not be of one type: the mean of
-    integers is a float. That tensors differ in shape or type between ranks is not noticed: torch hangs, aborts, or
-    gives wrong results then.
+    Collective over the session, or over `group`. A value is a tensor, a number, or dicts, lists, tuples, namedtuples
+    and dataclasses of them, the same on all ranks but for the order of a dict; None stays None. Tensors have the same
+    shape, type and kind of device on all ranks; results are new, on the tensor's device, and of its type, but for bools
+    (their sum and product are int64) and the mean of integers (float64). Numbers are reduced as Python does, exactly;
+    if they are of several types, all are made the widest first. The mean of integers is a float.
 
     Args:
-        value: A tensor or a number.
+        value: This rank's value.
         op: "sum", "mean", "product", "min", "max"; "and", "or" for bools.
+        differentiable: Gradients flow back through the sum or mean of tensors of floats; every rank runs backward
+            through it. Else results are detached.
         group: Those who take part; all, by default.
 
     Raises:
-        InvalidArgumentError: There is no such op.
-        PayloadTypeError: The op is not defined for the value, or the value is neither a tensor nor a number.
-        CollectiveError: A rank died, or did not take part within the session's timeout.
+        InvalidArgumentError: There is no such op, or it is not differentiable.
+        PayloadTypeError: The op is not defined for the value, or the value is not one of these.
+        RemoteRankError: Either happened on another rank.
+        MismatchError: The ranks' values differ in anything but the numbers, or another rank calls something else.
+        CollectiveError: A rank is gone, or did not come within the session's timeout.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
         >>> import rankwise
         >>> rankwise.all_reduce(3), rankwise.all_reduce(3, op="mean"), rankwise.all_reduce(True, op="and")
         (3, 3.0, True)
+        >>> rankwise.all_reduce({"loss": 0.5, "seen": 8})
+        {'loss': 0.5, 'seen': 8}
     """
-    parsed, comm = Op.parse(op), comm_of(group)
-    if isinstance(value, torch.Tensor):
-        return comm.all_reduce(value, parsed)
-    packed = _attempt(value, parsed)
-    headers = [Header.decode(message) for message in comm.exchange(header_of(packed).encode())]
-    agreed(packed, headers, comm.ranks)
-    return _fold([header.number for header in headers], parsed)
+    comm = comm_of(group)
+    call = Call("all_reduce", {"op": op, "differentiable": True} if differentiable else {"op": op})
+    with comm.taking_part(call):
+        job = Job.of(comm, call, value, Op.parse(op))
+        if differentiable:
+            job.require_gradient()
+    # torch's Function.apply has no types.
+    leaves = list(_Reduce.apply(job, *job.tensors())) if differentiable else job.run()  # type: ignore[no-untyped-call]
+    result: T = job.tree.rebuild(leaves)
+    return result
+
+
+def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = None) -> torch.Tensor:
+    """Reduce a tensor in place, and return it: `all_reduce` without memory for another.
+
+    Collective over the session, or over `group`.
+
+    Args:
+        tensor: This rank's tensor; the same shape and type on all ranks. It must be able to hold the result.
+        op: As for `all_reduce`.
+        group: Those who take part; all, by default.
+
+    Raises:
+        InvalidArgumentError: There is no such op.
+        PayloadTypeError: The op is not defined for the type, or the result has another.
+        RemoteRankError: Either happened on another rank.
+        MismatchError: The tensors differ in shape or type, or another rank calls something else.
+        CollectiveError: A rank is gone, or did not come within the session's timeout.
+        NotJoinedError: The world is larger than one and nobody joined it.
+
+    Example:
+        >>> import rankwise, torch
+        >>> rankwise.all_reduce_(torch.tensor([1, 2]))
+        tensor([1, 2])
+    """
+    comm = comm_of(group)
+    call = Call("all_reduce_", {"op": op})
+    with comm.taking_part(call):
+        if not isinstance(tensor, torch.Tensor):
+            raise PayloadTypeError(f"all_reduce_ takes a tensor, got {describe(tensor)}")
+        job = Job.of(comm, call, tensor, Op.parse(op), in_place=True)
+    (result,) = job.run()
+    if result.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(result)
+    return tensor
 
 
 def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Comm | None = None) -> torch.Tensor:
@@ -71,7 +116,9 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
     Raises:
         InvalidArgumentError: There is no such op, or not one tensor for each member.
         PayloadTypeError: The op is not defined for the type, or the types differ.
-        CollectiveError: A rank died, or did not take part within the session's timeout.
+        RemoteRankError: Either happened on another rank.
+        MismatchError: The tensors differ in shape or type, or another rank calls something else.
+        CollectiveError: A rank is gone, or did not come within the session's timeout.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
@@ -79,54 +126,173 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
         >>> rankwise.reduce_scatter([torch.tensor([1, 2])])
         tensor([1, 2])
     """
-    parsed, comm = Op.parse(op), comm_of(group)
+    comm = comm_of(group)
+    call = Call("reduce_scatter", {"op": op})
+    with comm.taking_part(call):
+        parsed = Op.parse(op)
+        _check_pieces(values, parsed, comm.size)
+        call.content = " ".join(map(describe, values))
+        call.parts = lambda: {f"[{place}]": describe(value) for place, value in enumerate(values)}
+        if comm.check or values[0].device.type == "cpu":
+            comm.agree(call)
+        return comm.reduce_scatter(values, parsed)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Tensors of one type on one device, which travel and are reduced as one.
+
+    Attributes:
+        how: How they are reduced.
+        places: Which leaves they are.
+        shapes: Their shapes.
+        wire: All of them, flat, as they travel.
+    """
+
+    how: Plan
+    places: list[int]
+    shapes: list[torch.Size]
+    wire: torch.Tensor
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any], places: list[int], op: Op, *, in_place: bool) -> _Bucket:
+        tensors = [dense(leaves[place]) for place in places]
+        first = tensors[0]
+        how = plan(first.dtype, op)
+        if in_place and how.wire_dtype == first.dtype and first.is_contiguous():
+            wire = first
+        else:
+            wire = how.start(first if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        return cls(how, places, [tensor.shape for tensor in tensors], wire.reshape(-1))
+
+    def results(self, size: int) -> list[torch.Tensor]:
+        reduced = self.how.finish(self.wire, size)
+        if len(self.places) == 1:
+            return [reduced.reshape(self.shapes[0])]
+        parts = reduced.split([shape.numel() for shape in self.shapes])
+        # A view would keep all parts alive, and save all of them when it is saved.
+        return [part.clone().reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+@dataclass(slots=True)
+class Job:
+    """A reduction: made of what this rank alone knows, then run with the others.
+
+    Attributes:
+        tree: The value.
+        numbers: Its numbers, with their places among the leaves.
+        buckets: Its tensors.
+        small: The tensors fit into the frame.
+    """
+
+    comm: Comm
+    call: Call
+    op: Op
+    tree: Tree
+    numbers: dict[int, Any]
+    buckets: list[_Bucket]
+    small: bool
+
+    @classmethod
+    def of(cls, comm: Comm, call: Call, value: object, op: Op, *, in_place: bool = False) -> Job:
+        """Take a value apart, and check it.
+
+        Raises:
+            PayloadTypeError: The operation is not defined for a part of it.
+        """
+        tree = Tree.of(value)
+        numbers: dict[int, Any] = {}
+        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for place, leaf in enumerate(tree.leaves):
+            if isinstance(leaf, torch.Tensor):
+                kinds.setdefault((leaf.dtype, leaf.device), []).append(place)
+            elif leaf is not None:
+                numbers[place] = check_number(leaf, op)
+        buckets = [_Bucket.of(tree.leaves, places, op, in_place=in_place) for places in kinds.values()]
+        call.content = f"{tree.text()} {' '.join(map(describe, tree.leaves))}"
+        call.parts = lambda: dict(zip(tree.paths(), map(describe, tree.leaves), strict=True))
+        nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
+        return cls(comm, call, op, tree, numbers, buckets, comm.framed and nbytes <= INLINE_BYTES)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors among the leaves."""
+        return [leaf for leaf in self.tree.leaves if isinstance(leaf, torch.Tensor)]
+
+    def require_gradient(self) -> None:
+        """Check that gradients can flow through it.
+
+        Raises:
+            InvalidArgumentError: Not through this operation.
+            PayloadTypeError: Not through tensors of this type.
+        """
+        if self.op not in {Op.SUM, Op.MEAN}:
+            raise InvalidArgumentError(f"op={self.op.value!r} is not differentiable here; 'sum' and 'mean' are")
+        for tensor in self.tensors():
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                raise PayloadTypeError(f"gradients flow through tensors of floats, got {describe(tensor)}")
+
+    def run(self) -> list[Any]:
+        """Reduce it, and return the leaves of the result.
+
+        Collective over the comm's members.
+        """
+        comm = self.comm
+        messages: list[bytes] | None = None
+        numbers: list[Any] = list(self.numbers.values())
+        with comm.taking_part(self.call):
+            if self._is_checked():
+                inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.small else []
+                messages = comm.agree(self.call, pickle.dumps((numbers, inline)))
+            if not self.small:
+                for bucket in self.buckets:
+                    comm.reduce(bucket.wire, bucket.how.wire_op)
+            if messages is None and numbers:
+                numbers = reduce_numbers(comm, numbers, self.op)
+        if messages is not None:
+            rows = [pickle.loads(message) for message in messages]
+            numbers = fold_numbers([row[0] for row in rows], self.op)
+            for place, bucket in enumerate(self.buckets if self.small else ()):
+                parts = [from_bytes(to_tensor(row[1][place]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
+                bucket.wire = fold(parts, bucket.how.wire_op)
+        leaves = list(self.tree.leaves)
+        for place, number in zip(self.numbers, numbers, strict=True):
+            leaves[place] = number
+        for bucket in self.buckets:
+            for place, result in zip(bucket.places, bucket.results(comm.size), strict=True):
+                leaves[place] = result
+        return leaves
+
+    def _is_checked(self) -> bool:
+        """Return whether ranks agree first; where a single tensor is on an accelerator that is for the user to say."""
+        leaves = self.tree.leaves
+        single = len(leaves) == 1 and isinstance(leaves[0], torch.Tensor) and leaves[0].device.type != "cpu"
+        return self.comm.check or not single
+
+
+class _Reduce(torch.autograd.Function):
+    """A reduction whose gradient is the same reduction of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, *tensors: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401, ARG004
+        ctx.job = job
+        return tuple(job.run())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        job: Job = ctx.job
+        call = Call("the gradient of all_reduce", {"op": job.op.value})
+        wanted = [grad for grad, leaf in zip(grads, job.tree.leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+        return None, *Job.of(job.comm, call, wanted, job.op).run()
+
+
+def _check_pieces(values: Sequence[torch.Tensor], op: Op, size: int) -> None:
+    """Check what reduce_scatter takes."""
     if isinstance(values, torch.Tensor) or not all(isinstance(value, torch.Tensor) for value in values):
         raise PayloadTypeError(
             "reduce_scatter takes a sequence of tensors, one for each rank, as in tensor.chunk(world)"
         )
-    return comm.reduce_scatter(values, parsed)
-
-
-def _attempt(value: Any, op: Op) -> Payload | PayloadTypeError:  # noqa: ANN401 - any value of the user's
-    """Make a number ready to travel, or return the error that the other ranks must hear of first."""
-    if not isinstance(value, (int, float, complex)) and hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()  # numpy's own numbers overflow and have their own bool
-    try:
-        _check_number(value, op)
-    except PayloadTypeError as error:
-        return error
-    return Payload(Header(number=value), torch.empty(0, dtype=torch.uint8))
-
-
-def _check_number(value: object, op: Op) -> None:
-    """Check that an operation is defined for a number."""
-    if not isinstance(value, numbers.Number):
-        raise PayloadTypeError(f"all_reduce takes tensors and numbers, got a {type(value).__qualname__}")
-    if op in {Op.AND, Op.OR} and not isinstance(value, bool):
-        raise PayloadTypeError(f"op={op.value!r} is for bools, got {value!r}; compare first, as in value != 0")
-    if op in {Op.MIN, Op.MAX} and isinstance(value, complex):
-        raise PayloadTypeError(f"op={op.value!r} is not defined for {value!r}: complex numbers have no order")
-
-
-def _fold(values: Sequence[Any], op: Op) -> Any:  # noqa: ANN401 - numbers of any type
-    """Reduce numbers as Python does, in the order of ranks, so that every rank gets the same."""
-    if op is Op.SUM:
-        return functools.reduce(operator.add, values, 0)
-    if op is Op.MEAN:
-        return functools.reduce(operator.add, values, 0) / len(values)
-    if op is Op.PRODUCT:
-        return math.prod(values)
-    if op is Op.MIN:
-        return functools.reduce(_least, values)
-    if op is Op.MAX:
-        return functools.reduce(_greatest, values)
-    return all(values) if op is Op.AND else any(values)
-
-
-def _least(a: Any, b: Any) -> Any:  # noqa: ANN401 - numbers of any type
-    """The smaller one; not-a-number wins, as it does in torch."""
-    return a if a != a or a <= b else b  # noqa: PLR0124 - only not-a-number differs from itself
-
-
-def _greatest(a: Any, b: Any) -> Any:  # noqa: ANN401 - numbers of any type
-    return a if a != a or a >= b else b  # noqa: PLR0124 - only not-a-number differs from itself
+    if len(values) != size:
+        raise InvalidArgumentError(f"reduce_scatter takes one tensor for each of {size} ranks, got {len(values)}")
+    if len({(value.dtype, value.device) for value in values}) > 1:
+        raise PayloadTypeError("reduce_scatter takes tensors of one dtype on one device")
+    plan(dense(values[0]).dtype, op)

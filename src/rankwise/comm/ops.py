@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -47,12 +48,24 @@ class Plan:
     Attributes:
         wire_dtype: The type they travel and are reduced in.
         wire_op: The reduction itself: SUM, PRODUCT, MIN or MAX.
+        start: Makes a new contiguous tensor of that type to be reduced in place.
         finish: Makes the result of what was reduced, given the number of ranks.
     """
 
     wire_dtype: torch.dtype
     wire_op: Op
+    start: Callable[[torch.Tensor], torch.Tensor]
     finish: Callable[[torch.Tensor, int], torch.Tensor]
+
+    @classmethod
+    def of(cls, wire_dtype: torch.dtype, wire_op: Op, finish: Callable[[torch.Tensor, int], torch.Tensor]) -> Plan:
+        """Return the plan of a reduction whose type holds the values as they are."""
+
+        def start(tensor: torch.Tensor) -> torch.Tensor:
+            wire = torch.empty(tensor.shape, dtype=wire_dtype, device=tensor.device)
+            return wire.copy_(tensor)
+
+        return cls(wire_dtype=wire_dtype, wire_op=wire_op, start=start, finish=finish)
 
 
 _INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -63,12 +76,13 @@ _COMPLEX: Final = (torch.complex64, torch.complex128)
 _WIDENED: Final = {torch.int16: torch.int32, torch.uint16: torch.int64, torch.uint32: torch.int64}
 
 
+@functools.cache
 def plan(dtype: torch.dtype, op: Op) -> Plan:
     """Return how tensors of a type are reduced.
 
     The sum and product of bools are int64, as in torch. The mean of bools and integers is summed in int64 and divided
     in float64; that of half-precision floats is taken in float32, where their sum does not overflow. All else keeps
-    its type.
+    its type. Not-a-number wins in a minimum or maximum, as it does in torch.
 
     Raises:
         PayloadTypeError: The operation is not defined for the type.
@@ -85,17 +99,54 @@ def plan(dtype: torch.dtype, op: Op) -> Plan:
 
     if op is Op.MEAN:
         if dtype in (*_INTEGERS, *_WIDENED):
-            return Plan(wire_dtype=torch.int64, wire_op=Op.SUM, finish=lambda total, size: total.double() / size)
+            return Plan.of(torch.int64, Op.SUM, lambda total, size: total.double() / size)
         wire = torch.float32 if dtype in _HALVES else dtype
-        return Plan(wire_dtype=wire, wire_op=Op.SUM, finish=lambda total, size: (total / size).to(dtype))
-    return Plan(wire_dtype=_WIDENED.get(dtype, dtype), wire_op=op, finish=lambda result, _: result.to(dtype))
+        return Plan.of(wire, Op.SUM, lambda total, size: (total / size).to(dtype))
+    if op in {Op.MIN, Op.MAX} and dtype in _FLOATS:
+        return _plan_order(dtype, op)
+    return Plan.of(_WIDENED.get(dtype, dtype), op, lambda result, _: result.to(dtype))
+
+
+def fold(parts: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
+    """Return the reduction of tensors as they travel, in their order, as a new tensor; not of Op.MEAN, AND or OR."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        if op is Op.SUM:
+            total += part
+        elif op is Op.PRODUCT:
+            total *= part
+        else:
+            total = torch.minimum(total, part) if op is Op.MIN else torch.maximum(total, part)
+    return total
 
 
 def _plan_bool(op: Op) -> Plan:
     if op in {Op.AND, Op.MIN}:
-        return Plan(wire_dtype=torch.uint8, wire_op=Op.MIN, finish=lambda result, _: result.bool())
+        return Plan.of(torch.uint8, Op.MIN, lambda result, _: result.bool())
     if op in {Op.OR, Op.MAX}:
-        return Plan(wire_dtype=torch.uint8, wire_op=Op.MAX, finish=lambda result, _: result.bool())
+        return Plan.of(torch.uint8, Op.MAX, lambda result, _: result.bool())
     if op is Op.MEAN:
-        return Plan(wire_dtype=torch.int64, wire_op=Op.SUM, finish=lambda total, size: total.double() / size)
-    return Plan(wire_dtype=torch.int64, wire_op=op, finish=lambda result, _: result)
+        return Plan.of(torch.int64, Op.SUM, lambda total, size: total.double() / size)
+    return Plan.of(torch.int64, op, lambda result, _: result)
+
+
+def _plan_order(dtype: torch.dtype, op: Op) -> Plan:
+    """Plan the minimum or maximum of floats: backends lose not-a-number, and do so on some ranks only.
+
+    So floats travel as integers of the same order, in which not-a-number is beyond infinity.
+    """
+    wide, whole = (torch.float64, torch.int64) if dtype is torch.float64 else (torch.float32, torch.int32)
+    limits = torch.iinfo(whole)
+    beyond = limits.min if op is Op.MIN else limits.max
+
+    def reorder(bits: torch.Tensor) -> torch.Tensor:
+        # Negative floats are ordered the other way round; this is its own inverse.
+        return bits ^ ((bits >> (limits.bits - 1)) & limits.max)
+
+    def start(tensor: torch.Tensor) -> torch.Tensor:
+        values = tensor.to(wide).contiguous()
+        return reorder(values.view(whole)).masked_fill_(values.isnan(), beyond)
+
+    return Plan(
+        wire_dtype=whole, wire_op=op, start=start, finish=lambda result, _: reorder(result).view(wide).to(dtype)
+    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import pickle
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -11,7 +14,12 @@ import torch
 import torch.distributed as dist
 
 from rankwise._torch import gloo_on_loopback
+from rankwise.comm.buffers import memory_of
 from rankwise.comm.comm import Comm
+from rankwise.comm.connecting import Introduction
+from rankwise.comm.frame import Elsewhere, Frame, Kind
+from rankwise.comm.mesh import SLICE_SECONDS, Mesh
+from rankwise.comm.near import Near
 from rankwise.comm.ops import Op
 from rankwise.errors import CollectiveError, NotJoinedError
 
@@ -21,6 +29,58 @@ _REDUCE_OPS: Final = {
     Op.MIN: dist.ReduceOp.MIN,
     Op.MAX: dist.ReduceOp.MAX,
 }
+# How long data may still be on its way from a member that has left.
+_FAREWELL_SECONDS: Final = 2.0
+
+
+@dataclass(kw_only=True)
+class World:
+    """What the groups of one session share.
+
+    Attributes:
+        rank: This process's global rank.
+        device: Where received tensors go that come from another rank's accelerator.
+        timeout: Seconds that a collective waits for a rank.
+        check: Single tensors on an accelerator are checked too.
+        one_host: All ranks are known to be on this host.
+        store: Returns what the ranks share.
+        reach: Returns the name or address that other hosts reach this one by.
+        made: How many groups were made; all ranks make all groups, in one order.
+        meshes: The connections in all groups that this rank is a member of.
+    """
+
+    rank: int
+    device: torch.device
+    timeout: float
+    check: bool
+    one_host: bool
+    store: Callable[[], dist.Store]
+    reach: Callable[[], str]
+    made: int = 0
+    meshes: list[Mesh] = field(default_factory=list)
+
+    def introduce(self, name: str, ranks: Sequence[int]) -> Mesh:
+        """Connect to the other members of a group.
+
+        Collective over the members.
+        """
+
+        def check() -> None:
+            gone = "; ".join(filter(None, (mesh.gone(ranks) for mesh in self.meshes)))
+            if gone:
+                raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {gone}")
+
+        mesh = Introduction(
+            store=self.store(),
+            name=name,
+            ranks=ranks,
+            place=ranks.index(self.rank),
+            reach=self.reach,
+            timeout=self.timeout,
+            check=check,
+        ).connect()
+        self.meshes.append(mesh)
+        return mesh
 
 
 class TorchGroupComm(Comm):
@@ -32,25 +92,32 @@ class TorchGroupComm(Comm):
         group: The process group; None for a rank that is not a member.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup | None,
-        *,
-        ranks: Sequence[int],
-        global_rank: int,
-        device: torch.device,
-        timeout: float | None,
-        loopback: bool = False,
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], world: World) -> None:
         self._backends = _backends(group)
-        control = torch.device("cpu") if "cpu" in self._backends else device
-        super().__init__(ranks=ranks, global_rank=global_rank, device=device, control=control)
+        control = torch.device("cpu") if "cpu" in self._backends else world.device
+        super().__init__(ranks=ranks, global_rank=world.rank, device=world.device, control=control, check=world.check)
         self.group = group
-        self._timeout = timeout
-        self._loopback = loopback
+        self._world = world
+        self._name = f"group/{world.made}"
+        world.made += 1
         self._parts: list[TorchGroupComm] = []
+        self._mesh: Mesh | None = None
+        self._near: Near | None = None
 
-    def close(self) -> None:
+    def connect(self) -> None:
+        """Connect to the other members, if frames are to be sent to each of them.
+
+        Collective over the members.
+
+        Raises:
+            CollectiveError: They could not be reached, or did not come in time.
+        """
+        if self._mesh is None and self.framed and self.size > 1 and self.rank is not None:
+            self._mesh = self._world.introduce(self._name, self.ranks)
+            if self._mesh.near:
+                self._near = Near(self._mesh, self.rank, timeout=self._world.timeout)
+
+    def close(self, reason: str = "left") -> None:
         """Let go of the process group, and of those that were made from it.
 
         Whoever destroys them relies on being the last to hold them: a group whose threads still run when the process
@@ -58,79 +125,166 @@ class TorchGroupComm(Comm):
         """
         super().close()
         self.group = None
+        self._hang_up(reason)
         for part in self._parts:
-            part.close()
+            part.close(reason)
         self._parts.clear()
 
+    def gone(self, ranks: Container[int] | None = None) -> str:
+        return "" if self._mesh is None else self._mesh.gone(ranks)
+
+    def board(self) -> dist.Store | None:
+        return dist.PrefixStore(self._name, self._world.store()) if self.size > 1 else None
+
     def new_group(self, ranks: Sequence[int]) -> Comm:
-        me = self.ranks[self.require_member()]
-        timeout = None if self._timeout is None else timedelta(seconds=self._timeout)
-        with self._explained("new_group"), gloo_on_loopback() if self._loopback else nullcontext():
-            group = dist.new_group(list(ranks), timeout=timeout)
+        with self._explained("new_group"), gloo_on_loopback() if self._world.one_host else nullcontext():
+            group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._world.timeout))
         part = TorchGroupComm(
-            group if isinstance(group, dist.ProcessGroup) else None,
-            ranks=tuple(ranks),
-            global_rank=me,
-            device=self.device,
-            timeout=self._timeout,
-            loopback=self._loopback,
+            group if isinstance(group, dist.ProcessGroup) else None, ranks=tuple(ranks), world=self._world
         )
         self._parts.append(part)
+        part.connect()
         return part
 
+    def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:
+        mesh = self._connected()
+        wait = self._world.timeout if timeout is None else timeout
+        suspects: set[str] = set()
+        frames = mesh.exchange(
+            frame, bodies, timeout=wait, on_pause=lambda missing: self._look_elsewhere(mesh, frame, missing, suspects)
+        )
+        for other in frames.values():
+            if other.kind is Kind.ELSEWHERE:
+                self._follow(mesh, frame, pickle.loads(other.body))
+        return frames
+
+    def _say(self, frame: Frame) -> None:
+        self._connected().skip(frame)
+
+    def _connected(self) -> Mesh:
+        self.connect()
+        if self._mesh is None:
+            raise NotJoinedError(f"this group cannot be used any more: {self._broken or 'it was closed'}")
+        return self._mesh
+
+    def _look_elsewhere(self, mesh: Mesh, frame: Frame, missing: Sequence[int], suspects: set[str]) -> None:
+        """See whether a rank that is missing here waits for this one in another group: then neither would ever end.
+
+        Only what is seen at two looks counts. At one, what it had to say here may still have been on its way.
+        """
+        for other in self._world.meshes:
+            if other is mesh or other.busy or not frame.main:
+                continue
+            waiting = [called for rank in missing if (called := other.waiting(rank)) is not None]
+            if not any(called.main for called in waiting):
+                suspects.discard(other.name)
+            elif other.name in suspects:
+                other.skip(_elsewhere(mesh, frame))
+            else:
+                suspects.add(other.name)
+
+    def _follow(self, mesh: Mesh, frame: Frame, elsewhere: Elsewhere) -> None:
+        """Let those know who wait in another group that this rank was here, and not on its way to them."""
+        for other in self._world.meshes:
+            if other.name == elsewhere.group and other.sequence == elsewhere.sequence - 1:
+                other.skip(_elsewhere(mesh, frame))
+
+    def _break_off(self, reason: str) -> None:
+        super()._break_off(reason)
+        self._hang_up(reason)
+
+    def _hang_up(self, reason: str) -> None:
+        if self._mesh is not None:
+            self._mesh.close(reason)
+            self._world.meshes.remove(self._mesh)
+            self._mesh = self._near = None
+
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
+        if self._near is not None and tensor.device.type == "cpu":
+            self._near.all_reduce(tensor.view(-1), op)
+            return
         with self._explained("all_reduce"):
             staged = self._stage(tensor)
-            dist.all_reduce(staged, op=_REDUCE_OPS[op], group=self.group)
+            self._finish(dist.all_reduce(staged, op=_REDUCE_OPS[op], group=self.group, async_op=True), staged)
             if staged is not tensor:
                 tensor.copy_(staged)
 
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
+        if self._near is not None and pieces[0].device.type == "cpu":
+            return self._near.reduce_scatter(pieces, op)
         with self._explained("reduce_scatter"):
             staged = [self._stage(piece) for piece in pieces]
             reduced = torch.empty_like(staged[0])
-            dist.reduce_scatter(reduced, staged, op=_REDUCE_OPS[op], group=self.group)
+            work = dist.reduce_scatter(reduced, staged, op=_REDUCE_OPS[op], group=self.group, async_op=True)
+            self._finish(work, reduced)
             return reduced.to(pieces[0].device)
 
     def _all_gather(self, data: torch.Tensor) -> list[torch.Tensor]:
+        if self._near is not None and data.device.type == "cpu":
+            return self._near.all_gather(data)
         with self._explained("all_gather"):
             staged = self._stage(data)
             gathered = [torch.empty_like(staged) for _ in self.ranks]
-            dist.all_gather(gathered, staged, group=self.group)
+            self._finish(dist.all_gather(gathered, staged, group=self.group, async_op=True), staged)
             return gathered if staged is data else [part.to(data.device) for part in gathered]
 
     def _broadcast(self, data: torch.Tensor, src: int) -> None:
+        if self._near is not None and data.device.type == "cpu":
+            self._near.broadcast(data, src)
+            return
         with self._explained("broadcast"):
             staged = self._stage(data)
-            dist.broadcast(staged, src=self.ranks[src], group=self.group)
+            self._finish(dist.broadcast(staged, src=self.ranks[src], group=self.group, async_op=True), staged)
             if staged is not data:
                 data.copy_(staged)
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
     ) -> None:
-        if not outgoing and not incoming:
-            return
-        with self._explained("the transfer between two ranks"):
-            sends = [
-                dist.P2POp(dist.isend, self._stage(data), self.ranks[place], self.group) for data, place in outgoing
-            ]
-            staged = [self._stage(data) for data, _ in incoming]
-            receives = [
-                dist.P2POp(dist.irecv, buffer, self.ranks[place], self.group)
-                for buffer, (_, place) in zip(staged, incoming, strict=True)
-            ]
-            for work in dist.batch_isend_irecv([*sends, *receives]):
-                work.wait()
-            for buffer, (data, _) in zip(staged, incoming, strict=True):
-                if buffer is not data:
-                    data.copy_(buffer)
+        sent = [(self._stage(data), place) for data, place in outgoing]
+        received = [(self._stage(data), place) for data, place in incoming]
+        if self._mesh is not None and all(data.device.type == "cpu" for data, _ in [*sent, *received]):
+            self._mesh.transfer(
+                {place: memory_of(data) for data, place in sent},
+                {place: memory_of(data) for data, place in received},
+                timeout=self._world.timeout,
+            )
+        else:
+            self._transfer_by_group(sent, received)
+        for (buffer, _), (data, _) in zip(received, incoming, strict=True):
+            if buffer is not data:
+                data.copy_(buffer)
 
-    def _barrier(self) -> None:
-        with self._explained("barrier"):
-            token = torch.ones(1, dtype=torch.int32, device=self.control)
-            dist.all_reduce(token, group=self.group)
-            token.item()  # on an accelerator, the reduction has only been queued so far
+    def _transfer_by_group(
+        self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
+    ) -> None:
+        with self._explained("the transfer between two ranks"):
+            operations = [dist.P2POp(dist.isend, data, self.ranks[place], self.group) for data, place in outgoing]
+            operations += [dist.P2POp(dist.irecv, data, self.ranks[place], self.group) for data, place in incoming]
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+
+    def _finish(self, work: dist.Work | None, tensor: torch.Tensor) -> None:
+        """Wait for an operation of the group; on the CPU not for members that are gone, as gloo might."""
+        if work is None:
+            return
+        if tensor.device.type != "cpu" or self._mesh is None:
+            work.wait()
+            return
+        lost_since: float | None = None
+        while True:
+            try:
+                work.wait(timedelta(seconds=SLICE_SECONDS))
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            else:
+                return
+            gone = self._mesh.gone()
+            if gone:
+                lost_since = lost_since or time.monotonic()
+                if time.monotonic() - lost_since > _FAREWELL_SECONDS:
+                    raise CollectiveError(f"the data did not come: {gone}")
 
     def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor on a device that the group can send from: itself, if it can."""
@@ -142,18 +296,25 @@ class TorchGroupComm(Comm):
 
     @contextmanager
     def _explained(self, operation: str) -> Iterator[None]:
-        """Say which collective broke off, on which rank, in torch's own words."""
+        """Say which collective broke off, on which rank, why if that is known, and in torch's own words."""
         try:
             yield
+        except CollectiveError:
+            raise
         except (RuntimeError, ValueError) as error:
             if not dist.is_initialized():
                 raise NotJoinedError(
                     f"{operation} failed: the process group was destroyed by other code; call rankwise.init() again"
                 ) from error
             where = "" if self.rank is None else f" on rank {self.ranks[self.rank]} of {self.size}"
-            raise CollectiveError(
-                f"{operation} broke off{where}: {error}. A rank died, or did not take part in time"
-            ) from error
+            cause = self.gone() or "a rank died, or did not take part in time"
+            raise CollectiveError(f"{operation} broke off{where}: {cause}. torch says: {error}") from error
+
+
+def _elsewhere(mesh: Mesh, frame: Frame) -> Frame:
+    """Return the frame for another group, of a rank that waits in this one."""
+    body = pickle.dumps(Elsewhere(mesh.name, mesh.ranks, mesh.sequence))
+    return Frame(Kind.ELSEWHERE, 0, frame.call, body=body, main=frame.main)
 
 
 def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.environment.detect import detect
 from rankwise.environment.reading import Reading
-from rankwise.session.session import Session
+from rankwise.errors import LauncherEnvironmentError
+from rankwise.session.session import Session, summary
 
 if TYPE_CHECKING:
     import torch
@@ -106,12 +107,12 @@ def rank_of_this_thread(session: Session) -> Iterator[Session]:
             in_force.session = before
 
 
-def close_in_force(*, failed: bool = False) -> None:
+def close_in_force(*, reason: str = "left the session", failed: bool = False) -> None:
     """Close the session in force, if there is one, and forget what was read."""
     session = in_force.session
     forget()
     if session is not None:
-        session.close(failed=failed)
+        session.close(reason=reason, failed=failed)
 
 
 def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None = None) -> Reading:
@@ -123,6 +124,20 @@ def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None =
     for warning in reading.warnings:
         log.warning("%s", warning)
     return reading
+
+
+def read_check(environ: Mapping[str, str] | None = None) -> bool:
+    """Read RANKWISE_CHECK: whether single tensors on accelerators are checked too.
+
+    Local.
+
+    Raises:
+        LauncherEnvironmentError: It is neither 0 nor 1.
+    """
+    value = (os.environ if environ is None else environ).get("RANKWISE_CHECK", "").strip()
+    if value not in {"", "0", "1"}:
+        raise LauncherEnvironmentError(f"RANKWISE_CHECK={value!r} is neither 0 nor 1")
+    return value == "1"
 
 
 def foreign_group() -> torch.distributed.ProcessGroup | None:
@@ -145,7 +160,11 @@ def _stand_in() -> Session:
 
 def _close_at_exit() -> None:
     # The interpreter keeps the exception that ended the program here.
-    close_in_force(failed=getattr(sys, "last_value", None) is not None)
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        close_in_force()
+    else:
+        close_in_force(reason=f"left with {summary(error)}", failed=True)
 
 
 atexit.register(_close_at_exit)

@@ -30,3 +30,26 @@ def starter(variable: str) -> str:
         except psutil.Error:  # another user's: then it is no rank of ours
             return f"{parent.pid}@{socket.gethostname()}"
     return f"{os.getppid()}@{socket.gethostname()}"
+
+
+def network_id() -> str:
+    """Return what tells this host's networks apart: containers on one host have their own."""
+    try:
+        return str(Path("/proc/self/ns/net").stat().st_ino)
+    except OSError:  # not Linux: there is but one
+        return ""
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return the address that others on the way to a host reach this one by. Sends nothing.
+
+    Where the host's name is this very host and resolves to loopback, others know better what it means.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            own: str = probe.getsockname()[0]
+    except OSError:
+        return socket.gethostname()
+    return host if own == "::1" or own.startswith("127.") else own

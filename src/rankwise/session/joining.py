@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -10,11 +12,12 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from rankwise.comm.torch_group import TorchGroupComm
+from rankwise.comm.torch_group import TorchGroupComm, World
 from rankwise.environment.reading import Fact, Reading
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 from rankwise.rendezvous import parse_address
 from rankwise.session import current
+from rankwise.session.host import address_towards
 from rankwise.session.opening import open_session
 from rankwise.session.session import Session
 
@@ -35,6 +38,7 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
     local_rank: int | None = None,
     local_world_size: int | None = None,
     address: str | None = None,
+    check: bool | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Session:
     """Join the world that this process was launched into, and return the session: a context manager.
@@ -55,6 +59,8 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
         local_rank: This process's rank on its node.
         local_world_size: How many processes are on its node.
         address: "host:port" that rank zero listens on, instead of what the launcher says.
+        check: Check single tensors on accelerators too before they are reduced or gathered, which costs the host a
+            round trip each; all else is always checked. By default what RANKWISE_CHECK says, 1 or 0.
         environ: The variables to read, instead of this process's own.
 
     Raises:
@@ -81,9 +87,10 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
     reading = _reading(launcher, environ, explicit, address)
     group = current.foreign_group()
     if group is not None:
-        session = adopt(group, reading, close=lambda _: current.forget())
+        session = adopt(group, reading, check=check, close=lambda _reason, _failed: current.forget())
     else:
-        session = open_session(reading, backend=backend, device=device, timeout=float(timeout))
+        checked = current.read_check(environ) if check is None else check
+        session = open_session(reading, backend=backend, device=device, timeout=float(timeout), check=checked)
     current.put_in_force(session)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)
     return session
@@ -101,9 +108,15 @@ def finalize() -> None:
 
 
 def adopt(
-    group: dist.ProcessGroup, reading: Reading | None = None, *, close: Callable[[bool], None] | None = None
+    group: dist.ProcessGroup,
+    reading: Reading | None = None,
+    *,
+    check: bool | None = None,
+    close: Callable[[str, bool], None] | None = None,
 ) -> Session:
     """Return a session over a process group that somebody else opened. Does not talk, and closes nothing.
+
+    Its ranks connect to each other in their first collective.
 
     Rank and world size are the group's; the other numbers are the launcher's, if it agrees on who this is.
     """
@@ -121,13 +134,37 @@ def adopt(
     else:
         reading = Reading(launcher="none", rank=place["rank"], world_size=place["world_size"])
     device = _group_device(group)
+    world = _adopted_world(group, reading, device, check=current.read_check() if check is None else check)
     return Session(
         reading,
-        comm=TorchGroupComm(group, ranks=range(world_size), global_rank=rank, device=device, timeout=None),
+        comm=TorchGroupComm(group, ranks=range(world_size), world=world),
         device=device,
         group=group,
         backend=dist.get_backend_config(group),
         close=close,
+    )
+
+
+def _adopted_world(group: dist.ProcessGroup, reading: Reading, device: torch.device, *, check: bool) -> World:
+    store = group.get_group_store()
+    rank = group.rank()
+
+    @functools.cache
+    def part() -> dist.Store:
+        # A group can be adopted again and again: each time the ranks that talk count, and have a part for themselves.
+        return dist.PrefixStore(f"rankwise/{store.add(f'rankwise/adopted/{rank}', 1)}", store)
+
+    def reach() -> str:
+        return socket.gethostname() if reading.host is None else address_towards(reading.host.value, 1)
+
+    return World(
+        rank=rank,
+        device=device,
+        timeout=store.timeout.total_seconds(),  # type: ignore[attr-defined]  # documented, but not in torch's stubs
+        check=check,
+        one_host=False,
+        store=part,
+        reach=reach,
     )
 
 

@@ -22,13 +22,13 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
 from rankwise._torch import gloo_on_loopback
-from rankwise.comm.torch_group import TorchGroupComm
+from rankwise.comm.torch_group import TorchGroupComm, World
 from rankwise.environment.reading import Reading
 from rankwise.errors import JoinError, RankwiseError
-from rankwise.rendezvous import Endpoint, choose
+from rankwise.rendezvous import LOOPBACK, Endpoint, choose
 from rankwise.session import current, meeting, store
 from rankwise.session.device import bind, choose_backend, choose_device
-from rankwise.session.host import host_id, starter
+from rankwise.session.host import address_towards, host_id, starter
 from rankwise.session.roll_call import Hello, ranks_text
 from rankwise.session.session import Session
 
@@ -64,10 +64,10 @@ class _Opened:
     hooks: tuple[Callable[..., object], Callable[..., object]]
     timeout: float
 
-    def close(self, failed: bool) -> None:
+    def close(self, reason: str, failed: bool) -> None:
         current.forget()
         still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
-        self.comm.close()
+        self.comm.close(reason)
         if still_ours:
             dist.destroy_process_group()
         before, torchs = self.hooks
@@ -96,7 +96,7 @@ def _outlive(lines: dict[int, socket.socket], *, timeout: float) -> None:
 
 
 def open_session(
-    reading: Reading, *, backend: str | None, device: str | torch.device | None, timeout: float
+    reading: Reading, *, backend: str | None, device: str | torch.device | None, timeout: float, check: bool
 ) -> Session:
     """Open the session of a process that has none, and no process group either.
 
@@ -108,7 +108,8 @@ def open_session(
     if endpoint is None:
         own = choose_device(0, device)
         alone = _Met(reading, dist.HashStore(), {})
-        return _open_group(alone, own, choose_backend(backend, own), timeout=timeout, one_host=True)
+        world = _world(alone, own, timeout=timeout, check=check, endpoint=None)
+        return _open_group(alone, world, choose_backend(backend, own))
 
     chosen: torch.device | None = None
     problem: RankwiseError | None = None
@@ -123,6 +124,7 @@ def open_session(
         host=socket.gethostname(),
         host_id=host_id(),
         process=os.getpid(),
+        check=check,
         problem="" if problem is None else str(problem),
     )
     try:
@@ -132,8 +134,8 @@ def open_session(
     place = met.reading.place()
     if chosen is None:
         chosen = choose_device(place["local_rank"].value, device)
-    one_host = place["num_nodes"].value == 1
-    return _open_group(met, chosen, choose_backend(backend, chosen), timeout=timeout, one_host=one_host)
+    world = _world(met, chosen, timeout=timeout, check=check, endpoint=endpoint)
+    return _open_group(met, world, choose_backend(backend, chosen))
 
 
 def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float) -> _Met:
@@ -161,33 +163,47 @@ def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float)
         raise
 
 
-def _open_group(met: _Met, device: torch.device, backend: str, *, timeout: float, one_host: bool) -> Session:
-    bind(device)
+def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endpoint: Endpoint | None) -> World:
+    store = dist.PrefixStore("rankwise", met.store)
+    one_host = met.reading.place()["num_nodes"].value == 1
+    return World(
+        rank=met.reading.rank.value,
+        device=device,
+        timeout=timeout,
+        check=check,
+        one_host=one_host,
+        store=lambda: store,
+        reach=lambda: LOOPBACK if endpoint is None else address_towards(endpoint.host, endpoint.ports[0]),
+    )
+
+
+def _open_group(met: _Met, world: World, backend: str) -> Session:
+    bind(world.device)
     excepthook = sys.excepthook
     rank, world_size = met.reading.rank.value, met.reading.world_size.value
+    comm: TorchGroupComm | None = None
     try:
-        with gloo_on_loopback() if one_host else contextlib.nullcontext():
+        with gloo_on_loopback() if world.one_host else contextlib.nullcontext():
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("group", met.store),
                 rank=rank,
                 world_size=world_size,
-                timeout=timedelta(seconds=timeout),
+                timeout=timedelta(seconds=world.timeout),
                 # Bound early to its device, NCCL connects now and not in the first collective.
-                device_id=None if device.type in {"cpu", "mps"} else device,
+                device_id=None if world.device.type in {"cpu", "mps"} else world.device,
             )
+        comm = TorchGroupComm(dist.group.WORLD, ranks=range(world_size), world=world)
+        comm.connect()
     except Exception as error:
         sys.excepthook = excepthook
+        if comm is not None:
+            comm.close("could not join")
+            dist.destroy_process_group()
         for line in met.lines.values():
             line.close()
         raise JoinError(
             f"rank {rank} of {world_size} met the others, but backend {backend!r} did not start: {error}"
         ) from error
-    group = dist.group.WORLD
-    if group is None:
-        raise JoinError(f"backend {backend!r} opened no process group")
-    comm = TorchGroupComm(
-        group, ranks=range(world_size), global_rank=rank, device=device, timeout=timeout, loopback=one_host
-    )
-    opened = _Opened(comm=comm, met=met, hooks=(excepthook, sys.excepthook), timeout=timeout)
-    return Session(met.reading, comm=comm, device=device, group=group, backend=backend, close=opened.close)
+    opened = _Opened(comm=comm, met=met, hooks=(excepthook, sys.excepthook), timeout=world.timeout)
+    return Session(met.reading, comm=comm, device=world.device, group=comm.group, backend=backend, close=opened.close)

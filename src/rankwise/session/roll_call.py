@@ -27,6 +27,7 @@ class Hello:
         host: The host's name, for people.
         host_id: What tells the host from others of the same name.
         process: The process's id, for people.
+        check: Whether it checks single tensors on accelerators.
         problem: Why this rank cannot join, or "".
     """
 
@@ -39,10 +40,11 @@ class Hello:
     host: str
     host_id: str
     process: int
+    check: bool = False
     problem: str = ""
 
     @classmethod
-    def of(cls, reading: Reading, *, host: str, host_id: str, process: int, problem: str) -> Hello:
+    def of(cls, reading: Reading, *, host: str, host_id: str, process: int, check: bool, problem: str) -> Hello:
         """Say what a reading says."""
 
         def value(fact: Fact[int] | None) -> int | None:
@@ -58,6 +60,7 @@ class Hello:
             host=host,
             host_id=host_id,
             process=process,
+            check=check,
             problem=problem,
         )
 
@@ -127,6 +130,11 @@ def conflict(first: Hello, second: Hello) -> str:
         return (
             f"two processes say that they are rank {first.rank}: {first.process} on {first.host} and "
             f"{second.process} on {second.host}; give each its own RANK"
+        )
+    if first.check != second.check:
+        return (
+            f"rank {first.rank} has check={first.check}, but rank {second.rank} has check={second.check}; pass the "
+            "same to init() on all ranks, or set RANKWISE_CHECK on all"
         )
     return ""
 

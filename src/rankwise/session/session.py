@@ -61,7 +61,7 @@ class Session:
         device: torch.device | None = None,
         group: dist.ProcessGroup | None = None,
         backend: str | None = None,
-        close: Callable[[bool], None] | None = None,
+        close: Callable[[str, bool], None] | None = None,
     ) -> None:
         self.reading = reading
         self.rank = reading.rank.value
@@ -114,19 +114,20 @@ class Session:
             self._device = choose_device(0 if local_rank is None else local_rank.value, None)
         return self._device
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self, *, reason: str = "left the session", failed: bool = False) -> None:
         """Close what this session opened; once, and only in the process that opened it.
 
         Local, but for rank zero: where it serves the store it waits until the others are done with it, for as long as
         the session's timeout.
 
         Args:
+            reason: What the others are told if they still wait for this rank.
             failed: The program ends with an error, so the others may never be done.
         """
         close, self._close = self._close, None
         if close is not None and self._pid == os.getpid():
             self.group = self._comm = self.node_comm = None
-            close(failed)
+            close(reason, failed)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
@@ -138,8 +139,8 @@ class Session:
         if failed and self._close is not None and self.world_size > 1:
             # Closing breaks off what the others are doing, and their errors may end this process before Python prints
             # this one, which is the cause: so it is said first.
-            log.error("rank %d of %d leaves with %s", self.rank, self.world_size, _summary(error))
-        self.close(failed=failed)
+            log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary(error))
+        self.close(reason=f"left with {summary(error)}" if failed else "left the session", failed=failed)
 
     def _alone(self) -> Comm:
         """Return the comm of a process that joined nothing."""
@@ -153,7 +154,7 @@ class Session:
         return SerialComm(device=self.device)
 
 
-def _summary(error: BaseException | None) -> str:
+def summary(error: BaseException | None) -> str:
     """Return an error and where it was raised, in one line: "ValueError: no data (train.py:12)"."""
     frames = tracebacks.extract_tb(error.__traceback__) if error is not None else []
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

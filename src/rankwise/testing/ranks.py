@@ -21,6 +21,7 @@ from typing import Final
 import cloudpickle
 import torch
 
+from rankwise.collectives.groups import barrier
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session.current import session_in_force
 from rankwise.session.joining import init
@@ -133,9 +134,9 @@ def _run_rank(sender: Connection, rank: int, environ: Mapping[str, str], search_
             comm = session_in_force().comm
             if "comm" in arguments:
                 arguments["comm"] = comm
-            comm.barrier()
+            barrier()
             body(**arguments)
-            comm.barrier()
+            barrier()
         sender.send("")
     except BaseException as error:  # noqa: BLE001 - it goes to the parent, whatever it is
         sender.send("".join(traceback.format_exception(error)))

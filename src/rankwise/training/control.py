@@ -1,17 +1,20 @@
-"""Which rank does what: on rank zero only, on rank zero first."""
+"""Which rank does what: on rank zero only, on one rank for all, on rank zero first, one after the other."""
 
 from __future__ import annotations
 
 import functools
-import socket
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
-from rankwise.errors import RemoteRankError
+from rankwise.collectives.groups import node_group
+from rankwise.collectives.movement import broadcast
+from rankwise.comm.comm import Comm
+from rankwise.comm.frame import Call
 from rankwise.session.current import joined_session
 from rankwise.session.identity import get_rank, is_rank_zero
+from rankwise.training.turn import Turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,32 +40,148 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
     return on_rank_zero
 
 
-@contextmanager
-def rank_zero_first() -> Iterator[None]:
-    """Run the block on rank zero, and only then on the other ranks: for what is downloaded or cached once.
+class OneRank:
+    """What `one_rank_only` returns: a decorator, and a context."""
 
-    Collective over the session. The block itself must not contain collectives. Rank zero has the session's timeout.
+    def __init__(self, rank: int, *, share: bool) -> None:
+        self._rank = rank
+        self._share = share
+        self._turns: list[tuple[Turn, bool]] = []
+
+    def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
+        """Return a function that runs on the one rank, and gives its result to all if that is shared."""
+
+        @functools.wraps(fn)
+        def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 - None where it is not shared
+            if not self._share:
+                return fn(*args, **kwargs) if get_rank() == self._rank else None
+            result: R | None = None
+            with self as mine:
+                if mine:
+                    result = fn(*args, **kwargs)
+            shared = broadcast(result, src=self._rank)
+            return result if mine else shared
+
+        return on_one_rank
+
+    def __enter__(self) -> bool:
+        """Begin, and return whether this is the rank."""
+        comm = joined_session().comm
+        call = Call("one_rank_only", {"rank": self._rank})
+        with comm.taking_part(call) as me:
+            place = comm.place_of(self._rank, "rank")
+            comm.agree(call)
+        turn = Turn(comm, call, place)
+        mine = me == place
+        if mine:
+            turn.begin()
+        self._turns.append((turn, mine))
+        return mine
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        turn, mine = self._turns.pop()
+        if mine:
+            turn.end(error)
+        elif error is None:
+            turn.wait()
+
+
+def one_rank_only(rank: int = 0, *, share: bool = True) -> OneRank:
+    """Run a function, or a block, on one rank, and give what it returns or raises to all.
+
+    Collective over the session. The others wait: as long as it takes, and not after it failed. What runs must not
+    contain collectives. As a context it gives whether this is the rank, and the others wait at the end of the block.
+
+    Args:
+        rank: The global rank that runs it.
+        share: Give the result to all ranks. If not, a decorated function is Local: the other ranks return None at once,
+            and hear of no error.
 
     Raises:
-        RemoteRankError: The block failed on rank zero; raised on the others, which do not run it.
+        InvalidArgumentError: There is no such rank.
+        RemoteRankError: It failed there; raised on the others.
+        CollectiveError: The rank is gone.
+        NotJoinedError: The world is larger than one and nobody joined it.
+
+    Example:
+        >>> @one_rank_only(0)
+        ... def count_files():
+        ...     return 42
+        >>> count_files()
+        42
+        >>> with one_rank_only(0) as mine:
+        ...     if mine:
+        ...         data = "downloaded"
+    """
+    return OneRank(rank, share=share)
+
+
+@contextmanager
+def rank_zero_first(*, local: bool = False) -> Iterator[None]:
+    """Run a block on rank zero, and only then on the other ranks: for what is downloaded or cached once.
+
+    Collective over the session, a context and a decorator. The others wait: as long as it takes, and not after it
+    failed. The block itself must not contain collectives.
+
+    Args:
+        local: Run it first on the first rank of each node, for what every node has for itself.
+
+    Raises:
+        RemoteRankError: The block failed on the first rank; raised on the others, which do not run it.
+        CollectiveError: The first rank is gone.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
         >>> with rank_zero_first():
         ...     data = "downloaded, or found in the cache"
     """
+    comm = node_group() if local else joined_session().comm
+    call = Call("rank_zero_first", {"local": local})
+    place = _begin(comm, call)
+    turn = Turn(comm, call, 0)
+    if place == 0:
+        with turn.working():
+            yield
+    else:
+        turn.wait()
+        yield
+
+
+@contextmanager
+def in_rank_order() -> Iterator[None]:
+    """Run a block on one rank after the other, in the order of ranks.
+
+    Collective over the session, a context and a decorator. Every rank leaves the block when the last one has run it.
+    The block itself must not contain collectives.
+
+    Raises:
+        RemoteRankError: The block failed on another rank; those after it do not run it.
+        CollectiveError: A rank is gone.
+        NotJoinedError: The world is larger than one and nobody joined it.
+
+    Example:
+        >>> with in_rank_order():
+        ...     print("rank after rank")
+        rank after rank
+    """
     comm = joined_session().comm
-    if get_rank() != 0:
-        failure = comm.announce(b"", src=0)
-        if failure:
-            host, _, text = failure.decode().partition("\n")
-            raise RemoteRankError(rank=0, host=host, traceback=text)
+    call = Call("in_rank_order")
+    place = _begin(comm, call)
+    last = comm.size - 1
+    # Each waits for the one before it, and in the end all for the last: so what ended a turn reaches every rank.
+    turns = [Turn(comm, call, other, readers=last if other == last else 1) for other in range(comm.size)]
+    with turns[place].working():
+        if place:
+            turns[place - 1].wait()
         yield
-        return
-    try:
-        yield
-    except BaseException as error:
-        text = "".join(traceback.format_exception(error))
-        comm.announce(f"{socket.gethostname()}\n{text}".encode(), src=0)
-        raise
-    comm.announce(b"", src=0)
+    if place != last:
+        turns[last].wait()
+
+
+def _begin(comm: Comm, call: Call) -> int:
+    """Meet the others at the beginning of something that is done in turns, and return this rank's place."""
+    with comm.taking_part(call) as place:
+        comm.agree(call)
+    return place

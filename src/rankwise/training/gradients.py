@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from rankwise.collectives.groups import comm_of
-from rankwise.comm.comm import Comm
+from rankwise.collectives.trees import describe
+from rankwise.comm.comm import Comm, dense
+from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op
 from rankwise.errors import InvalidArgumentError
 
@@ -26,7 +28,9 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
 
     Raises:
         InvalidArgumentError: `parameters` is neither a module nor parameters.
-        CollectiveError: A rank died, or did not take part within the session's timeout.
+        RemoteRankError: That happened on another rank.
+        MismatchError: The ranks' parameters differ in number, shape or type, or another rank calls something else.
+        CollectiveError: A rank is gone, or did not come within the session's timeout.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
@@ -38,12 +42,13 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
         tensor([[3., 3.]])
     """
     comm = comm_of(group)
-    comm.require_member()
-    trained = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
-    with torch.no_grad():
+    call = Call("sync_grads")
+    with comm.taking_part(call), torch.no_grad():
+        trained = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
         for parameter in trained:
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
                 parameter.grad = parameter.grad.to_dense()
+        _agree_on(call, {f"parameter {place}": parameter for place, parameter in enumerate(trained)}, comm)
         for bucket in _by_kind(trained):
             _average(bucket, comm)
 
@@ -60,7 +65,10 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
 
     Raises:
         InvalidArgumentError: `src` is not a member.
-        CollectiveError: A rank died, or did not take part within the session's timeout.
+        PayloadTypeError: A parameter or buffer has no contents, or is not dense.
+        RemoteRankError: Either happened on another rank.
+        MismatchError: The ranks' modules differ in names, shapes or types, or another rank calls something else.
+        CollectiveError: A rank is gone, or did not come within the session's timeout.
         NotJoinedError: The world is larger than one and nobody joined it.
 
     Example:
@@ -68,13 +76,26 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
         >>> sync_params(torch.nn.Linear(2, 1))
     """
     comm = comm_of(group)
-    sender = comm.place_of(src, "src")
-    with torch.no_grad():
-        for bucket in _by_kind([*module.parameters(), *module.buffers()]):
+    call = Call("sync_params", {"src": src})
+    with comm.taking_part(call), torch.no_grad():
+        sender = comm.place_of(src, "src")
+        tensors = dict([*module.named_parameters(), *module.named_buffers()])
+        for tensor in tensors.values():
+            dense(tensor)
+        _agree_on(call, tensors, comm)
+        for bucket in _by_kind(tensors.values()):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             comm.broadcast(flat.view(torch.uint8), sender)
             for tensor, values in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(values.view_as(tensor))
+
+
+def _agree_on(call: Call, tensors: Mapping[str, torch.Tensor], comm: Comm) -> None:
+    """Wait until all ranks are here, with tensors of the same names, shapes and types."""
+    call.content = " ".join(f"{name}: {describe(tensor)}" for name, tensor in tensors.items())
+    call.parts = lambda: {name: describe(tensor) for name, tensor in tensors.items()}
+    if comm.check or all(tensor.device.type == "cpu" for tensor in tensors.values()):
+        comm.agree(call)
 
 
 def _listed(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:

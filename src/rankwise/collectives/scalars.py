@@ -1,0 +1,110 @@
+"""Python numbers, reduced exactly as Python does, and the same on every rank."""
+
+from __future__ import annotations
+
+import functools
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from rankwise.comm.comm import Comm
+from rankwise.comm.ops import Op
+from rankwise.errors import PayloadTypeError
+
+Number = bool | int | float | complex
+
+# From the narrowest to the widest.
+_KINDS: Final = (bool, int, float, complex)
+_DTYPES: Final = (torch.bool, torch.int64, torch.float64, torch.complex128)
+_INT64_BITS: Final = 63
+
+
+def check_number(value: Any, op: Op) -> Any:  # noqa: ANN401 - any value of the user's
+    """Return a number as Python's, if an operation is defined for it. numpy's overflow, and have a bool of their own.
+
+    Raises:
+        PayloadTypeError: The operation is not defined for it, or it is no number.
+    """
+    kind = type(value)
+    if kind is float and op is not Op.AND and op is not Op.OR:
+        return value
+    if kind not in _KINDS:
+        value = _as_python(value)
+    if op in {Op.AND, Op.OR} and not isinstance(value, bool):
+        raise PayloadTypeError(f"op={op.value!r} is for bools, got {value!r}; compare first, as in value != 0")
+    if op in {Op.MIN, Op.MAX} and isinstance(value, complex):
+        raise PayloadTypeError(f"op={op.value!r} is not defined for {value!r}: complex numbers have no order")
+    return value
+
+
+def fold_numbers(rows: Sequence[Sequence[Number]], op: Op) -> list[Any]:
+    """Reduce the numbers of all ranks, a row each, in the order of ranks."""
+    return [_fold(column, op) for column in zip(*rows, strict=True)]
+
+
+def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> list[Any]:
+    """Reduce numbers among many ranks, at a cost that does not grow with them.
+
+    Collective over the members. Only where whole numbers might not fit into 64 bits are they gathered.
+    """
+    bits = max((number.bit_length() for number in numbers if isinstance(number, int)), default=0)
+    widest = torch.tensor([bits, *(_KINDS.index(type(number)) for number in numbers)], device=comm.control)
+    comm.reduce(widest, Op.MAX)
+    bits, *kinds = widest.tolist()
+    growth = {Op.SUM: bits + comm.size.bit_length(), Op.PRODUCT: bits * comm.size}
+    growth[Op.MEAN] = growth[Op.SUM]
+    if growth.get(op, bits) >= _INT64_BITS:
+        return fold_numbers([pickle.loads(row) for row in comm.messages(pickle.dumps(numbers))], op)
+
+    results: list[Any] = [None] * len(numbers)
+    for kind in sorted(set(kinds)):
+        places = [place for place, other in enumerate(kinds) if other == kind]
+        widen: Callable[[Any], Any] = _KINDS[kind]
+        values = [widen(numbers[place]) for place in places]
+        wire = torch.tensor(values, dtype=_DTYPES[kind], device=comm.control)
+        reduced = comm.all_reduce(wire, Op.SUM if op is Op.MEAN else op).tolist()
+        for place, value in zip(places, reduced, strict=True):
+            results[place] = value / comm.size if op is Op.MEAN else value
+    return results
+
+
+def _as_python(value: Any) -> Any:  # noqa: ANN401 - any value of the user's
+    """Return numpy's numbers, and numbers of types made from Python's, as Python's own."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    kind = next((kind for kind in _KINDS if isinstance(value, kind)), None)
+    if kind is None:
+        raise PayloadTypeError(
+            f"all_reduce takes tensors, numbers and containers of them, got a {type(value).__qualname__}"
+        )
+    return kind(value)
+
+
+def _fold(column: Sequence[Any], op: Op) -> Any:  # noqa: ANN401 - numbers of any type
+    kinds = set(map(type, column))
+    if len(kinds) > 1:
+        widest = max(kinds, key=_KINDS.index)
+        column = [widest(number) for number in column]
+    if op is Op.SUM:
+        return sum(column)
+    if op is Op.MEAN:
+        return sum(column) / len(column)
+    if op is Op.PRODUCT:
+        return math.prod(column)
+    if op is Op.MIN:
+        return functools.reduce(_least, column)
+    if op is Op.MAX:
+        return functools.reduce(_greatest, column)
+    return all(column) if op is Op.AND else any(column)
+
+
+def _least(a: Any, b: Any) -> Any:  # noqa: ANN401 - numbers of any type
+    """The smaller one; not-a-number wins, as it does in torch."""
+    return a if a != a or a <= b else b  # noqa: PLR0124 - only not-a-number differs from itself
+
+
+def _greatest(a: Any, b: Any) -> Any:  # noqa: ANN401 - numbers of any type
+    return a if a != a or a >= b else b  # noqa: PLR0124 - only not-a-number differs from itself

@@ -1,0 +1,136 @@
+"""One connection to another member of a group, which does not block: what came over it, and what waits to be sent."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from typing import Final
+
+from rankwise.comm.frame import Frame, Kind, is_bulk, take_bulk_head, take_frame
+
+_PIECE_BYTES: Final = 1 << 18
+
+_ENDED: Final = "is gone: its connection closed, so it was killed or ended on the spot"
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another member.
+
+    Attributes:
+        rank: Its global rank.
+        connection: The connection to it.
+        inbox, outbox: What was received and not yet read, and what could not be sent yet.
+        frames: Its frames of exchanges that this rank has not finished, by sequence number.
+        gave_up: The exchanges in which it waited too long, and what it said.
+        midway: Some of the data that it was promised was sent, and some was not.
+        last: The last call it was seen in.
+        gone: Why it will say nothing more, or "".
+    """
+
+    rank: int
+    connection: socket.socket
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytearray = field(default_factory=bytearray)
+    frames: dict[int, Frame] = field(default_factory=dict)
+    gave_up: dict[int, str] = field(default_factory=dict)
+    midway: bool = False
+    last: str = ""
+    gone: str = ""
+
+    @property
+    def seen(self) -> str:
+        """The rank, and where it was seen last."""
+        return f"rank {self.rank}, {f'last seen in {self.last}' if self.last else 'not seen in any collective here'}"
+
+    @property
+    def sends_data(self) -> bool:
+        """What it sends now is data, which waits until it is asked for."""
+        return is_bulk(self.inbox)
+
+    def post(self, data: bytes | bytearray) -> None:
+        """Send, or keep for later what cannot be sent now."""
+        if self.gone:
+            return
+        if self.outbox:
+            self.outbox += data
+            return
+        sent = self.send(data)
+        if sent < len(data):
+            self.outbox += memoryview(data)[sent:]
+
+    def flush(self) -> None:
+        """Send what could not be sent before."""
+        data, self.outbox = self.outbox, bytearray()
+        self.post(data)
+
+    def send(self, data: bytes | bytearray | memoryview) -> int:
+        """Send what can be sent now, and return how much that was."""
+        try:
+            return self.connection.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)  # nobody will read it; but what the other side said before its end is still to be read
+
+    def receive(self) -> None:
+        """Read all that there is. Data is left in the connection."""
+        while not self.gone and not self.sends_data:
+            try:
+                piece = self.connection.recv(_PIECE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                piece = b""
+            self.inbox += piece
+            self.read_inbox()
+            if not piece:
+                self.end(_ENDED)
+
+    def begin_data(self) -> bool:
+        """Return whether the peer has begun to send data, and take its head."""
+        self.receive()
+        begun = self.sends_data
+        if begun:
+            take_bulk_head(self.inbox)
+        return begun
+
+    def receive_into(self, room: memoryview) -> int:
+        """Fill memory with data that the peer sends, and return how much came."""
+        taken = min(len(self.inbox), len(room))
+        if taken:
+            room[:taken] = self.inbox[:taken]
+            del self.inbox[:taken]
+            return taken
+        try:
+            received = self.connection.recv_into(room)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            received = 0
+        if not received:
+            self.end(_ENDED)
+        return received
+
+    def read_inbox(self) -> None:
+        """Sort the frames that were received."""
+        while (frame := take_frame(self.inbox)) is not None:
+            if frame.kind is Kind.LEFT:
+                self.end(frame.call)
+            elif frame.kind is Kind.GAVE_UP:
+                self.gave_up[frame.sequence] = frame.call
+            else:
+                self.last = frame.call
+                self.frames[frame.sequence] = frame
+
+    def forget_before(self, sequence: int) -> None:
+        """Forget what was said of earlier exchanges."""
+        for old in [number for number in self.frames if number < sequence]:
+            del self.frames[old]
+        for old in [number for number in self.gave_up if number < sequence]:
+            del self.gave_up[old]
+
+    def end(self, reason: str) -> None:
+        """Note why it will say nothing more."""
+        self.gone = self.gone or reason
+        self.outbox.clear()

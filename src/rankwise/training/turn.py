@@ -1,0 +1,125 @@
+"""One rank works, and the others wait for it: for hours if it takes hours, and not for a moment after it failed.
+
+Not a collective, which would time out, but a note in the store. That the working rank has died is told by its
+connection; in groups too large for connections it gives a sign of life every other second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from torch.distributed import Store
+
+from rankwise.comm.comm import Comm
+from rankwise.comm.frame import Call, Failure
+from rankwise.errors import CollectiveError, RemoteRankError
+
+_BEAT_SECONDS: Final = 2.0
+# A rank that holds Python's lock for long, as in reading one large file, gives no sign of life in that time.
+_SILENCE_SECONDS: Final = 60.0
+# The pause between two looks at the store is a tenth of what was waited so far, within these.
+_PAUSE_SECONDS: Final = (0.001, 1.0)
+
+
+class Turn:
+    """The turn of one member.
+
+    Every member makes one, in the same order; the one whose turn it is works in `working`, the others `wait`.
+    """
+
+    def __init__(self, comm: Comm, call: Call, place: int, *, readers: int | None = None) -> None:
+        self._comm = comm
+        self._call = call
+        self._rank = comm.ranks[place]
+        self._readers = comm.size - 1 if readers is None else readers
+        self._board = comm.board()
+        comm.turns += 1
+        self._key = f"turn/{comm.turns}"
+        self._beating: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Work, and tell the others how that ended."""
+        self.begin()
+        try:
+            yield
+        except BaseException as error:
+            self.end(error)
+            raise
+        self.end(None)
+
+    def begin(self) -> None:
+        """Begin to work: give signs of life, where the connections do not."""
+        if self._board is not None and not self._comm.framed:
+            self._beating = threading.Thread(target=self._beat, args=(self._board,), daemon=True, name="rankwise-beat")
+            self._beating.start()
+
+    def end(self, error: BaseException | None) -> None:
+        """Tell the others how it ended."""
+        if self._beating is not None:
+            self._ended.set()
+            self._beating.join()
+        outcome: dict[str, object] = {}
+        if isinstance(error, RemoteRankError):  # it could not begin, for another rank had failed: that is what to tell
+            outcome = {"rank": error.rank, "host": error.host, "traceback": error.traceback}
+        elif error is not None:
+            outcome = {"rank": self._rank} | asdict(Failure.of(error, self._call.text))
+        if self._board is not None and self._readers:
+            with contextlib.suppress(RuntimeError):  # nobody serves the store any more: then nobody waits
+                self._board.set(self._key, json.dumps(outcome))
+
+    def wait(self) -> None:
+        """Wait until the other rank has worked.
+
+        Raises:
+            RemoteRankError: It failed.
+            CollectiveError: It is gone.
+        """
+        if self._board is None:
+            return
+        try:
+            outcome = self._outcome(self._board)
+        except RuntimeError as error:
+            if isinstance(error, CollectiveError):
+                raise
+            cause = self._comm.gone([self._rank]) or "the store is gone, and with it the rank that served it"
+            raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {cause}") from error
+        if outcome:
+            raise RemoteRankError(**outcome)
+
+    def _outcome(self, board: Store) -> dict[str, Any]:
+        start = heard = time.monotonic()
+        beat = 0
+        shortest, longest = _PAUSE_SECONDS
+        while not board.check([self._key]):
+            gone = self._comm.gone([self._rank])
+            if gone and not board.check([self._key]):
+                raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {gone}")
+            now = time.monotonic()
+            if not self._comm.framed:
+                latest = board.add(f"{self._key}/beat", 0)
+                if latest != beat:
+                    beat, heard = latest, now
+                elif now - heard > _SILENCE_SECONDS:
+                    raise CollectiveError(
+                        f"{self._call.text} waits for rank {self._rank} in vain: it has given no sign of life for "
+                        f"{_SILENCE_SECONDS:g} s"
+                    )
+            time.sleep(min(max(shortest, (now - start) / 10), longest))
+        outcome: dict[str, Any] = json.loads(board.get(self._key))
+        if board.add(f"{self._key}/readers", 1) == self._readers:
+            for key in (self._key, f"{self._key}/readers", f"{self._key}/beat"):
+                board.delete_key(key)
+        return outcome
+
+    def _beat(self, board: Store) -> None:
+        with contextlib.suppress(RuntimeError):
+            while not self._ended.wait(_BEAT_SECONDS):
+                board.add(f"{self._key}/beat", 1)

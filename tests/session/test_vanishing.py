@@ -1,0 +1,49 @@
+"""A rank dies, or just ends: every other rank raises at once, and the message names the rank.
+
+The session's timeout is 30 s, and the ranks are given 12: so nobody has waited for a timeout.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.session.worlds import free_port, plain, run_ranks
+
+CAUSES = {
+    "killed": "is gone: its connection closed, so it was killed or ended on the spot",
+    "exits": "is gone: its connection closed, so it was killed or ended on the spot",
+    "raises": "left with ValueError: no data (vanish.py:",
+    "ends": "left",
+}
+PLACES = ["at once", "later", "in a group", "in its turn", "while others wait"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("how", CAUSES)
+@pytest.mark.parametrize("where", PLACES)
+def test_every_other_rank_raises(how: str, where: str, size: int) -> None:
+    who = 1 if where in {"in a group", "while others wait"} else size - 1
+    port = free_port()
+    ended = run_ranks("vanish.py", [plain(rank, size, port) for rank in range(size)], how, where, str(who), seconds=12)
+    for rank, process in enumerate(ended):
+        if rank == who:
+            continue
+        assert process.returncode == 0, process.stderr
+        if where == "in its turn" and how in {"raises", "ends"}:
+            assert process.stdout.startswith(f"RemoteRankError rank {who} on "), process.stdout
+            continue
+        assert process.stdout.startswith("CollectiveError "), process.stdout
+        assert f"rank {who} {CAUSES[how]}" in process.stdout, process.stdout
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("where", ["in data", "in ragged data"])
+def test_a_rank_that_is_killed_while_data_moves(where: str, size: int) -> None:
+    port = free_port()
+    ended = run_ranks(
+        "vanish.py", [plain(rank, size, port) for rank in range(size)], "killed", where, str(size - 1), seconds=12
+    )
+    for process in ended[:-1]:
+        assert process.returncode == 0, process.stderr
+        assert process.stdout.startswith("CollectiveError "), process.stdout
+        assert f"rank {size - 1} is gone" in process.stdout, process.stdout
