@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import cloudpickle
 import torch
 
 from rankwise.comm.buffers import as_bytes, contents, from_bytes, memory_of, to_tensor
@@ -150,8 +151,8 @@ def bulk_devices(letters: Sequence[Letter]) -> list[str]:
     return sorted({device for letter in letters for device in letter.sizes})
 
 
-class _Pickler(pickle.Pickler):
-    """Leaves the contents of tensors and arrays out of the pickle.
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Leaves the contents of tensors and arrays out of the pickle, and takes functions and classes of any origin.
 
     Attributes:
         parts: What was left out.
@@ -165,7 +166,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized or value.is_meta:
-            return NotImplemented
+            return super().reducer_override(value)
         data = as_bytes(value)
         part = _Part(nbytes=data.numel(), device=value.device.type, dtype=value.dtype, shape=tuple(value.shape))
         return _left_out, (self._leave_out(part, data),)

@@ -96,7 +96,12 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
     with comm.taking_part(call):
         if not isinstance(tensor, torch.Tensor):
             raise PayloadTypeError(f"all_reduce_ takes a tensor, got {describe(tensor)}")
-        job = Job.of(comm, call, tensor, Op.parse(op), in_place=True)
+        parsed = Op.parse(op)
+        how = plan(dense(tensor).dtype, parsed)
+        result = how.finish(torch.empty(0, dtype=how.wire_dtype), 1)
+        if result.dtype != tensor.dtype:
+            raise PayloadTypeError(f"op={op!r} of {tensor.dtype} has another type, {result.dtype}: use all_reduce")
+        job = Job.of(comm, call, tensor, parsed, in_place=True)
     (result,) = job.run()
     if result.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(result)

@@ -11,7 +11,9 @@ import torch
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the contents of a dense tensor as a flat uint8 tensor; no copy if it is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8)
+    flat = plain.reshape(-1)
+    # One element, or none, is contiguous with any stride; a view as bytes wants it to be one.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

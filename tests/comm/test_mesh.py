@@ -1,0 +1,214 @@
+"""The connections themselves: members are threads of this process, on one host or as if on several."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore
+
+import rankwise as rw
+from rankwise.comm import connecting
+from rankwise.comm.connecting import Introduction
+from rankwise.comm.frame import Frame, Kind
+from rankwise.comm.mesh import Mesh
+from rankwise.session import meeting
+
+SIZE = 3
+CALL = Frame(Kind.CALL, 0, "all_reduce at train.py:88")
+
+
+def in_threads(talk: Callable[[int], Any], size: int = SIZE) -> list[Any]:
+    """Run a function for each place at the same time, and return what each returned or raised."""
+    results: list[Any] = [None] * size
+
+    def one(place: int) -> None:
+        try:
+            results[place] = talk(place)
+        except Exception as error:  # noqa: BLE001 - it is the result
+            results[place] = error
+
+    threads = [threading.Thread(target=one, args=(place,), daemon=True) for place in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    return results
+
+
+def introduction(place: int, store: HashStore, size: int = SIZE, **more: Any) -> Introduction:
+    settings: dict[str, Any] = {"reach": lambda: "127.0.0.1", "timeout": 10.0, "check": lambda: None} | more
+    return Introduction(store=store, name="group", ranks=range(10, 10 + size), place=place, **settings)
+
+
+@pytest.fixture(params=["one host", "several hosts"])
+def meshes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mesh]]:
+    if request.param == "several hosts":
+        monkeypatch.setattr(connecting, "network_id", lambda: str(threading.get_ident()))
+    store = HashStore()
+    made: list[Mesh] = in_threads(lambda place: introduction(place, store).connect())
+    assert all(mesh.near is (request.param == "one host") for mesh in made)
+    yield made
+    for mesh in made:
+        mesh.abandon()
+
+
+def swap(mesh: Mesh, bodies: list[bytes], timeout: float = 10.0) -> dict[int, Frame]:
+    return mesh.exchange(CALL, bodies, timeout=timeout, on_pause=lambda _: None)
+
+
+def swap_one(meshes: list[Mesh], bodies: list[list[bytes]], place: int) -> dict[int, Frame]:
+    return swap(meshes[place], bodies[place])
+
+
+def test_frames_reach_the_member_that_they_are_for(meshes: list[Mesh]) -> None:
+    """Also frames larger than what a connection takes at once, from all to all."""
+    for length in (1, 3_000_000):
+        bodies = [[bytes([place, to]) * length for to in range(SIZE)] for place in range(SIZE)]
+        found = in_threads(functools.partial(swap_one, meshes, bodies))
+        for place, frames in enumerate(found):
+            for sender in range(SIZE):
+                assert frames[sender].body == bytes([sender, place]) * length
+                assert frames[sender].call == CALL.call
+
+
+def test_data_follows_frames_and_frames_follow_data(meshes: list[Mesh]) -> None:
+    generator = random.Random(0)  # noqa: S311 - a test
+    sizes = [[generator.choice([1, 17, 40_000, 2_000_000]) for _ in range(SIZE)] for _ in range(SIZE)]
+
+    def talk(place: int) -> list[bool]:
+        received = []
+        for turn in range(5):
+            swap(meshes[place], [b""] * SIZE)
+            room = {other: bytearray(sizes[other][place]) for other in range(SIZE) if other != place}
+            meshes[place].transfer(
+                {to: memoryview(bytes([place + turn]) * sizes[place][to]) for to in range(SIZE) if to != place},
+                {other: memoryview(data) for other, data in room.items()},
+                timeout=10.0,
+            )
+            received += [
+                bytes(data[:1]) * len(data) == data and data[0] == other + turn for other, data in room.items()
+            ]
+        return received
+
+    assert in_threads(talk) == [[True] * 10] * SIZE
+
+
+def test_a_member_that_leaves_says_why(meshes: list[Mesh]) -> None:
+    in_threads(lambda place: swap(meshes[place], [b""] * SIZE))
+    meshes[1].close("left with ValueError: no data (train.py:12)")
+
+    def talk(place: int) -> object:
+        return swap(meshes[place], [b""] * SIZE) if place != 1 else None
+
+    for error in (found for found in in_threads(talk) if found is not None):
+        assert isinstance(error, rw.CollectiveError)
+        assert "rank 11 left with ValueError: no data (train.py:12)" in str(error)
+        assert "last seen in all_reduce at train.py:88" in str(error)
+
+
+def test_a_member_that_leaves_in_the_middle_of_its_data_is_gone(meshes: list[Mesh]) -> None:
+    data = bytes(20_000_000)
+
+    def talk(place: int) -> None:
+        swap(meshes[place], [b""] * SIZE)
+        if place == 0:
+            meshes[0].transfer({1: memoryview(data)}, {}, timeout=0.3)
+        elif place == 1:
+            room = bytearray(len(data))
+            meshes[1]._peers[0].receive()
+            meshes[0].close("broke off")
+            meshes[1].transfer({}, {0: memoryview(room)}, timeout=10.0)
+
+    found = in_threads(talk)
+    assert isinstance(found[1], rw.CollectiveError), found
+    assert "rank 10" in str(found[1])
+
+
+def test_one_that_gives_up_tells_the_others(meshes: list[Mesh]) -> None:
+    both = in_threads(lambda place: swap(meshes[place], [b""] * SIZE, timeout=0.2) if place else None)
+    late = in_threads(lambda place: None if place else swap(meshes[place], [b""] * SIZE))[0]
+    for error in (*both[1:], late):
+        assert isinstance(error, rw.CollectiveTimeoutError)
+        assert "Missing: rank 10, not seen in any collective here" in str(error)
+    assert in_threads(lambda place: len(swap(meshes[place], [b""] * SIZE))) == [SIZE] * SIZE
+
+
+def test_a_failure_is_heard_without_waiting_for_the_rest(meshes: list[Mesh]) -> None:
+    meshes[2].skip(Frame(Kind.FAILED, 0, CALL.call, body=b"why"))
+    frames = in_threads(lambda place: swap(meshes[place], [b""] * SIZE) if place == 0 else None)[0]
+    assert frames[2].body == b"why"
+    assert 1 not in frames
+
+
+def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between hosts anybody can connect: whoever does not know the secret is sent away."""
+    monkeypatch.setattr(connecting, "network_id", lambda: str(threading.get_ident()))
+    store, strangers = HashStore(), []
+
+    def reach() -> str:
+        return "127.0.0.1"
+
+    listen = meeting.listen
+
+    def listen_and_be_met(port: int, *, one_host: bool) -> socket.socket:
+        listener = listen(port, one_host=one_host)
+        for greeting in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(20)):
+            stranger = socket.create_connection(("127.0.0.1", listener.getsockname()[1]))
+            stranger.sendall(greeting)
+            stranger.shutdown(socket.SHUT_WR)
+            strangers.append(stranger)
+        return listener
+
+    monkeypatch.setattr(connecting, "listen", listen_and_be_met)
+    made = in_threads(lambda place: introduction(place, store, reach=reach).connect())
+    assert in_threads(lambda place: len(swap(made[place], [b""] * SIZE))) == [SIZE] * SIZE
+    for mesh in made:
+        mesh.abandon()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_members_that_do_not_come_are_named() -> None:
+    store = HashStore()
+    (error,) = in_threads(lambda place: introduction(place, store, timeout=0.3).connect(), size=1)
+    assert isinstance(error, rw.CollectiveTimeoutError)
+    assert "ranks 11-12 did not connect to rank 10 in 0.3 s" in str(error)
+
+    def check() -> None:
+        raise rw.CollectiveError("rank 12 is gone")
+
+    (error,) = in_threads(lambda place: introduction(place, HashStore(), check=check).connect(), size=1)
+    assert str(error) == "rank 12 is gone"
+
+
+def test_nothing_is_left_open_when_members_do_not_come() -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count is all that is wanted
+    (error,) = in_threads(lambda place: introduction(place, HashStore(), timeout=0.2).connect(), size=1)
+    assert isinstance(error, rw.CollectiveTimeoutError)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_a_forked_child_does_not_keep_a_rank_alive(meshes: list[Mesh]) -> None:
+    """What a data loader's worker inherits would hide that its rank has died."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writer)
+        os.read(reader, 1)  # live on
+        os._exit(0)
+    meshes[2].abandon()
+    errors = in_threads(lambda place: swap(meshes[place], [b""] * SIZE) if place < 2 else None)[:2]
+    os.close(writer)
+    os.close(reader)
+    os.waitpid(child, 0)
+    for error in errors:
+        assert isinstance(error, rw.CollectiveError)
+        assert "rank 12 is gone: its connection closed" in str(error)

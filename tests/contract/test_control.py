@@ -1,0 +1,142 @@
+"""One body for every world: which rank does what, as decorators and as contexts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import rankwise as rw
+from rankwise.comm import members
+from rankwise.comm.comm import Comm
+
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
+
+
+class OnlyHereError(Exception):
+    """Raised on one rank."""
+
+
+def test_one_rank_only_shares_what_it_returns(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    ran = []
+    for who in {0, last}:
+
+        @rw.one_rank_only(who)
+        def work(factor: int, *, who: int = who) -> dict[str, int]:
+            """Work."""
+            ran.append(who)
+            return {"result": factor * rw.get_rank()}
+
+        assert work(3) == {"result": 3 * who}
+        assert work.__doc__ == "Work."
+    assert ran == [who for who in sorted({0, last}) if who == rank]
+
+
+def test_one_rank_only_may_share_nothing(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+
+    @rw.one_rank_only(last, share=False)
+    def work() -> int:
+        return 5
+
+    if rank == last:  # nobody else has to call it
+        assert work() == 5
+    rw.barrier()
+    assert work() == (5 if rank == last else None)
+
+
+def test_one_rank_only_is_a_context(comm: Comm, tmp_path_of_world: str) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    mark = Path(tmp_path_of_world) / "done"
+    with rw.one_rank_only(last) as mine:
+        assert mine is (rank == last)
+        if mine:
+            time.sleep(0.1)
+            mark.touch()
+    assert mark.exists(), "the others waited"
+
+
+def test_what_fails_on_the_one_rank_fails_everywhere(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    wanted = OnlyHereError if rank == last else rw.RemoteRankError
+
+    @rw.one_rank_only(last)
+    def work() -> None:
+        raise OnlyHereError("no disk")
+
+    for _ in range(3):
+        with pytest.raises(wanted, match="no disk"):
+            work()
+        with pytest.raises(wanted, match="no disk"), rw.one_rank_only(last) as mine:
+            if mine:
+                raise OnlyHereError("no disk")
+    unsendable = rw.one_rank_only(last)(threading.Lock)
+    with pytest.raises(rw.PayloadTypeError if rank == last else rw.RemoteRankError, match="cannot be pickled"):
+        unsendable()
+    with pytest.raises(rw.InvalidArgumentError, match="rank=9"):
+        rw.one_rank_only(9)(int)()
+    assert rw.all_reduce(1) == comm.size, "and the next collective works"
+
+
+def test_an_error_of_a_waiting_rank_is_its_own(comm: Comm) -> None:
+    if rw.get_rank() == comm.size - 1:
+        with pytest.raises(OnlyHereError), rw.one_rank_only(0) as mine:
+            assert mine is (comm.size == 1)
+            raise OnlyHereError
+    elif rw.get_rank() == 0:
+        with rw.one_rank_only(0):
+            pass
+    else:
+        with rw.one_rank_only(0):
+            pass
+    assert rw.all_reduce(1) == comm.size
+
+
+def test_rank_zero_first_is_a_decorator_and_knows_nodes(comm: Comm, tmp_path_of_world: str) -> None:
+    mark = Path(tmp_path_of_world) / "cache"
+
+    @rw.rank_zero_first(local=True)
+    def load() -> bool:
+        found = mark.exists()
+        mark.touch()
+        return found
+
+    assert load() is (rw.get_rank() != 0)
+    assert load() is True
+
+
+def test_ranks_run_one_after_the_other(comm: Comm, tmp_path_of_world: str) -> None:
+    order = Path(tmp_path_of_world) / "order"
+    for _ in range(3):
+        with rw.in_rank_order(), order.open("a") as file:
+            file.write(f"{rw.get_rank()}\n")
+        assert order.read_text().split()[-comm.size :] == [str(rank) for rank in range(comm.size)], "all are done"
+        rw.barrier()
+
+    @rw.in_rank_order()
+    def work() -> int:
+        return rw.get_rank()
+
+    assert work() == rw.get_rank()
+
+
+@pytest.mark.parametrize("framed", [True, False], ids=["small", "large"])
+def test_an_error_in_rank_order_reaches_those_before_and_after(comm: Comm, framed: bool) -> None:
+    """Also as groups do it that are too large for every rank to be connected to every other."""
+    rank, middle = rw.get_rank(), comm.size // 2
+    comm.framed = framed
+    entered = []
+    wanted = OnlyHereError if rank == middle else rw.RemoteRankError
+    with pytest.raises(wanted, match="no disk"), rw.in_rank_order():
+        entered.append(rank)
+        if rank == middle:
+            raise OnlyHereError("no disk")
+    assert entered == ([rank] if rank <= middle else [])
+    with rw.one_rank_only(0) as mine:
+        if mine:
+            time.sleep(0.1)
+    assert rw.all_reduce(1) == comm.size
+    assert members.FRAMED_RANKS == 64

@@ -1,0 +1,91 @@
+"""The other bodies again, on the routes that worlds of this size and place do not take by themselves.
+
+Ranks of different hosts move data through the backend; groups too large for frames agree through it as well.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise.comm import members, torch_group
+from rankwise.comm.comm import Comm
+from rankwise.comm.frame import Call
+from tests.contract import test_divergences, test_groups, test_movement, test_reduction, test_tensors, test_training
+from tests.contract import test_trees as trees
+
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("torch_random")]
+
+MODULES = [test_reduction, test_movement, test_tensors, test_training, test_groups, trees]
+
+
+def bodies(module: ModuleType) -> dict[str, Callable[..., None]]:
+    """Return the module's tests that take nothing but a comm."""
+    found = {name: body for name, body in vars(module).items() if name.startswith("test_") and callable(body)}
+    return {name: body for name, body in found.items() if list(inspect.signature(body).parameters) == ["comm"]}
+
+
+@contextmanager
+def route(name: str, comm: Any) -> Iterator[None]:
+    """Take a route, in this process and the groups that it makes."""
+    modules = vars(torch_group), vars(members)
+    before = modules[0]["Near"], modules[1]["FRAMED_RANKS"], comm._near, comm._mesh
+    modules[0]["Near"] = lambda *_args, **_more: None
+    comm._near = None
+    if name == "digests":
+        modules[1]["FRAMED_RANKS"] = 1
+        comm.framed, comm._mesh = False, None
+    try:
+        yield
+    finally:
+        modules[0]["Near"], modules[1]["FRAMED_RANKS"], comm._near, comm._mesh = before
+        comm.framed = True
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("way", ["backend", "digests"])
+def test_every_body(comm: Comm, module: ModuleType, way: str) -> None:
+    with route(way, comm):
+        assert (comm.agree(Call("test")) is None) is (way == "digests")
+        assert bodies(module)
+        for body in bodies(module).values():
+            body(comm)
+
+
+@pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("way", ["backend", "digests"])
+def test_every_divergence(comm: Comm, odd: int, way: str) -> None:
+    odd %= comm.size
+    with route(way, comm):
+        for usual, other, _ in test_divergences.MISMATCHES.values():
+            with pytest.raises(rw.MismatchError):
+                (other if rw.get_rank() == odd else usual)(comm)
+        for usual, other, wanted, message in test_divergences.FAILURES.values():
+            with pytest.raises(wanted if rw.get_rank() == odd else rw.RemoteRankError, match=message):
+                (other if rw.get_rank() == odd else usual)(comm)
+        test_divergences.works(comm)
+
+
+def test_numbers_among_many_are_as_exact(comm: Comm) -> None:
+    """What is reduced by the backend is what Python would have made of it, and what would not fit is gathered."""
+    rank, size = rw.get_rank(), comm.size
+    values = [rank, 2**62 - rank, 2**70 + rank, -(2**63), True, 0.1 * rank, complex(rank, 1), rank == 0]
+    for op in ("sum", "mean", "product"):
+        with_frames = rw.all_reduce(values, op=op)
+        with route("digests", comm):
+            with_digests = rw.all_reduce(values, op=op)
+            alone = [rw.all_reduce(value, op=op) for value in values]
+        for found in (with_digests, alone):
+            assert found == pytest.approx(with_frames)
+            assert [type(number) for number in found] == [type(number) for number in with_frames]
+    with route("digests", comm):
+        assert rw.all_reduce([2**62, 2**70 + rank, True, 0.5], op="max") == [2**62, 2**70 + size - 1, True, 0.5]
+        assert rw.all_reduce(float("nan") if rank else 1.0, op="min") != 0
+        assert torch.tensor(rw.all_reduce(float("nan") if rank else 1.0, op="min")).isnan()

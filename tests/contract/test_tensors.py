@@ -1,0 +1,118 @@
+"""One body for every world: what is said of tensors alone. In place, put together, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+
+pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.usefixtures("torch_random")]
+
+
+def test_all_reduce_in_place(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    total = sum(range(size))
+    for length in (0, 1, 7, 4096, 400_001):
+        for dtype in (torch.float32, torch.int64, torch.int16, torch.float16, torch.complex64):
+            tensor = torch.full((length,), rank, dtype=dtype)
+            address = tensor.data_ptr()
+            assert rw.all_reduce_(tensor) is tensor
+            assert tensor.data_ptr() == address
+            assert (tensor == total).all()
+    grid = torch.arange(6.0).reshape(2, 3).t()
+    rw.all_reduce_(grid, op="mean")
+    assert torch.equal(grid, torch.arange(6.0).reshape(2, 3).t())
+    weight = torch.ones(2, requires_grad=True)
+    assert rw.all_reduce_(weight).tolist() == [size, size]
+
+
+def test_all_reduce_in_place_refuses_what_it_cannot_hold(comm: Comm) -> None:
+    for tensor, op in ((torch.ones(2, dtype=torch.bool), "sum"), (torch.ones(2, dtype=torch.int64), "mean")):
+        with pytest.raises(rw.PayloadTypeError, match="another type"):
+            rw.all_reduce_(tensor, op=op)
+    with pytest.raises(rw.PayloadTypeError, match="takes a tensor"):
+        rw.all_reduce_(1)  # type: ignore[arg-type]  # that is the point
+
+
+def test_large_reductions_are_the_same_on_all_ranks(comm: Comm) -> None:
+    torch.manual_seed(rw.get_rank())
+    for shape in ((1025,), (333, 1001), (1 << 20,), ((1 << 20) + 1,)):
+        value = torch.rand(shape)
+        wanted = torch.stack(rw.all_gather(value))
+        for op, reduced in (
+            ("sum", wanted.sum(dim=0)),
+            ("mean", wanted.mean(dim=0)),
+            ("product", wanted.prod(dim=0)),
+            ("min", wanted.amin(dim=0)),
+        ):
+            ours = rw.all_reduce(value, op=op)
+            torch.testing.assert_close(ours, reduced)
+            assert all(torch.equal(ours, other) for other in rw.all_gather(ours))
+
+
+def test_reduce_scatter_of_pieces_of_any_size(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    for length in (0, 3, 100_000):
+        pieces = [torch.full((length + place % 2, 2), place + rank) for place in range(size)]
+        piece = rw.reduce_scatter(pieces)
+        assert piece.shape == (length + rank % 2, 2)
+        assert (piece == rank * size + sum(range(size))).all()
+    assert rw.reduce_scatter([torch.ones(2)] * size, op="mean").tolist() == [1, 1]
+
+
+def test_all_gather_cat_puts_tensors_together(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    counts = list(range(size))
+    for width in (1, 5000):
+        whole = rw.all_gather_cat(torch.full((rank, width), rank))
+        assert whole.shape == (sum(counts), width)
+        assert whole[:, 0].tolist() == [other for other in counts for _ in range(other)]
+    beside = rw.all_gather_cat(torch.full((2, rank), rank), dim=-1)
+    assert beside[1].tolist() == [other for other in counts for _ in range(other)]
+    assert rw.all_gather_cat(torch.tensor(rank)).tolist() == counts
+    assert rw.all_gather_cat(torch.empty(0, 3)).shape == (0, 3)
+    with pytest.raises(rw.InvalidArgumentError, match="dim=1"):
+        rw.all_gather_cat(torch.ones(2), dim=1)
+    with pytest.raises(rw.PayloadTypeError, match="takes a tensor"):
+        rw.all_gather_cat([1])  # type: ignore[arg-type]  # that is the point
+
+
+def test_gradients_flow_through_all_reduce(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    for op in ("sum", "mean"):
+        for length in (2, 5000):
+            weight = torch.full((length,), float(rank), requires_grad=True)
+            other = torch.ones(3, dtype=torch.float64, requires_grad=True)
+            reduced: Any = rw.all_reduce({"w": weight * 2, "o": other, "n": 1}, op=op, differentiable=True)
+            assert reduced["n"] == (size if op == "sum" else 1)
+            # Each rank's loss weighs the reduced value by its rank + 1: a gradient is the same reduction of those.
+            (reduced["w"].sum() * (rank + 1) + reduced["o"].sum()).backward()
+            scale = sum(range(1, size + 1)) / (1 if op == "sum" else size)
+            assert weight.grad is not None
+            assert other.grad is not None
+            torch.testing.assert_close(weight.grad, torch.full((length,), 2 * scale))
+            torch.testing.assert_close(other.grad, torch.full_like(other, size if op == "sum" else 1))
+    with pytest.raises(rw.InvalidArgumentError, match="not differentiable"):
+        rw.all_reduce(torch.ones(1), op="max", differentiable=True)
+
+
+def test_gradients_flow_through_all_gather(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    own = torch.full((rank + 1, 2), float(rank), requires_grad=True)
+    parts = rw.all_gather(own, differentiable=True)
+    assert [part.shape[0] for part in parts] == [other + 1 for other in range(size)]
+    sum((part * (rank + 1)).sum() * (place + 1) for place, part in enumerate(parts)).backward()  # type: ignore[union-attr]
+    assert own.grad is not None
+    torch.testing.assert_close(own.grad, torch.full_like(own, (rank + 1) * sum(range(1, size + 1))))
+
+    own = torch.full((rank + 1,), float(rank), requires_grad=True)
+    whole = rw.all_gather_cat(own, differentiable=True)
+    (whole * whole).sum().backward()
+    assert own.grad is not None
+    torch.testing.assert_close(own.grad, torch.full_like(own, 2.0 * rank * size))
+    with pytest.raises(rw.PayloadTypeError, match="tensors of floats"):
+        rw.all_gather(1, differentiable=True)

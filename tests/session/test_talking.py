@@ -1,0 +1,42 @@
+"""What a session decides about its collectives: groups that others opened, checks, and patience."""
+
+from __future__ import annotations
+
+import pytest
+
+import rankwise as rw
+from tests.session.worlds import clean_environ, free_port, plain, run_ranks
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_group_that_is_adopted_is_checked_too(size: int) -> None:
+    port = free_port()
+    for process in run_ranks("adopted.py", [plain(rank, size, port) for rank in range(size)]):
+        assert process.returncode == 0, process.stderr
+        lines = process.stdout.splitlines()
+        assert len(lines) == 6
+        assert all("the value is float32[3] on cpu on rank" in line for line in lines)
+
+
+def test_one_rank_may_work_longer_than_the_timeout() -> None:
+    port = free_port()
+    for process in run_ranks("patience.py", [plain(rank, 3, port) for rank in range(3)]):
+        assert (process.returncode, process.stdout) == (0, "ok\n"), process.stderr
+
+
+def test_ranks_must_all_check_or_none() -> None:
+    port = free_port()
+    environs = [plain(rank, 2, port, RANKWISE_CHECK=str(rank)) for rank in range(2)]
+    for process in run_ranks("patience.py", environs, fresh=True):
+        assert process.returncode == 1
+        assert "rank 0 has check=False, but rank 1 has check=True" in process.stderr
+
+
+def test_what_to_check_is_read_from_the_environment() -> None:
+    for value, check in (("1", True), ("0", False), ("", False)):
+        with rw.init(environ=clean_environ(RANKWISE_CHECK=value)) as session:
+            assert session.comm.check is check
+    with rw.init(check=True, environ=clean_environ(RANKWISE_CHECK="0")) as session:
+        assert session.comm.check is True
+    with pytest.raises(rw.LauncherEnvironmentError, match="RANKWISE_CHECK='yes' is neither 0 nor 1"):
+        rw.init(environ=clean_environ(RANKWISE_CHECK="yes"))
