@@ -59,7 +59,7 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
         local_rank: This process's rank on its node.
         local_world_size: How many processes are on its node.
         address: "host:port" that rank zero listens on, instead of what the launcher says.
-        check: Check single tensors on accelerators too before they are reduced or gathered, which costs the host a
+        check: Check single tensors on accelerators too before they are reduced, which costs the host a
             round trip each; all else is always checked. By default what RANKWISE_CHECK says, 1 or 0.
         environ: The variables to read, instead of this process's own.
 
