@@ -48,6 +48,13 @@ class PayloadTypeError(RankwiseError, TypeError):
 class NotJoinedError(RankwiseError, RuntimeError):
     """The world is larger than one and this process has not joined it."""
 
+    @classmethod
+    def forked(cls, rank: int) -> NotJoinedError:
+        return cls(
+            f"this process was forked from rank {rank} and is no rank itself; "
+            "only the process that called rankwise.init() can take part in collectives"
+        )
+
 
 class JoinError(RankwiseError, RuntimeError):
     """The ranks could not meet."""

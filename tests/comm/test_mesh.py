@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,6 +197,20 @@ def test_nothing_is_left_open_when_members_do_not_come() -> None:
     (error,) = in_threads(lambda place: introduction(place, HashStore(), timeout=0.2).connect(), size=1)
     assert isinstance(error, rw.CollectiveTimeoutError)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_members_connect_that_have_many_files_open() -> None:
+    """select() cannot wait for descriptors above 1023."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    store = HashStore()
+    with contextlib.ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        for _ in range(1100):
+            files.enter_context(Path(os.devnull).open())
+        meshes = in_threads(lambda place: introduction(place, store).connect())
+        for mesh in meshes:
+            mesh.close("done")
 
 
 def test_a_forked_child_does_not_keep_a_rank_alive(meshes: list[Mesh]) -> None:

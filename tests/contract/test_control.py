@@ -140,3 +140,16 @@ def test_an_error_in_rank_order_reaches_those_before_and_after(comm: Comm, frame
             time.sleep(0.1)
     assert rw.all_reduce(1) == comm.size
     assert members.FRAMED_RANKS == 64
+
+
+def test_a_collective_on_the_one_rank_is_an_error_everywhere(comm: Comm) -> None:
+    """Neither waits for the other: the one rank in the collective, the others for the end of its turn."""
+    inner = rw.one_rank_only(0)(int)
+    for call in (lambda: rw.all_reduce(1), rw.barrier, inner):
+        for outer in (rw.one_rank_only(0), rw.rank_zero_first()):
+            if comm.size == 1:
+                outer(call)()
+                continue
+            with pytest.raises(rw.MismatchError if rw.get_rank() == 0 else rw.RankwiseError, match="the end of"):
+                outer(call)()
+            assert rw.all_reduce(1) == comm.size, "and the next collective works"

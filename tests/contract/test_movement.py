@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 
@@ -118,7 +119,7 @@ def test_gather_gives_the_list_to_one_rank(comm: Comm) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for dst in {0, last}:
         for place, value in enumerate(values_of(rank)):
-            gathered = rw.gather(value, dst=dst)
+            gathered = rw.gather(value, dst=np.int64(dst))  # type: ignore[arg-type]  # an index all the same
             assert gathered == ([values_of(other)[place] for other in range(comm.size)] if rank == dst else None)
         ragged = rw.gather(torch.full((rank,), rank), dst=dst)
         if ragged is not None:
@@ -157,6 +158,11 @@ def test_a_member_that_is_not_there_is_refused_alone_and_with_many(comm: Comm) -
             rw.scatter([1] * comm.size, src=rank)  # type: ignore[arg-type]  # that is the point
 
 
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise ValueError("x" * 3_000_000)
+
+
 def test_what_cannot_be_pickled_is_refused_on_every_rank(comm: Comm) -> None:
     """Rule 11, as far as headers carry it: the rank raises its own error, the others that rank's."""
     rank, last = rw.get_rank(), comm.size - 1
@@ -179,3 +185,16 @@ def test_a_scatter_of_the_wrong_length_is_refused_on_every_rank(comm: Comm) -> N
         with pytest.raises(wanted, match=f"one value for each of {comm.size} ranks"):
             rw.scatter(values)  # type: ignore[arg-type]  # that is the point
     assert rw.scatter(list(range(comm.size))) == rw.get_rank()
+
+
+def test_a_long_error_does_not_wait_for_those_who_read_it(comm: Comm) -> None:
+    """What fits into the connection is sent at once; the rest of three million characters tells nobody anything."""
+    rank, last = rw.get_rank(), comm.size - 1
+    if rank == last:
+        with pytest.raises(rw.PayloadTypeError):
+            rw.all_gather(Unpicklable())
+        return
+    with pytest.raises(rw.RemoteRankError, match="characters left out") as raised:
+        rw.all_gather(1)
+    assert raised.value.rank == last
+    assert len(str(raised.value)) < 100_000

@@ -116,3 +116,38 @@ def test_gradients_flow_through_all_gather(comm: Comm) -> None:
     torch.testing.assert_close(own.grad, torch.full_like(own, 2.0 * rank * size))
     with pytest.raises(rw.PayloadTypeError, match="tensors of floats"):
         rw.all_gather(1, differentiable=True)
+
+
+def test_gradients_of_gradients(comm: Comm) -> None:
+    """Of s², where s is the sum of all ranks' w³: its gradient on each rank is 6ws·w, and that one's is not zero."""
+    size = comm.size
+    for total in (
+        lambda w: rw.all_reduce(w**3, differentiable=True),
+        lambda w: rw.all_gather_cat(w**3, differentiable=True).sum(),
+    ):
+        weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        (gradient,) = torch.autograd.grad((total(weight) ** 2).sum(), weight, create_graph=True)
+        assert gradient.item() == 6 * size**2
+        (second,) = torch.autograd.grad(gradient.sum(), weight)
+        assert second.item() == 12 * size**2 + 18 * size**2, "through w, and through s on every rank"
+
+
+def test_conjugates_are_reduced_as_what_they_stand_for(comm: Comm) -> None:
+    for length in (2, 5000):
+        for reduce in (rw.all_reduce, rw.all_reduce_):
+            lazy = torch.full((length,), 1 + 1j).conj()
+            reduced: Any = reduce(lazy)
+            assert reduced.tolist() == [comm.size * (1 - 1j)] * length
+            assert reduce(lazy.imag[:1].clone()).item() == lazy.imag[0].item() * comm.size
+
+
+def test_the_programs_default_device_is_not_what_ranks_talk_on(comm: Comm) -> None:
+    small, large = torch.ones(3), torch.ones(9000)
+    with torch.device("meta"):
+        for value in (small, large):
+            assert rw.all_reduce(value).sum().item() == comm.size * len(value)
+            assert rw.all_reduce_(value.clone()).device.type == "cpu"
+            assert len(rw.all_gather_cat(value[rw.get_rank() :])) == sum(len(value) - rank for rank in range(comm.size))
+            assert rw.broadcast([value, "text" * 2000])[0].tolist() == value.tolist()
+            assert rw.reduce_scatter([value] * comm.size).sum().item() == comm.size * len(value)
+        assert rw.all_reduce(2) == 2 * comm.size

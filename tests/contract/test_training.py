@@ -111,3 +111,10 @@ def test_what_fails_on_rank_zero_fails_everywhere(comm: Comm) -> None:
         raise FileNotFoundError("no such dataset")
     assert entered is (rw.get_rank() == 0)
     assert rw.all_reduce(1) == comm.size, "and the next collective works"
+
+
+def test_sync_params_takes_buffers_whose_elements_share_memory(comm: Comm) -> None:
+    model = torch.nn.Module()
+    model.register_buffer("mask", torch.full((1, 2), float(rw.get_rank())).expand(3, 2))
+    rw.sync_params(model, src=comm.size - 1)
+    assert torch.equal(model.get_buffer("mask"), torch.full((3, 2), comm.size - 1.0))

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -296,19 +296,36 @@ def test_arguments_that_cannot_be_used_are_named(options: dict[str, object], nam
     assert not dist.is_initialized()
 
 
+def said_in_a_forked_child(call: Callable[[], object]) -> str:
+    """Return what a child says of why it cannot call something."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            call()
+        except rw.NotJoinedError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
 def test_a_forked_child_is_no_rank() -> None:
     with rw.init():
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                rw.all_reduce(1)
-            except rw.NotJoinedError as error:
-                os.write(writer, str(error).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader) as pipe:
-            said = pipe.read()
-        os.waitpid(child, 0)
-        assert "forked from rank 0" in said
+        group = rw.new_group([0])
+        assert "forked from rank 0" in said_in_a_forked_child(lambda: rw.all_reduce(1))
+        assert "forked from rank 0" in said_in_a_forked_child(lambda: rw.barrier(group=group))
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["used before", "unused"])
+@pytest.mark.usefixtures("foreign_group")
+def test_a_forked_child_does_not_adopt_its_parents_group(seen: bool) -> None:
+    """It would take its parent's place among the ranks."""
+    if seen:
+        rw.barrier()
+    assert "forked from rank 0" in said_in_a_forked_child(rw.barrier)
+    rw.barrier()

@@ -123,12 +123,24 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # noqa: ANN401
-        comm: Comm = ctx.comm
+        return _Return.apply(ctx.comm, *grads), None, None, None  # type: ignore[no-untyped-call]  # torch's
+
+
+class _Return(torch.autograd.Function):
+    """The gradient of `_Gather`: to every rank the sum of the gradients of its part. Its own gradient is `_Gather`."""
+
+    @staticmethod
+    def forward(ctx: Any, comm: Comm, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.comm = comm
         call = Call("the gradient of all_gather", content=str([describe(grad) for grad in grads]))
         with comm.taking_part(call):
             comm.agree(call)
-            grad = comm.reduce_scatter(grads, Op.SUM)
-        return grad, None, None, None
+            return comm.reduce_scatter(grads, Op.SUM)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        call = Call("the gradient of the gradient of all_gather")
+        return None, *_Gather.apply(grad, ctx.comm, call, lambda: grad)  # type: ignore[no-untyped-call]  # torch's
 
 
 def _gather(comm: Comm, call: Call, checked: Callable[[], T]) -> list[T]:
@@ -149,7 +161,7 @@ def _gather_bulk(comm: Comm, me: int, parcel: Parcel, letters: Sequence[Letter])
             parts = comm.all_gather(parcel.bulk[device])
         else:
             # Each sends what it has to each: padding to the largest would cost all as much as the largest.
-            parts = [room_for(letter, comm).get(device, torch.empty(0)) for letter in letters]
+            parts = [room_for(letter, comm).get(device, torch.empty(0, device="cpu")) for letter in letters]
             if device in parcel.bulk:
                 parts[me] = parcel.bulk[device].clone()
             others = [place for place in range(comm.size) if place != me]

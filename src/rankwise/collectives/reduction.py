@@ -98,7 +98,7 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
             raise PayloadTypeError(f"all_reduce_ takes a tensor, got {describe(tensor)}")
         parsed = Op.parse(op)
         how = plan(dense(tensor).dtype, parsed)
-        result = how.finish(torch.empty(0, dtype=how.wire_dtype), 1)
+        result = how.finish(torch.empty(0, dtype=how.wire_dtype, device="cpu"), 1)
         if result.dtype != tensor.dtype:
             raise PayloadTypeError(f"op={op!r} of {tensor.dtype} has another type, {result.dtype}: use all_reduce")
         job = Job.of(comm, call, tensor, parsed, in_place=True)
@@ -287,7 +287,8 @@ class _Reduce(torch.autograd.Function):
         job: Job = ctx.job
         call = Call("the gradient of all_reduce", {"op": job.op.value})
         wanted = [grad for grad, leaf in zip(grads, job.tree.leaves, strict=True) if isinstance(leaf, torch.Tensor)]
-        return None, *Job.of(job.comm, call, wanted, job.op).run()
+        gradient = Job.of(job.comm, call, wanted, job.op)
+        return None, *_Reduce.apply(gradient, *gradient.tensors())  # type: ignore[no-untyped-call]  # torch's
 
 
 def _check_pieces(values: Sequence[torch.Tensor], op: Op, size: int) -> None:

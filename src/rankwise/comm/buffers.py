@@ -23,7 +23,11 @@ def from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> 
 
 def to_tensor(data: bytes | bytearray | memoryview) -> torch.Tensor:
     """Return a flat uint8 tensor with these contents, a copy."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 def contents(tensor: torch.Tensor) -> bytes:

@@ -123,11 +123,11 @@ class Comm(Members):
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without its gradient, if it is one that can be reduced.
+    """Return the tensor without its gradient, in memory of its own values, if it is one that can be reduced.
 
     Raises:
         PayloadTypeError: It is sparse, quantized or has no contents.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise PayloadTypeError(f"only dense tensors can be reduced, got {tensor.layout} on {tensor.device}")
-    return tensor.detach()
+    return tensor.detach().resolve_conj().resolve_neg()

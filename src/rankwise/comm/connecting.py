@@ -35,6 +35,7 @@ _GREETING: Final = struct.Struct(f"<{_SECRET_BYTES}sI")
 # How long somebody who connected may take to say who it is.
 _GREETING_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = (0.0005, 0.02)
+_CHECK_MILLISECONDS: Final = 100
 # A host that lost its power says nothing: it is asked after so many seconds of silence, again after so many, so often.
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 # Linux: process, user and group of the other side.
@@ -155,14 +156,18 @@ class Introduction:
     ) -> None:
         """Let the members after this one connect."""
         expected = set(range(self.place + 1, len(self.ranks)))
+        poller = select.poll()
+        for listener in listeners:
+            poller.register(listener, select.POLLIN)
+        open_doors = {listener.fileno(): listener for listener in listeners}
         while expected:
             if time.monotonic() > deadline:
                 raise self._late(sorted(expected))
-            ready, _, _ = select.select(listeners, [], [], 0.1)
+            ready = poller.poll(_CHECK_MILLISECONDS)
             if not ready:
                 self.check()
-            for listener in ready:
-                guest, _ = listener.accept()
+            for descriptor, _ in ready:
+                guest, _ = open_doors[descriptor].accept()
                 place = _greeted(guest, secret) if _is_ours(guest) else None
                 if place in expected:
                     expected.remove(place)

@@ -27,6 +27,8 @@ _PREFIX: Final = struct.Struct("<QQBB16sH")
 _KIND_OFFSET: Final = 16
 _NO_DIGEST: Final = bytes(16)
 _LONGEST_CALL: Final = 1000
+# What a failed rank says of it must fit into its connections, for it waits for nobody to read it.
+_LONGEST_TRACEBACK: Final = 32_000
 
 # Whose frames on the stack are not the caller's.
 _NOT_THE_CALLER: Final = ("rankwise", "torch", "contextlib", "functools")
@@ -153,7 +155,11 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, call: str) -> Failure:
-        return cls(socket.gethostname(), f"{call}\n{''.join(traceback.format_exception(error))}")
+        text = "".join(traceback.format_exception(error))
+        if len(text) > _LONGEST_TRACEBACK:
+            half = _LONGEST_TRACEBACK // 2
+            text = f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
+        return cls(socket.gethostname(), f"{call}\n{text}")
 
     def as_error(self, rank: int) -> RemoteRankError:
         """Return it as the others raise it."""

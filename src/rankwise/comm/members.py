@@ -6,6 +6,8 @@ all ranks do the same, then data. So a rank that fails in its own part is heard 
 
 from __future__ import annotations
 
+import operator
+import os
 import pickle
 import secrets
 import struct
@@ -51,6 +53,7 @@ class Members(ABC):
         self.closed = False
         self.turns = 0
         self._broken = ""
+        self._pid = os.getpid()
 
     def close(self, reason: str = "left") -> None:  # noqa: ARG002 - for whom there is somebody to tell
         """Let go of what the members talked over, and tell the others why."""
@@ -120,7 +123,7 @@ class Members(ABC):
             return messages[src]
         length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control)
         self._broadcast(length, src)
-        data = to_tensor(message) if me == src else torch.empty(_number(length), dtype=torch.uint8)
+        data = to_tensor(message) if me == src else torch.empty(_number(length), dtype=torch.uint8, device="cpu")
         data = data.to(self.control)
         self._broadcast(data, src)
         return contents(data)
@@ -151,18 +154,21 @@ class Members(ABC):
         Raises:
             InvalidArgumentError: It is not a member; `name` names the argument in the message.
         """
-        if isinstance(global_rank, bool) or not isinstance(global_rank, int) or global_rank not in self.ranks:
-            shown = f"ranks 0 to {self.size - 1}" if isinstance(self.ranks, range) else f"ranks {list(self.ranks)}"
-            raise InvalidArgumentError(f"{name}={global_rank!r} is not a member: the group has {shown}")
-        return self.ranks.index(global_rank)
+        with suppress(TypeError, ValueError):
+            if not isinstance(global_rank, bool):
+                return self.ranks.index(operator.index(global_rank))
+        shown = f"ranks 0 to {self.size - 1}" if isinstance(self.ranks, range) else f"ranks {list(self.ranks)}"
+        raise InvalidArgumentError(f"{name}={global_rank!r} is not a member: the group has {shown}")
 
     def require_member(self) -> int:
         """Return this process's place among the members.
 
         Raises:
-            NotJoinedError: The session that the members talked in is closed.
+            NotJoinedError: The session that the members talked in is closed, or another process's.
             InvalidArgumentError: It is not a member.
         """
+        if self._pid != os.getpid() and self.rank is not None:
+            raise NotJoinedError.forked(self.ranks[self.rank])
         if self.closed:
             raise NotJoinedError("the session of this group is closed; call rankwise.init(), and make the group anew")
         if self.rank is None:
@@ -172,6 +178,10 @@ class Members(ABC):
     def gone(self, ranks: Container[int] | None = None) -> str:  # noqa: ARG002 - for whom there are others
         """Return which of these members, or of all, are known to be gone, and why; "" if none is. Does not wait."""
         return ""
+
+    def interrupted_by(self, rank: int) -> bool:  # noqa: ARG002 - for whom there are others
+        """Return whether a rank calls something here that this one has not called. Does not wait."""
+        return False
 
     def board(self) -> Store | None:
         """Return where the members leave notes for each other; None if there is nobody to read them."""

@@ -32,7 +32,7 @@ class Near:
         """Reduce a flat tensor in place: every rank reduces a piece, and gives it to all."""
         size = len(self._mesh.ranks)
         step = min(_PIECE_BYTES // wire.element_size(), -(-wire.numel() // size))
-        room = torch.empty(len(self._others), step, dtype=wire.dtype)
+        room = torch.empty(len(self._others), step, dtype=wire.dtype, device="cpu")
         for segment in wire.split(step * size):
             pieces = list(segment.split(step))
             pieces += [segment[:0]] * (size - len(pieces))
@@ -43,7 +43,8 @@ class Near:
 
     def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
         """Return the reduction of this rank's piece, as a new tensor; all are flat and of one length."""
-        return self._reduced(pieces, op, torch.empty(len(self._others), pieces[0].numel(), dtype=pieces[0].dtype))
+        room = torch.empty(len(self._others), pieces[0].numel(), dtype=pieces[0].dtype, device="cpu")
+        return self._reduced(pieces, op, room)
 
     def all_gather(self, data: torch.Tensor) -> list[torch.Tensor]:
         """Return every member's tensor, by place; all are of one length."""

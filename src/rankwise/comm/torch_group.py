@@ -133,6 +133,9 @@ class TorchGroupComm(Comm):
     def gone(self, ranks: Container[int] | None = None) -> str:
         return "" if self._mesh is None else self._mesh.gone(ranks)
 
+    def interrupted_by(self, rank: int) -> bool:
+        return self._mesh is not None and self._mesh.waiting(rank) is not None
+
     def board(self) -> dist.Store | None:
         return dist.PrefixStore(self._name, self._world.store()) if self.size > 1 else None
 

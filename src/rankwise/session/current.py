@@ -46,6 +46,8 @@ class InForce(threading.local):
     # variables say. Good for as long as that group is the default one.
     stand_in: Session | None = None
     groups: Any = _NoGroups()
+    # Of a forked process: the group that its parent had, and the parent.
+    inherited: tuple[object, int] = (None, 0)
 
 
 in_force = InForce()
@@ -146,6 +148,12 @@ def foreign_group() -> torch.distributed.ProcessGroup | None:
     return group
 
 
+def opener(group: torch.distributed.ProcessGroup) -> int:
+    """Return the process that opened a group: this one, or its parent if that was before the fork."""
+    inherited, parent = InForce.inherited
+    return parent if group is inherited else os.getpid()
+
+
 def _stand_in() -> Session:
     group = foreign_group()
     if group is None:
@@ -167,5 +175,11 @@ def _close_at_exit() -> None:
         close_in_force(reason=f"left with {summary(error)}", failed=True)
 
 
+def _begin_anew_in_child() -> None:
+    InForce.stand_in = None
+    if foreign_group() is not InForce.inherited[0]:
+        InForce.inherited = (foreign_group(), os.getppid())
+
+
 atexit.register(_close_at_exit)
-os.register_at_fork(after_in_child=lambda: setattr(InForce, "stand_in", None))
+os.register_at_fork(after_in_child=_begin_anew_in_child)

@@ -142,6 +142,7 @@ def adopt(
         group=group,
         backend=dist.get_backend_config(group),
         close=close,
+        pid=current.opener(group),
     )
 
 

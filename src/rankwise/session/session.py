@@ -62,6 +62,7 @@ class Session:
         group: dist.ProcessGroup | None = None,
         backend: str | None = None,
         close: Callable[[str, bool], None] | None = None,
+        pid: int | None = None,
     ) -> None:
         self.reading = reading
         self.rank = reading.rank.value
@@ -72,7 +73,7 @@ class Session:
         self._comm = comm
         self._device = device
         self._close = close
-        self._pid = os.getpid()
+        self._pid = os.getpid() if pid is None else pid
 
     def __repr__(self) -> str:
         return (
@@ -98,10 +99,7 @@ class Session:
         if self._comm is None:
             self._comm = self._alone()
         if self._pid != os.getpid():
-            raise NotJoinedError(
-                f"this process was forked from rank {self.rank} and is no rank itself; "
-                "only the process that called rankwise.init() can take part in collectives"
-            )
+            raise NotJoinedError.forked(self.rank)
         return self._comm
 
     @property

@@ -87,7 +87,7 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             comm.broadcast(flat.view(torch.uint8), sender)
             for tensor, values in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-                tensor.copy_(values.view_as(tensor))
+                _put(values.view_as(tensor), tensor)
 
 
 def _agree_on(call: Call, tensors: Mapping[str, torch.Tensor], comm: Comm) -> None:
@@ -96,6 +96,14 @@ def _agree_on(call: Call, tensors: Mapping[str, torch.Tensor], comm: Comm) -> No
     call.parts = lambda: {name: describe(tensor) for name, tensor in tensors.items()}
     if comm.check or all(tensor.device.type == "cpu" for tensor in tensors.values()):
         comm.agree(call)
+
+
+def _put(values: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy values into a tensor, whose elements may share memory, as those of an expanded mask do."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            values, tensor = values.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    tensor.copy_(values)
 
 
 def _listed(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -121,7 +129,7 @@ def _average(bucket: list[torch.Tensor], comm: Comm) -> None:
     Behind the gradients travels one number for each parameter, which is above zero if any rank had a gradient: so
     nothing depends on what this rank alone knows, and no rank can be left waiting.
     """
-    present = torch.tensor([parameter.grad is not None for parameter in bucket])
+    present = torch.tensor([parameter.grad is not None for parameter in bucket], device="cpu")
     grads = [parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in bucket]
     flat = torch.cat([*(grad.reshape(-1) for grad in grads), present.to(grads[0])])
     reduced = comm.all_reduce(flat, Op.MEAN)

@@ -80,6 +80,7 @@ class Turn:
 
         Raises:
             RemoteRankError: It failed.
+            MismatchError: It calls a collective, which the others cannot while they wait for it.
             CollectiveError: It is gone.
         """
         if self._board is None:
@@ -102,6 +103,8 @@ class Turn:
             gone = self._comm.gone([self._rank])
             if gone and not board.check([self._key]):
                 raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {gone}")
+            if self._comm.interrupted_by(self._rank) and not board.check([self._key]):
+                self._object()
             now = time.monotonic()
             if not self._comm.framed:
                 latest = board.add(f"{self._key}/beat", 0)
@@ -118,6 +121,12 @@ class Turn:
             for key in (self._key, f"{self._key}/readers", f"{self._key}/beat"):
                 board.delete_key(key)
         return outcome
+
+    def _object(self) -> None:
+        """Take part in what the other rank called while it works: so both raise, and neither waits for the other."""
+        call = Call(f"the end of {self._call.operation}", {"rank": self._rank})
+        with self._comm.taking_part(call):
+            self._comm.agree(call)
 
     def _beat(self, board: Store) -> None:
         with contextlib.suppress(RuntimeError):
