@@ -10,5 +10,6 @@ with rw.init(timeout=30.0):
     rw.new_group(range(rw.get_world_size()))
     rw.barrier()
     sockets = psutil.Process(os.getpid()).net_connections(kind="tcp")
-    print(" ".join(sorted({c.laddr.ip for c in sockets if c.status == psutil.CONN_LISTEN})))
-    rw.barrier()
+    addresses = " ".join(sorted({c.laddr.ip for c in sockets if c.status == psutil.CONN_LISTEN}))
+    with rw.in_rank_order():
+        print(addresses)
