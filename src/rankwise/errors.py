@@ -109,12 +109,14 @@ class RankFailure:
         host: The host it ran on.
         exitcode: Its exit code; the negative number of the signal that killed it.
         traceback: Its traceback as text, or "" if it left none.
+        stopped: It was told to end, because another one had failed.
     """
 
     rank: int
     host: str
     exitcode: int
     traceback: str = ""
+    stopped: bool = False
 
 
 class RankFailedError(LaunchError):

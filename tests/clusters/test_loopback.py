@@ -65,7 +65,9 @@ def test_hand_set_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
 
 def test_launched_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
     rankwise = str(Path(sys.executable).with_name("rankwise"))
-    found = addresses(on_far_host(tmp_path, rankwise, "launch", "-n", "2", LISTENERS, TMPDIR=str(tmp_path)))
+    found = addresses(
+        on_far_host(tmp_path, rankwise, "launch", "-n", "2", "--no-prefix", LISTENERS, TMPDIR=str(tmp_path))
+    )
     assert found
     assert found <= LOOPBACK
 

@@ -1,45 +1,86 @@
-"""Running a plan on torch's elastic agent, as it comes.
-
-What is decided above this file does not depend on who starts the ranks: `run` takes a plan and returns how they ended.
-"""
+"""Running a plan: torch's elastic agent brings rendezvous, membership and restarts; the ranks are those of our pool."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
-import socket
-import tempfile
-import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
-from torch.distributed.elastic.agent.server import WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.agent.server import SimpleElasticAgent, Worker, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult
+from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
-from rankwise.environment.reading import PLACE
-from rankwise.errors import LaunchError, RankFailure
 from rankwise.launch.plan import Plan
-from rankwise.launch.store import LoopbackRendezvous
+from rankwise.launch.pool import FAILED, INTERRUPTED, TERMINATED, Pool, Rank
+from rankwise.launch.store import LoopbackRendezvous, between_hosts
 
-# Torch's context takes these over for good.
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# What libraries listen on besides the store stays on this host too, unless the user chose an interface.
-_INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_TALKATIVE: Final = (
-    "torch.distributed.elastic.multiprocessing.api",
-    "torch.distributed.elastic.agent.server.api",
-)
-# What the user said of this process is not true of its ranks.
-_UNSET: Final = tuple(option for name in PLACE for option in ("-u", f"RANKWISE_{name.upper()}"))
+# How long the agent waits for its ranks before it looks whether nodes want to join.
+_LOOK_SECONDS: Final = 1.0
+_TALKATIVE: Final = "torch.distributed.elastic.agent.server.api"
 
 
-def run(plan: Plan) -> list[RankFailure]:
-    """Start the ranks of a plan, wait for all of them, and return how those that failed did, the first in time first.
+class RankAgent(SimpleElasticAgent):
+    """Torch's agent over a pool."""
+
+    def __init__(self, spec: WorkerSpec, plan: Plan, pool: Pool) -> None:
+        super().__init__(spec)
+        self._plan = plan
+        self._pool = pool
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        workers = worker_group.workers
+        attempt = worker_group.spec.max_restarts - self._remaining_restarts
+        requests = {
+            worker.global_rank: self._plan.request(_variables(worker_group, worker, attempt)) for worker in workers
+        }
+        with self._stopping():
+            self._pool.start(requests)
+        return {worker.local_rank: self._pool.ranks[worker.global_rank].pid for worker in workers}
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        ranks = self._pool.ranks
+        deadline = time.monotonic() + _LOOK_SECONDS
+        with self._stopping():
+            while self._pool.running() and not any(rank.has_failed for rank in ranks.values()):
+                if (left := deadline - time.monotonic()) <= 0:
+                    return RunResult(state=WorkerState.HEALTHY)
+                self._pool.wait(left)
+        failures = {
+            worker.global_rank: _failure(worker, ranks[worker.global_rank])
+            for worker in worker_group.workers
+            if ranks[worker.global_rank].has_failed
+        }
+        if failures:
+            return RunResult(state=WorkerState.FAILED, failures=failures)
+        self._pool.stop(FAILED)  # whatever ranks that are done have left
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the pool knows them
+        self._pool.stop(FAILED)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002 - ours
+        self._pool.stop(FAILED)
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Pass on to the ranks what stops the launcher."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._pool.stop(INTERRUPTED)
+            raise
+        except SystemExit:
+            self._pool.stop(TERMINATED)
+            raise
+
+
+def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
+    """Start the ranks of a plan, wait for all of them, and return how they ended.
 
     The first failure ends the others.
 
@@ -47,59 +88,51 @@ def run(plan: Plan) -> list[RankFailure]:
         LaunchError: The ranks could not be started.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended.
     """
-    env = shutil.which("env")
-    if env is None:
-        raise LaunchError("there is no `env` program on this host, which starts ranks with their own variables")
-    with tempfile.TemporaryDirectory(prefix="rankwise-") as logs, _signals_restored(), _quiet():
-        rendezvous = LoopbackRendezvous(uuid.uuid4().hex)
-        spec = WorkerSpec(
-            role="default",
-            local_world_size=plan.nproc,
-            entrypoint=env,
-            args=(*_UNSET, *(f"{name}={value}" for name, value in _variables(plan)), *map(_literal, plan.command)),
-            rdzv_handler=rendezvous,
-            max_restarts=0,
-            monitor_interval=0.05,
-        )
-        agent = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=logs))
+    rendezvous = LoopbackRendezvous(uuid.uuid4().hex) if plan.nodes is None else between_hosts(plan.nodes)
+    spec = WorkerSpec(
+        role="default",
+        local_world_size=plan.nproc,
+        entrypoint=plan.name,
+        rdzv_handler=rendezvous,
+        max_restarts=plan.max_restarts,
+        monitor_interval=1e-6,  # the pool waits, and for what happens
+    )
+    agent = RankAgent(spec, plan, pool)
+    with _quiet():
         try:
-            result = agent.run()
-        except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            raise SystemExit(128 + error.sigval) from None
+            agent.run()
         finally:
             rendezvous.shutdown()
-    failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
-    return [RankFailure(rank=rank, host=socket.gethostname(), exitcode=failure.exitcode) for rank, failure in failures]
+    return pool.ranks
 
 
-def _literal(word: str) -> str:
-    """Return a word that the agent does not substitute in: it knows ${local_rank}, scripts do not expect it to."""
-    return word.replace("$", "$$")
+def _variables(group: WorkerGroup, worker: Worker, attempt: int) -> dict[str, str]:
+    """Return what torchrun tells a rank of its place."""
+    spec = group.spec
+    return {
+        "LOCAL_RANK": str(worker.local_rank),
+        "RANK": str(worker.global_rank),
+        "GROUP_RANK": str(group.group_rank),
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_NAME": spec.role,
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "WORLD_SIZE": str(worker.world_size),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
 
 
-def _variables(plan: Plan) -> Iterator[tuple[str, str]]:
-    yield from plan.environ
-    loopback = next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
-    for name in _INTERFACES:
-        if loopback is not None and name not in os.environ:
-            yield name, loopback
-    if "OMP_NUM_THREADS" not in os.environ:
-        yield "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // plan.nproc))
-
-
-@contextmanager
-def _signals_restored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # then nobody sets any
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _failure(worker: Worker, rank: Rank) -> ProcessFailure:
+    return ProcessFailure(
+        local_rank=worker.local_rank, pid=rank.pid, exitcode=rank.exitcode or 0, error_file=os.devnull
+    )
 
 
 @contextmanager
@@ -109,10 +142,9 @@ def _quiet() -> Iterator[None]:
     def silence(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.CRITICAL
 
-    for name in _TALKATIVE:
-        logging.getLogger(name).addFilter(silence)
+    logger = logging.getLogger(_TALKATIVE)
+    logger.addFilter(silence)
     try:
         yield
     finally:
-        for name in _TALKATIVE:
-            logging.getLogger(name).removeFilter(silence)
+        logger.removeFilter(silence)

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from rankwise.environment.reading import PLACE
 from rankwise.errors import InvalidArgumentError
+from rankwise.launch.wire import Request
 
-# More processes than this for each core is a typing error: every one of them loads torch.
+# More processes than this for each core is a typing error: every one of them holds torch.
 _PER_CORE: Final = 16
 _AT_LEAST: Final = 64
+
+# What libraries listen on besides the store stays on this host too, unless the user chose an interface.
+_INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+# What the user said of the launcher's place is not true of its ranks.
+_NOT_THEIRS: Final = frozenset(f"RANKWISE_{name.upper()}" for name in PLACE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """The hosts of a world, each with a launcher of its own, and how these find each other. As torchrun's flags say.
+
+    Attributes:
+        least, most: How many hosts.
+        backend: "static", "c10d", or another that torch knows.
+        endpoint: Where they meet: "host:port".
+        run_id: The same for all hosts of one run.
+        node_rank: Which of them this one is, where the backend does not decide that.
+        options: The backend's own.
+    """
+
+    least: int
+    most: int
+    backend: str
+    endpoint: str
+    run_id: str
+    node_rank: int = 0
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +52,49 @@ class Plan:
 
     Attributes:
         nproc: How many.
-        command: The program and its arguments, the same for every rank.
-        environ: What each rank's environment has besides the launcher's own and the rank's variables.
+        kind: What they run: "script", "module", "program" or "function".
+        argv: The script, module or program and its arguments, the same for every rank.
+        call: The function and its arguments, pickled.
+        search_path: Where a function's modules are found.
+        max_restarts: How often all ranks are started again after one failed.
+        nodes: The hosts of the world; None if it is this one alone.
+        environ: What all ranks' environments have in common.
     """
 
     nproc: int
-    command: tuple[str, ...]
-    environ: tuple[tuple[str, str], ...] = ()
+    kind: str
+    argv: tuple[str, ...] = ()
+    call: bytes = b""
+    search_path: tuple[str, ...] = ()
+    max_restarts: int = 0
+    nodes: Nodes | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What is started, in a word."""
+        return self.argv[0] if self.argv else self.kind
+
+    def request(self, place: Mapping[str, str]) -> Request:
+        """Return what to ask of a rank, given the variables that tell it its place."""
+        return Request(
+            environ={**self.environ, **place},
+            kind=self.kind,
+            argv=self.argv,
+            call=self.call,
+            search_path=self.search_path,
+        )
+
+
+def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
+    """Return what the environments of all ranks have in common: the launcher's own, completed."""
+    environ = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
+    loopback = next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
+    for name in _INTERFACES:
+        if one_host and loopback is not None:
+            environ.setdefault(name, loopback)
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // nproc)))
+    return environ
 
 
 def check_nproc(nproc: int) -> None:
@@ -45,8 +111,8 @@ def check_nproc(nproc: int) -> None:
         )
 
 
-def script_command(script: str, args: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that runs a script as `python script.py` does.
+def check_script(script: str) -> None:
+    """Check that Python could run a script.
 
     Raises:
         InvalidArgumentError: There is no such script.
@@ -56,9 +122,18 @@ def script_command(script: str, args: Sequence[str]) -> tuple[str, ...]:
         raise InvalidArgumentError(f"script {script!r} does not exist (looked in {Path.cwd()})")
     if path.is_dir() and not (path / "__main__.py").exists():
         raise InvalidArgumentError(f"script {script!r} is a directory, and has no __main__.py")
-    return (sys.executable, "-u", script, *args)
 
 
-def module_command(module: str, args: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that runs a module as `python -m` does."""
-    return (sys.executable, "-u", "-m", module, *args)
+def check_program(program: str) -> None:
+    """Check that there is a program.
+
+    Raises:
+        InvalidArgumentError: There is none of that name.
+    """
+    if shutil.which(program) is None:
+        raise InvalidArgumentError(f"program {program!r} is not found, or cannot be run")
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import signal
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankwise.errors import RankFailure
-
-# How a rank ends that was stopped because another one failed.
-STOPPED: Final = -signal.SIGTERM
+from rankwise.errors import RankFailedError, RankFailure
+from rankwise.launch.pool import Rank
 
 _MEANING: Final = {
     signal.SIGKILL: "out of memory?",
@@ -17,6 +18,36 @@ _MEANING: Final = {
     signal.SIGABRT: "a check failed in compiled code",
     signal.SIGBUS: "out of shared memory?",
 }
+# A longer last line of a traceback is cut: it may be the text of a whole compilation.
+_LONGEST_REASON: Final = 200
+
+
+def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = False) -> None:
+    """Raise what became of the ranks, if any failed.
+
+    Args:
+        ranks: How they ended.
+        nproc: How many there are.
+        returning: A rank that ended without returning anything has failed too.
+
+    Raises:
+        RankFailedError: The first in time first; what it raised is the cause, if that could travel.
+    """
+    failed = [
+        number
+        for number, rank in ranks.items()
+        if rank.has_failed or (returning and (rank.outcome is None or not rank.outcome.value))
+    ]
+    if not failed:
+        return
+    failed.sort(key=lambda number: _when(ranks[number]))
+    failures = [_failure(number, ranks[number]) for number in failed]
+    first = ranks[failed[0]].outcome
+    cause: BaseException | None = None
+    if first is not None and first.error:
+        with contextlib.suppress(Exception):  # its class may be known on that rank alone; its text is there
+            cause = pickle.loads(first.error)
+    raise RankFailedError(describe(failures, nproc), failures=failures) from cause
 
 
 def describe(failures: Sequence[RankFailure], nproc: int) -> str:
@@ -28,8 +59,8 @@ def describe(failures: Sequence[RankFailure], nproc: int) -> str:
     endings: dict[str, list[int]] = {}
     for failure in later:
         endings.setdefault(_ending(failure), []).append(failure.rank)
-    for ending, ranks in endings.items():
-        text += f"\n{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, sorted(ranks)))} then {ending}"
+    for ending, numbers in endings.items():
+        text += f"\n{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, sorted(numbers)))} then {ending}"
     return text
 
 
@@ -38,19 +69,40 @@ def exit_status(failure: RankFailure) -> int:
     return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
 
 
+def _when(rank: Rank) -> tuple[bool, int]:
+    """Return what to sort by: causes before consequences, then by time."""
+    outcome = rank.outcome
+    if outcome is not None and outcome.traceback:
+        return outcome.consequence, outcome.time_ns
+    return rank.was_stopped, rank.ended_ns
+
+
+def _failure(number: int, rank: Rank) -> RankFailure:
+    raised = "" if rank.outcome is None else rank.outcome.traceback
+    exitcode = rank.exitcode or 0
+    return RankFailure(
+        rank=number,
+        host=socket.gethostname(),
+        # One that was told to end while it was ending of what it had raised would have ended with 1.
+        exitcode=1 if raised and -exitcode in rank.signals else exitcode,
+        traceback=raised or rank.crash.decode(errors="replace"),
+        stopped=rank.was_stopped,
+    )
+
+
 def _ending(failure: RankFailure) -> str:
-    if failure.traceback:
-        return "raised " + failure.traceback.rstrip().rpartition("\n")[2].partition(":")[0]
     exitcode = failure.exitcode
+    if failure.stopped:
+        return f"was stopped ({signal.Signals(-exitcode).name})"
+    if exitcode < 0 and -exitcode != signal.SIGINT:
+        try:
+            number = signal.Signals(-exitcode)
+        except ValueError:
+            return f"was killed by signal {-exitcode}"
+        meaning = _MEANING.get(number)
+        return f"was killed by {number.name}{f' ({meaning})' if meaning else ''}"
+    if failure.traceback:
+        return f"raised {failure.traceback.rstrip().rpartition(chr(10))[2].partition(':')[0]}"
     if exitcode == 0:
         return "ended without returning (os._exit?)"
-    if exitcode >= 0:
-        return f"ended with exit code {exitcode}"
-    if exitcode == STOPPED:
-        return "was stopped (SIGTERM)"
-    try:
-        number = signal.Signals(-exitcode)
-    except ValueError:
-        return f"was killed by signal {-exitcode}"
-    meaning = _MEANING.get(number)
-    return f"was killed by {number.name}{f' ({meaning})' if meaning else ''}"
+    return f"ended with exit code {exitcode}"

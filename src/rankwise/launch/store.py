@@ -1,12 +1,19 @@
-"""Where the ranks of one host meet: a store that the launcher serves on loopback, and that outlives them."""
+"""Where ranks meet: on one host a store that the launcher serves on loopback, and that outlives them."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from torch.distributed import PrefixStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    registry,
+)
 
+from rankwise.launch.plan import Nodes
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session.store import serve
 
@@ -50,3 +57,20 @@ class LoopbackRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         self._closed = True
         return True
+
+
+def between_hosts(nodes: Nodes) -> RendezvousHandler:
+    """Return torch's rendezvous of the launchers of several hosts."""
+    options: dict[str, Any] = {**nodes.options}
+    if nodes.backend == "static":
+        options["rank"] = nodes.node_rank
+    return registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend=nodes.backend,
+            endpoint=nodes.endpoint,
+            run_id=nodes.run_id,
+            min_nodes=nodes.least,
+            max_nodes=nodes.most,
+            **options,
+        )
+    )

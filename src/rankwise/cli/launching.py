@@ -1,0 +1,152 @@
+"""`rankwise launch`: torchrun's flags, meaning what they mean there, and a few of our own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import click
+
+from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
+from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
+from rankwise.launch.output import Screen
+from rankwise.launch.plan import Nodes
+
+_DEFAULT_PORT: Final = 29500
+_INTERRUPTED: Final = 130
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
+    if value in {"auto", "gpu"}:
+        import torch  # noqa: PLC0415 - numbers do not wait for it
+
+        found = torch.accelerator.device_count()
+        if found or value == "gpu":
+            return found
+    if value in {"auto", "cpu"}:
+        return os.cpu_count() or 1
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number, nor one of auto, cpu, gpu") from None
+
+
+def _number_of_nodes(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
+    least, _colon, most = value.partition(":")
+    try:
+        numbers = int(least), int(most or least)
+    except ValueError:
+        numbers = 0, 0
+    if not 0 < numbers[0] <= numbers[1]:
+        raise click.BadParameter(f"{value!r} is not a number of hosts, nor LEAST:MOST")
+    return numbers
+
+
+def _ranks(_: click.Context, __: click.Parameter, value: str | None) -> frozenset[int] | None:
+    """Read "0,3-7"."""
+    if value is None:
+        return None
+    ranks: set[int] = set()
+    for part in value.split(","):
+        first, _dash, last = part.partition("-")
+        try:
+            ranks.update(range(int(first), int(last or first) + 1))
+        except ValueError:
+            raise click.BadParameter(f"{value!r} does not name ranks, as 0,3-7 does") from None
+    return frozenset(ranks)
+
+
+def _options(_: click.Context, __: click.Parameter, value: str) -> dict[str, str]:
+    """Read "key=value,key=value"."""
+    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+    if not all(key.strip() and equals for key, equals, _text in pairs):
+        raise click.BadParameter(f"{value!r} is not KEY=VALUE,KEY=VALUE")
+    return {key.strip(): text.strip() for key, _equals, text in pairs}
+
+
+def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401 - click's
+    """Return an option that is written with dashes or, as in older scripts, with underscores."""
+    return click.option(f"--{name}", f"--{name.replace('-', '_')}", name.replace("-", "_"), **settings)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", "nproc", required=True, callback=_number_of_ranks,
+    help="How many ranks to start on this host: a number, auto, cpu or gpu.",
+)  # fmt: skip
+@click.option("-m", "--module", is_flag=True, help="TARGET is a module, as for python -m.")
+@_flag("no-python", is_flag=True, help="TARGET is a program, and no Python script.")
+@_flag("no-preload", is_flag=True, help="Start each rank as a fresh interpreter, with nothing imported.")
+@_flag("max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Start all again so often.")
+@click.option("--show", callback=_ranks, metavar="0,3-7", help="Show the output of these ranks only.")
+@_flag("no-prefix", is_flag=True, help="Do not write [rank] in front of lines.")
+@click.option("--standalone", is_flag=True, help="This host only: the default, unless hosts are named.")
+@click.option("--nnodes", default="1", callback=_number_of_nodes, help="How many hosts, or LEAST:MOST.")
+@_flag("node-rank", type=click.IntRange(0), default=0, help="Which of the hosts this one is.")
+@_flag("master-addr", default="", help="The host that is the first, where --node-rank counts.")
+@_flag("master-port", type=click.IntRange(0, 65535), default=_DEFAULT_PORT, help="A free port of its.")
+@_flag("rdzv-backend", default="static", help="How hosts find each other: static, or c10d.")
+@_flag("rdzv-endpoint", default="", metavar="HOST:PORT", help="Where they do.")
+@_flag("rdzv-id", default="none", help="The same for all hosts of one run.")
+@_flag("rdzv-conf", default="", callback=_options, metavar="KEY=VALUE,...", help="The backend's own options.")
+@click.argument("target")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: ANN401 - what click has read
+    """Run TARGET, a Python script, as the ranks of one world; ARGS go to it.
+
+    The flags are torchrun's, and mean the same; the world is this host alone, unless hosts are named.
+    """
+    from rankwise.launch.report import exit_status  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise.launch.scripts import launch_script  # noqa: PLC0415
+
+    if flags["module"] and flags["no_python"]:
+        fail(InvalidArgumentError("--module and --no-python say different things of TARGET"), MISUSED)
+    try:
+        launch_script(
+            target,
+            args,
+            nproc=flags["nproc"],
+            kind="module" if flags["module"] else "program" if flags["no_python"] else "script",
+            preload=not flags["no_preload"],
+            max_restarts=flags["max_restarts"],
+            nodes=_nodes(flags),
+            screen=Screen(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"]),
+        )
+    except InvalidArgumentError as error:
+        fail(error, MISUSED)
+    except RankFailedError as error:
+        fail(error, exit_status(error.failures[0]))
+    except RankwiseError as error:
+        fail(error, FOUND_A_FAULT)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    # Taking down torch in this process takes longer than starting a rank did.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _nodes(flags: Mapping[str, Any]) -> Nodes | None:
+    """Return the hosts that flags name; None for this one alone."""
+    least, most = flags["nnodes"]
+    endpoint = flags["rdzv_endpoint"]
+    if flags["standalone"] or (most == 1 and not endpoint and flags["rdzv_backend"] == "static"):
+        return None
+    if flags["rdzv_backend"] == "static" and not endpoint:
+        if not flags["master_addr"]:
+            raise InvalidArgumentError(
+                f"--nnodes={most} needs --master-addr, the host that is the first, or --rdzv-endpoint"
+            )
+        endpoint = f"{flags['master_addr']}:{flags['master_port']}"
+    return Nodes(
+        least=least,
+        most=most,
+        backend=flags["rdzv_backend"],
+        endpoint=endpoint,
+        run_id=flags["rdzv_id"],
+        node_rank=flags["node_rank"],
+        options=flags["rdzv_conf"],
+    )

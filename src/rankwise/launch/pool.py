@@ -1,0 +1,308 @@
+"""The ranks of this host, as their launcher sees them: started, watched, told to end. One loop waits for everything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import RawIOBase
+from types import TracebackType
+from typing import Final, TextIO
+
+from rankwise.errors import LaunchError
+from rankwise.launch.descendants import MARK, end_marked
+from rankwise.launch.output import Lines, Screen
+from rankwise.launch.rank import BOOTSTRAP
+from rankwise.launch.wire import LENGTH, MESSAGE, Event, Order, Outcome, Request, packed
+
+_PIECE_BYTES: Final = 1 << 16
+# Signals that ranks get, and how long they may take to end of each before the next one; SIGKILL is the last.
+FAILED: Final = ((signal.SIGTERM, 3.0),)
+INTERRUPTED: Final = ((signal.SIGINT, 1.0), (signal.SIGTERM, 0.5))
+TERMINATED: Final = ((signal.SIGTERM, 30.0),)
+# How long the fork server may take to end what is left: see `descendants`.
+_SWEEP_SECONDS: Final = 8.0
+# How long the last words of ranks that have ended may take to arrive: they are in the pipes already.
+_DRAIN_SECONDS: Final = 0.2
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """A rank that was started.
+
+    Attributes:
+        pid: Its process; 0 until it runs.
+        connection: To what runs in it.
+        output, errors: What shows what it prints.
+        unsent: What it has not been told yet.
+        inbox: What it has told, and was not read yet.
+        outcome: How what it ran has ended, once it has told.
+        exitcode: How its process ended, once it has.
+        ended_ns: When, on the host's monotonic clock.
+        crash: Its stack, if it crashed.
+        signals: Those that told it to end, because another one failed or somebody stopped the launcher.
+    """
+
+    connection: socket.socket
+    output: Lines
+    errors: Lines
+    unsent: bytes
+    pid: int = 0
+    inbox: bytearray = field(default_factory=bytearray)
+    outcome: Outcome | None = None
+    exitcode: int | None = None
+    ended_ns: int = 0
+    crash: bytes = b""
+    signals: set[int] = field(default_factory=set)
+
+    @property
+    def has_failed(self) -> bool:
+        """Its process has ended with an error."""
+        return self.exitcode not in {None, 0}
+
+    @property
+    def was_stopped(self) -> bool:
+        """Its process has ended of a signal that told it to, and not of what it had raised before."""
+        raised = self.outcome is not None and self.outcome.traceback
+        return self.exitcode is not None and -self.exitcode in self.signals and not raised
+
+
+class Pool:
+    """The fork server, and the ranks that it forked. A context: nothing of either is left after it."""
+
+    def __init__(self, environ: Mapping[str, str], *, preload: bool, screen: Screen) -> None:
+        self.ranks: dict[int, Rank] = {}
+        self._screen = screen
+        self._mark = uuid.uuid4().hex
+        self._selector = selectors.DefaultSelector()
+        self._pipes: set[RawIOBase] = set()
+        self._inbox = bytearray()
+        self._swept = False
+        self._hurried = False
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._server = subprocess.Popen(  # noqa: S603 - this interpreter
+                [sys.executable, "-c", BOOTSTRAP.format("server"), str(theirs.fileno()), "preload" if preload else ""],
+                env={**environ, MARK: self._mark},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._selector.register(self._control, selectors.EVENT_READ, self._hear_server)
+
+    def __enter__(self) -> Pool:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, requests: Mapping[int, Request]) -> None:
+        """Start ranks.
+
+        Raises:
+            LaunchError: This host has no room for them, or the fork server could not start.
+        """
+        self._let_go()
+        self.ranks.clear()
+        self._swept = self._hurried = False
+        for rank, request in requests.items():
+            self._start(rank, request)
+        while any(not rank.pid for rank in self.ranks.values()):
+            self.wait(1.0)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until anything happens, and take note of it; for so long at the most.
+
+        Raises:
+            LaunchError: The fork server is gone.
+        """
+        ready = self._selector.select(seconds)
+        for key, events in ready:
+            key.data(events)
+        if not ready:
+            self._show_rest()
+
+    def running(self) -> list[int]:
+        """Return the ranks whose processes have not ended."""
+        return [rank for rank, state in self.ranks.items() if state.exitcode is None]
+
+    def stop(self, signals: Sequence[tuple[signal.Signals, float]]) -> None:
+        """End all ranks and what they started, and show the last that they printed.
+
+        Called again before it was done, as at a second Ctrl-C, it does not wait any more.
+
+        Args:
+            signals: Those that a rank gets, each with the seconds that it may take to end of it.
+        """
+        if self._swept:
+            return
+        gently = () if self._hurried else signals
+        self._hurried = True
+        for number, seconds in (*gently, (signal.SIGKILL, _SWEEP_SECONDS)):
+            for rank in self.running():
+                self.ranks[rank].signals.add(number)
+                self._order(Order.SIGNAL, rank, number)
+            deadline = time.monotonic() + seconds
+            while self.running() and time.monotonic() < deadline:
+                self.wait(deadline - time.monotonic())
+        self._sweep()
+
+    def _sweep(self) -> None:
+        self._order(Order.SWEEP)
+        deadline = time.monotonic() + _SWEEP_SECONDS
+        while not self._swept and time.monotonic() < deadline:
+            self.wait(deadline - time.monotonic())
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while self._pipes and time.monotonic() < deadline:
+            self.wait(deadline - time.monotonic())
+
+    def close(self) -> None:
+        """End everything at once, the fork server included."""
+        self._control.close()  # which the server takes for the launcher's end
+        try:
+            self._server.wait(_SWEEP_SECONDS)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            self._server.kill()
+            self._server.wait()
+        if self._server.returncode != 0:
+            end_marked(self._mark)
+        self._let_go()
+        self._selector.close()
+
+    def _let_go(self) -> None:
+        """Let go of the ranks, which have ended."""
+        for pipe in list(self._pipes):
+            self._close(pipe)
+        for rank in self.ranks.values():
+            self._hang_up(rank)
+        self._show_rest()
+
+    def _show_rest(self) -> None:
+        for rank in self.ranks.values():
+            rank.output.show_rest()
+            rank.errors.show_rest()
+
+    def _start(self, number: int, request: Request) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            output, shown_output = self._outlet(number, sys.stdout)
+            errors, shown_errors = self._outlet(number, sys.stderr)
+            rank = Rank(connection=ours, output=shown_output, errors=shown_errors, unsent=packed(request))
+            crashes = self._pipe(lambda data: setattr(rank, "crash", rank.crash + data))
+            self.ranks[number] = rank
+            self._order(Order.START, number, descriptors=[theirs.fileno(), output, errors, crashes])
+            for descriptor in (output, errors, crashes):
+                os.close(descriptor)
+        self._selector.register(
+            ours, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda events: self._talk(rank, events)
+        )
+
+    def _outlet(self, number: int, stream: TextIO) -> tuple[int, Lines]:
+        """Return what a rank writes to, and what shows it."""
+        lines = self._screen.open(number, stream)
+        direct = self._screen.direct(stream)
+        if direct is not None:
+            return os.dup(direct), lines
+        return self._pipe(lines.add), lines
+
+    def _pipe(self, take: Callable[[bytes], object]) -> int:
+        """Return the end of a new pipe that a rank writes to; what it writes is taken until that returns False."""
+        reader, writer = os.pipe()
+        pipe = os.fdopen(reader, "rb", buffering=0)
+        self._pipes.add(pipe)
+        self._selector.register(pipe, selectors.EVENT_READ, lambda _: self._read(pipe, take))
+        return writer
+
+    def _read(self, pipe: RawIOBase, take: Callable[[bytes], object]) -> None:
+        data = pipe.read(_PIECE_BYTES)
+        if not data or take(data) is False:  # closed, so that the rank learns that nobody reads it
+            self._close(pipe)
+
+    def _close(self, pipe: RawIOBase) -> None:
+        self._selector.unregister(pipe)
+        self._pipes.discard(pipe)
+        pipe.close()
+
+    def _talk(self, rank: Rank, events: int) -> None:
+        """Tell a rank what it is to be, and hear how that ended."""
+        with contextlib.suppress(BlockingIOError):
+            if events & selectors.EVENT_WRITE and rank.unsent:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    rank.unsent = rank.unsent[rank.connection.send(rank.unsent) :]
+                    if rank.unsent:
+                        return
+                rank.unsent = b""
+                self._listen(rank)
+            if events & selectors.EVENT_READ:
+                self._hear(rank)
+
+    def _listen(self, rank: Rank) -> None:
+        self._selector.modify(rank.connection, selectors.EVENT_READ, lambda events: self._talk(rank, events))
+
+    def _hear(self, rank: Rank) -> None:
+        try:
+            piece = rank.connection.recv(_PIECE_BYTES)
+        except ConnectionResetError:
+            piece = b""
+        if not piece:
+            self._hang_up(rank)
+            return
+        rank.inbox += piece
+        if len(rank.inbox) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(rank.inbox)
+            if len(rank.inbox) >= LENGTH.size + length:
+                rank.outcome = pickle.loads(bytes(rank.inbox[LENGTH.size : LENGTH.size + length]))
+                rank.inbox.clear()
+
+    def _hang_up(self, rank: Rank) -> None:
+        if rank.connection.fileno() >= 0:
+            self._selector.unregister(rank.connection)
+            rank.connection.close()
+
+    def _order(self, order: Order, rank: int = 0, value: int = 0, descriptors: list[int] | None = None) -> None:
+        try:
+            socket.send_fds(self._control, [MESSAGE.pack(order, rank, value, 0)], descriptors or [])
+        except OSError as error:
+            raise self._lost() from error
+
+    def _hear_server(self, _: int) -> None:
+        try:
+            piece = self._control.recv(_PIECE_BYTES)
+        except ConnectionResetError:
+            piece = b""
+        if not piece:
+            raise self._lost()
+        self._inbox += piece
+        while len(self._inbox) >= MESSAGE.size:
+            event, number, value, time_ns = MESSAGE.unpack_from(self._inbox)
+            del self._inbox[: MESSAGE.size]
+            if event == Event.STARTED:
+                self.ranks[number].pid = value
+            elif event == Event.REFUSED:
+                raise LaunchError(f"rank {number} cannot be started here: {os.strerror(value)}")
+            elif event == Event.SWEPT:
+                self._swept = True
+            else:
+                self._note_end(self.ranks[number], value, time_ns)
+
+    def _note_end(self, rank: Rank, exitcode: int, time_ns: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while rank.connection.fileno() >= 0:
+                self._hear(rank)  # what it said before its end is here already
+        rank.exitcode, rank.ended_ns = exitcode, time_ns
+
+    def _lost(self) -> LaunchError:
+        code = self._server.wait(_SWEEP_SECONDS)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return LaunchError(f"the process that ranks are forked from {how}; no rank is left")

@@ -1,0 +1,199 @@
+"""Being a rank: in a process forked from the fork server, or in a fresh interpreter.
+
+A script finds what it would find under `python script.py`. Where this returns the interpreter ends as it always does:
+it waits for threads, runs what was registered with atexit, and flushes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.machinery
+import io
+import os
+import pickle
+import random
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+import types
+import zipfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from rankwise.errors import CollectiveError, MismatchError, RemoteRankError
+from rankwise.launch.leaving import flush, leave
+from rankwise.launch.wire import Outcome, Request, packed, receive
+
+# What a fresh interpreter runs. Its first entry of the search path is the working directory, which no script asked for.
+BOOTSTRAP: Final = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from rankwise.launch.{0} import main; main()"
+FRESH_RANK: Final = BOOTSTRAP.format("rank")
+
+_OURS: Final = (__file__, str(Path(__file__).with_name("server.py")), runpy.__file__, "<string>", "<frozen runpy>")
+
+
+def main() -> None:
+    """Be a rank in a fresh interpreter."""
+    descriptors = [int(word) for word in sys.argv[1:]]
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    leave(run(*descriptors))
+
+
+def run(descriptor: int, crashes: int) -> int:
+    """Be the rank that the launcher asks for, tell it how that ended, and return the exit status.
+
+    Args:
+        descriptor: The connection to the launcher.
+        crashes: Where to write the stack in a crash.
+    """
+    connection = socket.socket(fileno=descriptor)
+    request: Request = receive(connection)
+    _prepare(request)
+    faulthandler.enable(crashes)
+    if request.kind == "program":
+        os.execvp(request.argv[0], list(request.argv))  # noqa: S606 - the user's own program
+    pid = os.getpid()
+    try:
+        value = _run(request)
+    except BaseException as error:
+        if os.getpid() != pid:
+            raise  # a forked child, whose end is not the rank's
+        return _status(error, request, connection)
+    if os.getpid() == pid:
+        _send(connection, Outcome(value=value, time_ns=time.monotonic_ns()))
+    return 0
+
+
+def _prepare(request: Request) -> None:
+    """Make this process look like a new one with that environment."""
+    os.environ.clear()
+    os.environ.update(request.environ)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:  # its state was copied from the server's, the same for all ranks
+        numpy.random.seed()
+    sys.argv[:] = request.argv or [""]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def _stream(descriptor: int, mode: str) -> io.TextIOWrapper | None:
+    """Open a standard stream as the interpreter does, lines being written as they come."""
+    try:
+        raw = open(descriptor, mode + "b", closefd=False)  # noqa: SIM115 - a descriptor; it lives on
+    except OSError:
+        return None
+    before = (sys.stdin, sys.stdout, sys.stderr)[descriptor]
+    stream = io.TextIOWrapper(
+        raw,
+        encoding=getattr(before, "encoding", None),
+        errors="backslashreplace" if descriptor == 2 else getattr(before, "errors", None),  # noqa: PLR2004 - stderr
+        line_buffering=mode == "w",
+    )
+    stream.mode = mode  # type: ignore[misc]  # as the interpreter sets it
+    return stream
+
+
+def _run(request: Request) -> bytes:
+    """Run what was asked for, and return what a function returned, pickled."""
+    if request.kind == "function":
+        sys.path[:] = request.search_path
+        fn, args = pickle.loads(request.call)
+        return _pickled_result(fn(*args))
+    if request.kind == "module":
+        _search_first(str(Path.cwd()))
+        runpy._run_module_as_main(request.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` itself calls
+    else:
+        _run_script(request.argv[0])
+    return b""
+
+
+def _run_script(script: str) -> None:
+    if Path(script).is_dir() or zipfile.is_zipfile(script):
+        sys.path.insert(0, script)
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]  # noqa: SLF001
+        return
+    _search_first(os.path.dirname(os.path.realpath(script)))  # noqa: PTH120 - as the interpreter spells it
+    path = os.path.abspath(script)  # noqa: PTH100 - symbolic links are kept in __file__
+    module = sys.modules["__main__"]
+    module.__file__ = path
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    module.__dict__.update(__builtins__=sys.modules["builtins"], __cached__=None, __annotations__={})
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102 - to run it is what this is for
+
+
+def _search_first(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)
+
+
+def _status(error: BaseException, request: Request, connection: socket.socket) -> int:
+    """Tell the launcher what was raised, and return the status that the interpreter would end with."""
+    if isinstance(error, SystemExit):
+        code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            flush()
+            sys.stderr.write(f"{error.code}\n")
+        value = _pickled_result(None) if code == 0 and request.kind == "function" else b""
+        _send(connection, Outcome(value=value, time_ns=time.monotonic_ns()))
+        return code
+    error.__traceback__ = _users_part(error.__traceback__)
+    # Set for debuggers, and for what runs at exit, as the interpreter does.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    outcome = Outcome(
+        error=_pickled_error(error) if request.kind == "function" else b"",
+        traceback="".join(traceback.format_exception(error)),
+        consequence=isinstance(error, (CollectiveError, RemoteRankError)) and not isinstance(error, MismatchError),
+        time_ns=time.monotonic_ns(),
+    )
+    told = _send(connection, outcome)
+    if not told or sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(type(error), error, error.__traceback__)
+    # An interrupted program dies of the signal, in the end.
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of what runs the program."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return trace
+
+
+def _send(connection: socket.socket, outcome: Outcome) -> bool:
+    try:
+        connection.sendall(packed(outcome))
+    except OSError:
+        return False
+    return True
+
+
+def _pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the user's
+    import cloudpickle  # noqa: PLC0415 - scripts do not need it
+
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise TypeError(
+            f"the function returned a {type(value).__qualname__}, which cannot be pickled: {error}"
+        ) from error
+    return pickled
+
+
+def _pickled_error(error: BaseException) -> bytes:
+    import cloudpickle  # noqa: PLC0415 - scripts do not need it
+
+    try:
+        pickled: bytes = cloudpickle.dumps(error)
+        pickle.loads(pickled)  # an exception whose __init__ takes other arguments can be pickled but not read again
+    except Exception:  # noqa: BLE001 - its text travels in any case
+        return b""
+    return pickled

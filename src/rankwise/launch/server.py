@@ -1,0 +1,156 @@
+"""The fork server: imports torch once, forks ranks on request, reaps them. There is one for each launcher.
+
+It ends when the launcher closes the connection, however that comes about, and takes every descendant with it: so what
+ends a world is a process that does nothing else, never a handler or a thread in a rank, which may be blocked in C++.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Final
+
+from rankwise.launch.descendants import adopt_orphans, die_with_parent, end_descendants, reap
+from rankwise.launch.leaving import leave
+from rankwise.launch.rank import FRESH_RANK, run
+from rankwise.launch.wire import DESCRIPTORS, MESSAGE, Event, Order
+
+# What most programs import: before the ranks are forked that costs once what else it costs each of them.
+PRELOADED: Final = ("torch", "torch.distributed", "cloudpickle", "rankwise")
+
+
+def preload() -> None:
+    """Import what ranks will, and keep collections of garbage away from it: they take time, and copy every page."""
+    gc.disable()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    rankwise = sys.modules["rankwise"]
+    for name in rankwise.__all__:
+        getattr(rankwise, name)  # imported when first asked for
+    gc.freeze()
+    gc.enable()
+
+
+class Server:
+    """The fork server's side of the connection to the launcher."""
+
+    def __init__(self, control: socket.socket, *, forking: bool) -> None:
+        self._control = control
+        self._forking = forking
+        self._ranks: dict[int, int] = {}
+        self._wakeup, wakes = os.pipe()
+        self._wakes = wakes
+        os.set_blocking(wakes, False)
+        os.set_blocking(self._wakeup, False)
+
+    def serve(self) -> tuple[int, int]:
+        """Serve until the launcher is gone; return in a forked rank: its connection, and where it writes crashes."""
+        adopt_orphans()
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        if self._forking:
+            preload()
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wakeup, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wakeup, 4096)
+            self._tell_of_the_dead()
+            if self._control.fileno() in ready:
+                order = self._order()
+                if order is None:
+                    end_descendants()
+                    os._exit(0)
+                rank = self._obey(*order)
+                if rank is not None:
+                    return rank
+
+    def _order(self) -> tuple[int, int, int, list[int]] | None:
+        """Return the launcher's next order; None if it is gone."""
+        data = b""
+        descriptors: list[int] = []
+        while len(data) < MESSAGE.size:
+            try:
+                piece, received, _, _ = socket.recv_fds(self._control, MESSAGE.size - len(data), DESCRIPTORS)
+            except OSError:
+                return None
+            if not piece:
+                return None
+            data += piece
+            descriptors += received
+        order, rank, value, _ = MESSAGE.unpack(data)
+        return order, rank, value, descriptors
+
+    def _obey(self, order: int, rank: int, value: int, descriptors: list[int]) -> tuple[int, int] | None:
+        if order == Order.SIGNAL:
+            for pid, known in self._ranks.items():  # not reaped yet, so the number is still its own
+                if known == rank:
+                    os.kill(pid, value)
+        elif order == Order.SWEEP:
+            end_descendants()
+            self._tell(Event.SWEPT, 0)
+        else:
+            return self._fork(rank, descriptors)
+        return None
+
+    def _fork(self, rank: int, descriptors: list[int]) -> tuple[int, int] | None:
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -1
+            self._tell(Event.REFUSED, rank, error.errno or 0)
+        if pid == 0:
+            return self._be_rank(server, *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if pid > 0:
+            self._ranks[pid] = rank
+            self._tell(Event.STARTED, rank, pid)
+        return None
+
+    def _be_rank(self, server: int, connection: int, output: int, errors: int, crashes: int) -> tuple[int, int]:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._wakeup)
+        os.close(self._wakes)
+        self._control.close()
+        os.setsid()  # Ctrl-C is for the launcher to pass on
+        die_with_parent()
+        if os.getppid() != server:
+            os._exit(1)
+        for descriptor, number in ((output, 1), (errors, 2)):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        if not self._forking:
+            os.set_inheritable(connection, True)
+            os.set_inheritable(crashes, True)
+            os.execv(sys.executable, [sys.executable, "-c", FRESH_RANK, str(connection), str(crashes)])  # noqa: S606
+        return connection, crashes
+
+    def _tell_of_the_dead(self) -> None:
+        for pid, exitcode in reap():
+            rank = self._ranks.pop(pid, None)
+            if rank is not None:
+                self._tell(Event.ENDED, rank, exitcode)
+
+    def _tell(self, event: Event, rank: int, value: int = 0) -> None:
+        with contextlib.suppress(OSError):  # the launcher is gone: the next look at the connection says so
+            self._control.sendall(MESSAGE.pack(event, rank, value, time.monotonic_ns()))
+
+
+def main() -> None:
+    """Be the fork server, and in its forks a rank."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    rank = Server(control, forking=sys.argv[2] == "preload").serve()
+    imported_before = frozenset(sys.modules)
+    leave(run(*rank), imported_before)

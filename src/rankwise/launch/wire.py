@@ -1,0 +1,97 @@
+"""What passes between the launcher, the fork server and the ranks: messages of one size; pickles, with their length."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+MESSAGE: Final = struct.Struct("<BIiq")
+LENGTH: Final = struct.Struct("<Q")
+# A rank's connection, its output, its errors, and where it writes its stack when it crashes.
+DESCRIPTORS: Final = 4
+
+
+class Order(IntEnum):
+    """What the launcher asks of the fork server."""
+
+    START = 0  # a rank; its descriptors come with it
+    SIGNAL = 1  # to a rank
+    SWEEP = 2  # end whatever is left of ranks that have ended
+
+
+class Event(IntEnum):
+    """What the fork server tells the launcher."""
+
+    STARTED = 0  # a rank; the value is its process
+    REFUSED = 1  # a rank; the value is the error's number
+    ENDED = 2  # a rank; the value is its exit code, with the time
+    SWEPT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a rank is to be.
+
+    Attributes:
+        environ: Its whole environment.
+        kind: "script", "module", "program" or "function".
+        argv: The script, module or program and its arguments.
+        call: The function and its arguments, pickled.
+        search_path: The caller's `sys.path`, for a function.
+    """
+
+    environ: dict[str, str]
+    kind: str
+    argv: Sequence[str] = ()
+    call: bytes = b""
+    search_path: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How what a rank ran has ended, if that was not by a signal or `os._exit`.
+
+    Attributes:
+        value: What the function returned, pickled; b"" if there is nothing.
+        error: What was raised, pickled; b"" if that is not possible, or nothing was raised.
+        traceback: The traceback as text, "" if nothing was raised.
+        consequence: What was raised tells of another rank's end.
+        time_ns: When, on the host's monotonic clock.
+    """
+
+    value: bytes = b""
+    error: bytes = b""
+    traceback: str = ""
+    consequence: bool = False
+    time_ns: int
+
+
+def packed(value: object) -> bytes:
+    """Return a value as it travels between the launcher and a rank."""
+    data = pickle.dumps(value)
+    return LENGTH.pack(len(data)) + data
+
+
+def receive(connection: socket.socket) -> Any:  # noqa: ANN401 - what was sent
+    """Return the next value, of which all has to come.
+
+    Raises:
+        EOFError: It did not.
+    """
+    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    return pickle.loads(_exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        piece = connection.recv(min(length - len(data), 1 << 20))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
