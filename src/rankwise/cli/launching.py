@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
+from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail, say
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes
@@ -101,10 +101,11 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
     The flags are torchrun's, and mean the same; the world is this host alone, unless hosts are named.
     """
     from rankwise.launch.report import exit_status  # noqa: PLC0415 - `rankwise env` does not wait for this
-    from rankwise.launch.scripts import launch_script  # noqa: PLC0415
+    from rankwise.launch.scripts import Terminated, launch_script  # noqa: PLC0415
 
     if flags["module"] and flags["no_python"]:
         fail(InvalidArgumentError("--module and --no-python say different things of TARGET"), MISUSED)
+    status = 0
     try:
         launch_script(
             target,
@@ -118,15 +119,16 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
         )
     except InvalidArgumentError as error:
         fail(error, MISUSED)
-    except RankFailedError as error:
-        fail(error, exit_status(error.failures[0]))
     except RankwiseError as error:
-        fail(error, FOUND_A_FAULT)
+        say(error)
+        status = exit_status(error.failures[0]) if isinstance(error, RankFailedError) else FOUND_A_FAULT
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
-    # Taking down torch in this process takes longer than starting a rank did.
+        status = _INTERRUPTED
+    except Terminated as end:
+        status = end.status
+    # Taking down torch in this process takes longer than starting a rank did, and a second Ctrl-C would be heard in it.
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def _nodes(flags: Mapping[str, Any]) -> Nodes | None:

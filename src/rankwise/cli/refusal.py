@@ -13,7 +13,12 @@ FOUND_A_FAULT: Final = 1
 MISUSED: Final = 2
 
 
+def say(error: RankwiseError) -> None:
+    """Say what is wrong."""
+    click.echo(f"rankwise: {error}", err=True)
+
+
 def fail(error: RankwiseError, status: int) -> NoReturn:
     """Say what is wrong, and end."""
-    click.echo(f"rankwise: {error}", err=True)
+    say(error)
     sys.exit(status)

@@ -49,7 +49,7 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
     call = _pickled_call(fn, args)
     environ = common_environ(nproc, one_host=True)
     plan = Plan(nproc=nproc, kind="function", call=call, search_path=_search_path(), environ=environ)
-    with Pool(environ, preload=True, screen=Screen(nproc=nproc)) as pool:
+    with Pool(environ, screen=Screen(nproc=nproc)) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Final, TextIO
 
 from rankwise.errors import LaunchError
-from rankwise.launch.descendants import MARK, end_marked
+from rankwise.launch.descendants import MARK, adopt_orphans, end_descendants, end_marked
 from rankwise.launch.output import Lines, Screen
 from rankwise.launch.rank import BOOTSTRAP
 from rankwise.launch.wire import LENGTH, MESSAGE, Event, Order, Outcome, Request, packed
@@ -79,8 +79,21 @@ class Rank:
 class Pool:
     """The fork server, and the ranks that it forked. A context: nothing of either is left after it."""
 
-    def __init__(self, environ: Mapping[str, str], *, preload: bool, screen: Screen) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], *, screen: Screen, preload: bool = True, owner: bool = False
+    ) -> None:
+        """Start the fork server.
+
+        Args:
+            environ: Its environment.
+            screen: Where what ranks print is shown.
+            preload: It imports torch, and forks ranks; if not, ranks are fresh interpreters.
+            owner: This process does nothing else, so whatever descends from it may be ended.
+        """
         self.ranks: dict[int, Rank] = {}
+        self._owner = owner
+        if owner:
+            adopt_orphans()
         self._screen = screen
         self._mark = uuid.uuid4().hex
         self._selector = selectors.DefaultSelector()
@@ -175,6 +188,8 @@ class Pool:
             self._server.kill()
             self._server.wait()
         if self._server.returncode != 0:
+            if self._owner:
+                end_descendants()
             end_marked(self._mark)
         self._let_go()
         self._selector.close()
@@ -225,6 +240,8 @@ class Pool:
         return writer
 
     def _read(self, pipe: RawIOBase, take: Callable[[bytes], object]) -> None:
+        if pipe.closed:
+            return  # since this was seen
         data = pipe.read(_PIECE_BYTES)
         if not data or take(data) is False:  # closed, so that the rank learns that nobody reads it
             self._close(pipe)
@@ -236,6 +253,8 @@ class Pool:
 
     def _talk(self, rank: Rank, events: int) -> None:
         """Tell a rank what it is to be, and hear how that ended."""
+        if rank.connection.fileno() < 0:
+            return  # hung up since this was seen
         with contextlib.suppress(BlockingIOError):
             if events & selectors.EVENT_WRITE and rank.unsent:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -59,12 +59,9 @@ def run(descriptor: int, crashes: int) -> int:
     pid = os.getpid()
     try:
         value = _run(request)
-    except BaseException as error:
-        if os.getpid() != pid:
-            raise  # a forked child, whose end is not the rank's
-        return _status(error, request, connection)
-    if os.getpid() == pid:
-        _send(connection, Outcome(value=value, time_ns=time.monotonic_ns()))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the rank ended
+        return _status(error, request, connection if os.getpid() == pid else None)
+    _send(connection if os.getpid() == pid else None, Outcome(value=value, time_ns=time.monotonic_ns()))
     return 0
 
 
@@ -80,15 +77,19 @@ def _prepare(request: Request) -> None:
     if numpy is not None:  # its state was copied from the server's, the same for all ranks
         numpy.random.seed()
     sys.argv[:] = request.argv or [""]
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    sys.modules["__main__"] = module
 
 
 def _stream(descriptor: int, mode: str) -> io.TextIOWrapper | None:
     """Open a standard stream as the interpreter does, lines being written as they come."""
     try:
-        raw = open(descriptor, mode + "b", closefd=False)  # noqa: SIM115 - a descriptor; it lives on
+        file = io.FileIO(descriptor, mode, closefd=False)
     except OSError:
         return None
+    file.name = f"<{('stdin', 'stdout', 'stderr')[descriptor]}>"
+    raw = io.BufferedReader(file) if mode == "r" else io.BufferedWriter(file)
     before = (sys.stdin, sys.stdout, sys.stderr)[descriptor]
     stream = io.TextIOWrapper(
         raw,
@@ -116,7 +117,7 @@ def _run(request: Request) -> bytes:
 
 def _run_script(script: str) -> None:
     if Path(script).is_dir() or zipfile.is_zipfile(script):
-        sys.path.insert(0, script)
+        sys.path.insert(0, os.path.abspath(script))  # noqa: PTH100 - symbolic links are kept
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]  # noqa: SLF001
         return
     _search_first(os.path.dirname(os.path.realpath(script)))  # noqa: PTH120 - as the interpreter spells it
@@ -124,7 +125,7 @@ def _run_script(script: str) -> None:
     module = sys.modules["__main__"]
     module.__file__ = path
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    module.__dict__.update(__builtins__=sys.modules["builtins"], __cached__=None, __annotations__={})
+    module.__cached__ = None
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, module.__dict__)  # noqa: S102 - to run it is what this is for
@@ -135,7 +136,7 @@ def _search_first(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _status(error: BaseException, request: Request, connection: socket.socket) -> int:
+def _status(error: BaseException, request: Request, connection: socket.socket | None) -> int:
     """Tell the launcher what was raised, and return the status that the interpreter would end with."""
     if isinstance(error, SystemExit):
         code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
@@ -168,7 +169,10 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _send(connection: socket.socket, outcome: Outcome) -> bool:
+def _send(connection: socket.socket | None, outcome: Outcome) -> bool:
+    """Tell the launcher, if this is the rank and no child that it has forked; return whether it was told."""
+    if connection is None:
+        return False
     try:
         connection.sendall(packed(outcome))
     except OSError:

@@ -20,7 +20,8 @@ class Terminated(SystemExit):
     """The launcher was told to end."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
+        self.status = 128 + number
+        super().__init__(self.status)
 
 
 def launch_script(
@@ -62,7 +63,10 @@ def launch_script(
         check_program(target)
     environ = common_environ(nproc, one_host=nodes is None)
     plan = Plan(nproc=nproc, kind=kind, argv=(target, *args), max_restarts=max_restarts, nodes=nodes, environ=environ)
-    with _terminated_by_signals(), Pool(environ, preload=preload, screen=screen or Screen(nproc=nproc)) as pool:
+    with (
+        _terminated_by_signals(),
+        Pool(environ, screen=screen or Screen(nproc=nproc), preload=preload, owner=True) as pool,
+    ):
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)

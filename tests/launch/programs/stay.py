@@ -1,0 +1,36 @@
+"""Every rank starts a process that outlives it if it can, says so, and then stays in the way that the argument says."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+import rankwise as rw
+
+folder, how = Path(sys.argv[1]), sys.argv[2]
+with rw.init(timeout=60.0):
+    rank = rw.get_rank()
+    daemon = subprocess.Popen(["sleep", "300"], start_new_session=True, env={})
+    (folder / f"{rank}.pids").write_text(f"{os.getpid()} {daemon.pid}")
+    rw.barrier()
+    if how == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        rw.barrier()
+    print("up", flush=True)
+    if how == "end":
+        sys.exit(0)
+    if how == "raise" and rank == 1:
+        raise ValueError("enough")
+    if how == "C++":
+        if rank == 0:
+            dist.barrier()  # in gloo, for the others that never come
+        ctypes.CDLL(None).sleep(300)
+    if how == "rankwise" and rank == 0:
+        rw.barrier()
+    time.sleep(300)

@@ -1,0 +1,146 @@
+"""A script cannot tell a rank from `python script.py`, but for what it is told of its place."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.session.worlds import clean_environ
+
+HERE = Path(__file__).parent
+PYTHON = [sys.executable]
+LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "1"]
+
+# Torch adds some when it is imported; scripts import it too.
+NOT_COMPARED = {"executable", "filters"}
+
+ENDINGS = {
+    "nothing": "pass",
+    "exit()": "import sys; sys.exit()",
+    "exit(None)": "import sys; sys.exit(None)",
+    "exit(0)": "import sys; sys.exit(0)",
+    "exit(3)": "import sys; sys.exit(3)",
+    "exit(256)": "import sys; sys.exit(256)",
+    "exit(-1)": "import sys; sys.exit(-1)",
+    "exit(text)": "import sys; print('before'); sys.exit('text')",
+    "exit(object)": "import sys; sys.exit([1, 2])",
+    "os._exit": "import os; print('lost or not', flush=True); os._exit(5)",
+    "raise": "def f():\n    raise ValueError('no')\nf()",
+    "raise from": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
+    "excepthook": "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\n1 / 0",
+    "syntax": "print('a'\n",
+    "import": "import no_such_module",
+    "thread raises": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='T')\nt.start()\nt.join()",
+    "thread runs": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.3), print('later'))).start()",
+    "daemon runs": "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()",
+    "atexit": "import atexit\natexit.register(print, 'one')\natexit.register(print, 'two')\nraise SystemExit(4)",
+    "atexit raises": "import atexit\natexit.register(lambda: 1 / 0)",
+    "unclosed file": "import sys\nf = open(sys.argv[1], 'w')\nf.write('kept')",
+    "global __del__": "class A:\n    def __del__(self):\n        print('deleted')\na = A()",
+    "last_value": "import atexit, sys\natexit.register(lambda: print(repr(sys.last_value)))\n1 / 0",
+    "interrupt": "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)",
+    "SIGTERM": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)",
+    "SIGKILL": "import os, signal\nprint('x', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)",
+    "SIGABRT": "import os\nos.abort()",
+    "forked child": "import os\npid = os.fork()\nprint('child' if not pid else os.waitpid(pid, 0)[1])",
+    "forked child raises": "import os\nif not os.fork():\n    raise ValueError('child')\nprint(os.wait()[1])",
+    "bytes": "import sys\nsys.stdout.buffer.write(bytes(range(256)))",
+    "futures": "from concurrent.futures import *\nwith ThreadPoolExecutor() as p:\n    print(list(p.map(abs, [-1])))",
+    "stderr": "import sys\nprint('out')\nprint('err', file=sys.stderr)",
+    "closed stdout": "import sys\nsys.stdout.close()",
+}
+
+
+def run(command: list[str], *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    # What a terminal's user has: a search path of their own, a variable that is hard to quote.
+    environ = clean_environ(ODD="=x=\n y")
+    return subprocess.run(
+        [*command, *args],
+        cwd=cwd,
+        env=environ,
+        input=b"line\n",
+        capture_output=True,
+        timeout=50,
+        check=False,
+        umask=0o27,
+    )
+
+
+def without_addresses(text: bytes) -> bytes:
+    return re.sub(rb"0x[0-9a-f]+", b"0x", text)
+
+
+@pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
+@pytest.mark.parametrize("target", [["programs/probe.py"], ["-m", "programs.probe"]], ids=["script", "module"])
+def test_a_script_sees_what_it_sees_under_python(target: list[str], extra: list[str]) -> None:
+    args = [*target, "--lr", "0.1", "two words", ""]
+    wanted = run(PYTHON, *args, cwd=HERE)
+    found = run([*LAUNCH, *extra], *args, cwd=HERE)
+    assert (found.returncode, found.stderr) == (wanted.returncode, wanted.stderr) == (0, b"")
+    ours, pythons = (json.loads(ended.stdout.splitlines()[0]) for ended in (found, wanted))
+    assert {name: seen for name, seen in ours.items() if name not in NOT_COMPARED} == {
+        name: seen for name, seen in pythons.items() if name not in NOT_COMPARED
+    }
+    assert found.stdout.splitlines()[1:] == wanted.stdout.splitlines()[1:] == [b"a thread", b"at exit"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_ends_as_it_ends_under_python(ending: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ENDINGS[ending])
+    file = tmp_path / "file"
+    wanted = run(PYTHON, str(script), str(file))
+    written = file.read_bytes() if file.exists() else None
+    file.unlink(missing_ok=True)
+    found = run(LAUNCH, str(script), str(file))
+    assert found.stdout == wanted.stdout
+    code = wanted.returncode
+    assert found.returncode == (code if code >= 0 else 128 - code), found.stderr
+    said, _, report = found.stderr.partition(b"rankwise: ")
+    assert bool(report) == (code != 0)
+    assert without_addresses(wanted.stderr).strip() in without_addresses(said + report), "tracebacks to the letter"
+    assert (file.read_bytes() if file.exists() else None) == written
+
+
+def test_a_folder_and_an_archive_run(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("import helper, sys\nprint(helper.X, __name__, __file__, sys.argv)\n")
+    (tmp_path / "app" / "helper.py").write_text("X = 1\n")
+    subprocess.run([sys.executable, "-m", "zipapp", "app", "-o", "app.pyz"], cwd=tmp_path, check=True)
+    for target in ("app", "app.pyz"):
+        wanted, found = run(PYTHON, target, "a", cwd=tmp_path), run(LAUNCH, target, "a", cwd=tmp_path)
+        assert (found.returncode, found.stdout) == (0, wanted.stdout), found.stderr
+
+
+def test_a_program_runs() -> None:
+    found = run(LAUNCH, "--no-python", "sh", "-c", "echo $RANK $WORLD_SIZE $0; exit 4", "zero")
+    assert (found.returncode, found.stdout) == (4, b"0 1 zero\n")
+
+
+def test_a_data_loader_has_workers(tmp_path: Path) -> None:
+    script = tmp_path / "load.py"
+    script.write_text(
+        "import torch\n"
+        "class Numbers(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 8\n"
+        "    def __getitem__(self, index): return index\n"
+        "if __name__ == '__main__':\n"
+        "    for method in ('fork', 'spawn'):\n"
+        "        loader = torch.utils.data.DataLoader(Numbers(), num_workers=2, multiprocessing_context=method)\n"
+        "        print(method, sum(int(batch) for batch in loader))\n"
+    )
+    found = run(LAUNCH, str(script))
+    assert (found.returncode, found.stdout) == (0, b"fork 28\nspawn 28\n"), found.stderr
+
+
+def test_ranks_differ_in_what_is_random(tmp_path: Path) -> None:
+    script = tmp_path / "draw.py"
+    script.write_text("import numpy, random\nprint(random.random(), numpy.random.rand())\n")
+    found = run([*LAUNCH[:-1], "3", "--no-prefix"], str(script))
+    drawn = found.stdout.split()
+    assert len(drawn) == len(set(drawn)) == 6, found

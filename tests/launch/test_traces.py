@@ -1,0 +1,146 @@
+"""Nothing is left of a world two seconds after its end, however that came: no rank, no child of one, no file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankwise.launch.descendants import MARK
+from tests.session.worlds import clean_environ
+
+PROGRAMS = Path(__file__).parent / "programs"
+LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "3"]
+LEFT_SECONDS = 2.0
+
+
+def server(launcher: psutil.Process) -> psutil.Process:
+    (found,) = launcher.children()
+    return found
+
+
+def twice(launcher: psutil.Process) -> None:
+    launcher.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    launcher.send_signal(signal.SIGINT)
+
+
+def kill_both(launcher: psutil.Process) -> None:
+    launcher.suspend()
+    server(launcher).kill()
+    launcher.kill()
+
+
+ENDS: dict[str, tuple[Callable[[psutil.Process], None], int]] = {
+    "SIGTERM": (lambda launcher: launcher.terminate(), 143),
+    "SIGHUP": (lambda launcher: launcher.send_signal(signal.SIGHUP), 129),
+    "Ctrl-C": (lambda launcher: launcher.send_signal(signal.SIGINT), 130),
+    "Ctrl-C twice": (twice, 130),
+    "SIGKILL": (lambda launcher: launcher.kill(), -9),
+    "fork server SIGKILL": (lambda launcher: server(launcher).kill(), 1),
+    "rank SIGKILL": (lambda launcher: server(launcher).children()[1].kill(), 137),
+    "rank SIGSEGV": (lambda launcher: server(launcher).children()[1].send_signal(signal.SIGSEGV), 139),
+}
+
+
+class World:
+    """A launcher, and everything that it started."""
+
+    def __init__(self, folder: Path, how: str) -> None:
+        self.folder = folder
+        (folder / "tmp").mkdir()
+        self.shared_memory = set(os.listdir("/dev/shm"))  # noqa: PTH208
+        self.launcher = subprocess.Popen(
+            [*LAUNCH, str(PROGRAMS / "stay.py"), str(folder), how],
+            env=clean_environ(TMPDIR=str(folder / "tmp")),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def up(self) -> psutil.Process:
+        """Wait until all ranks stay, and return the launcher."""
+        assert self.launcher.stdout is not None
+        lines = [self.launcher.stdout.readline() for _ in range(3)]
+        assert sorted(lines) == [f"[{rank}] up\n" for rank in range(3)], self.launcher.communicate()
+        time.sleep(0.2)
+        return psutil.Process(self.launcher.pid)
+
+    def is_gone(self) -> str:
+        """Wait for the launcher's end and for all else's, and return what it said."""
+        _, said = self.launcher.communicate(timeout=40)
+        pids = [int(word) for file in self.folder.glob("*.pids") for word in file.read_text().split()]
+        assert len(pids) == 6
+        deadline = time.monotonic() + LEFT_SECONDS
+        while left := [*filter(psutil.pid_exists, pids), *marked()]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
+        assert list((self.folder / "tmp").iterdir()) == []
+        assert set(os.listdir("/dev/shm")) <= self.shared_memory  # noqa: PTH208
+        return said
+
+
+def marked() -> list[psutil.Process]:
+    """Return the processes of any launcher of this test's."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("how", ["Python", "C++", "rankwise"])
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_left_of_ranks_that_stay(end: str, how: str, tmp_path: Path) -> None:
+    world = World(tmp_path, how)
+    act, status = ENDS[end]
+    launcher = world.up()
+    act(launcher)
+    said = world.is_gone()
+    assert world.launcher.returncode == status, said
+    if end == "fork server SIGKILL":
+        assert "was killed by SIGKILL; no rank is left" in said
+    if end.startswith("rank"):
+        assert f"rankwise: rank 1 of 3 on {os.uname().nodename} was killed by {end[5:]}" in said
+    assert "launch/agent.py" not in said, "no traceback of the launcher's own"
+
+
+@pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 1)])
+def test_nothing_is_left_of_ranks_that_end(how: str, status: int, tmp_path: Path) -> None:
+    world = World(tmp_path, how)
+    said = world.is_gone()
+    assert world.launcher.returncode == status, said
+
+
+def test_ranks_that_do_not_listen_are_killed(tmp_path: Path) -> None:
+    world = World(tmp_path, "deaf")
+    twice(world.up())
+    world.is_gone()
+    assert world.launcher.returncode == 130
+
+
+def test_ranks_are_gone_when_launcher_and_fork_server_are_killed_at_once(tmp_path: Path) -> None:
+    """Their children may stay: nobody is left who knows them."""
+    world = World(tmp_path, "C++")
+    launcher = world.up()
+    kill_both(launcher)
+    world.launcher.communicate(timeout=10)
+    pids = [[int(word) for word in file.read_text().split()] for file in tmp_path.glob("*.pids")]
+    deadline = time.monotonic() + LEFT_SECONDS
+    while left := [rank for rank, _ in pids if psutil.pid_exists(rank)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+    for _, child in pids:
+        if psutil.pid_exists(child):
+            os.kill(child, signal.SIGKILL)
