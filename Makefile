@@ -21,6 +21,7 @@ format: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/accessors.py
 	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/startup.py
 
 clean:
 	rm -rf $(VENV)

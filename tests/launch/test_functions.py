@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,7 @@ def test_the_original_exception_is_the_cause() -> None:
     assert (error.rank, error.exitcode) == (1, 1)
     assert isinstance(error.__cause__, ZeroDivisionError)
     assert "return 1 / (1 - rw.get_rank())" in error.traceback
-    assert "worker.py" not in error.traceback, "the frames are the user's"
+    assert "rankwise/launch" not in error.traceback, "the frames are the user's"
     assert str(error).startswith("rank 1 of 2 on ")
 
 
@@ -123,6 +124,78 @@ def test_the_librarys_own_errors_travel() -> None:
     assert (copy.rank, copy.failures, str(copy)) == (caught.value.rank, caught.value.failures, str(caught.value))
     remote = rw.RemoteRankError(rank=3, host="h", traceback="ValueError: x")
     assert pickle.loads(pickle.dumps(remote)).traceback == "ValueError: x"
+
+
+def test_what_raised_first_is_the_cause_though_it_ends_last() -> None:
+    def fail() -> None:
+        import atexit  # noqa: PLC0415 - a function is carried to other processes
+        import time  # noqa: PLC0415
+
+        if rw.get_rank() == 1:
+            atexit.register(time.sleep, 1.0)
+            raise ValueError("the first")
+        time.sleep(0.3)
+        raise KeyError("the second")
+
+    with pytest.raises(rw.RankFailedError, match=r"rank 1 of 2 .* raised ValueError") as caught:
+        rw.launch(fail, nproc=2)
+    assert [failure.rank for failure in caught.value.failures] == [1, 0]
+    assert caught.value.exitcode == 1
+
+
+def test_a_crash_comes_with_its_stack() -> None:
+    def crash() -> None:
+        import faulthandler  # noqa: PLC0415 - a function is carried to other processes
+
+        if rw.get_rank() == 1:
+            faulthandler._sigsegv()  # type: ignore[attr-defined]
+        with rw.init(timeout=30.0):
+            pass
+
+    with pytest.raises(rw.RankFailedError, match=r"SIGSEGV \(a crash in compiled code\)") as caught:
+        rw.launch(crash, nproc=2)
+    assert caught.value.rank == 1
+    assert "Fatal Python error: Segmentation fault" in caught.value.traceback
+    assert " in crash" in caught.value.traceback
+    assert caught.value.failures[1].stopped
+
+
+def test_large_arguments_results_and_errors_travel() -> None:
+    weights = torch.arange(3_000_000)
+    assert [int(result.sum()) for result in rw.launch(lambda w: w + 1, weights, nproc=2)] == [
+        int(weights.sum()) + 3_000_000
+    ] * 2
+
+    def fail() -> None:
+        raise ValueError("x" * 10_000_000)
+
+    with pytest.raises(rw.RankFailedError) as caught:
+        rw.launch(fail, nproc=2)
+    assert len(str(caught.value.__cause__)) == 10_000_000
+
+
+def test_the_callers_process_stays_as_it_is() -> None:
+    before = [signal.getsignal(number) for number in signal.valid_signals()]
+    variables, descriptors = dict(os.environ), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    threads = threading.active_count()
+    rw.launch(rw.get_rank, nproc=2)
+    assert [signal.getsignal(number) for number in signal.valid_signals()] == before
+    assert dict(os.environ) == variables
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert threading.active_count() == threads
+
+
+def test_functions_of_a_script_without_a_guard_run(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "import rankwise\n"
+        "factor = 10\n"
+        "def scale(x):\n"
+        "    return factor * x * rankwise.get_rank()\n"
+        "print(rankwise.launch(scale, 2, nproc=2))\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, check=True)
+    assert ended.stdout == "[0, 20]\n"
 
 
 def test_launches_side_by_side() -> None:

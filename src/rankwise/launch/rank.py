@@ -125,7 +125,7 @@ def _run_script(script: str) -> None:
     module = sys.modules["__main__"]
     module.__file__ = path
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    module.__cached__ = None
+    module.__dict__["__cached__"] = None
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, module.__dict__)  # noqa: S102 - to run it is what this is for

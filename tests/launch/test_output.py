@@ -1,0 +1,112 @@
+"""What ranks print reaches whoever started them, whole, and with the rank in front."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankwise as rw
+from rankwise.launch.output import Screen
+from tests.session.worlds import clean_environ
+
+LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
+
+
+def shown(*pieces: tuple[int, str], nproc: int = 2, **settings: object) -> str:
+    """Return what is shown of pieces that ranks write, one after the other."""
+    stream = io.StringIO()
+    screen = Screen(nproc=nproc, **settings)  # type: ignore[arg-type]
+    lines = {rank: screen.open(rank, stream) for rank in range(nproc)}
+    for rank, text in pieces:
+        lines[rank].add(text.encode())
+    for line in lines.values():
+        line.show_rest()
+    return stream.getvalue()
+
+
+def test_lines_are_whole_and_say_whose_they_are() -> None:
+    assert shown((0, "a"), (1, "x\ny"), (0, "b\n"), (1, "z\n")) == "[1] x\n[0] ab\n[1] yz\n"
+    assert shown((10, "a\n"), (3, "b\n\n"), nproc=11) == "[10] a\n[ 3] b\n[ 3] \n"
+    assert shown((0, "a\n"), (1, "b\n"), prefixed=False) == "a\nb\n"
+    assert shown((0, "a\n"), nproc=1) == "a\n"
+    assert shown((0, "a\n"), (1, "b\n"), (2, "c\n"), nproc=3, shown={0, 2}) == "[0] a\n[2] c\n"
+
+
+def test_what_has_no_end_is_shown_in_the_end_and_kept_apart() -> None:
+    assert shown((0, "no end"), (1, "also")) == "[0] no end\n[1] also"
+    assert shown((0, "x" * 70_000)) == "[0] " + "x" * 70_000
+
+
+def test_progress_bars_go_back_to_the_beginning_of_their_line() -> None:
+    assert shown((0, "\r10%"), (0, "\r20%"), (0, "\r30%\n")) == "[0] \r[0] 10%\r[0] 20%\r[0] 30%\n"
+
+
+def test_a_line_that_waits_for_an_answer_is_shown_and_goes_on() -> None:
+    stream = io.StringIO()
+    lines = Screen(nproc=2).open(0, stream)
+    lines.add(b"name? ")
+    assert stream.getvalue() == ""
+    lines.show_rest()
+    assert stream.getvalue() == "[0] name? "
+    lines.add(b"thanks\n")
+    assert stream.getvalue() == "[0] name? thanks\n"
+
+
+def test_a_function_prints_where_its_caller_does(capsys: pytest.CaptureFixture[str]) -> None:
+    def talk() -> None:
+        print("out", rw.get_rank())  # noqa: T201
+        sys.stderr.write(f"err {rw.get_rank()}\n")
+        os.write(1, b"from compiled code\n")
+
+    rw.launch(talk, nproc=2)
+    seen = capsys.readouterr()
+    assert sorted(seen.out.splitlines()) == [
+        "[0] from compiled code", "[0] out 0", "[1] from compiled code", "[1] out 1",
+    ]  # fmt: skip
+    assert sorted(seen.err.splitlines()) == ["[0] err 0", "[1] err 1"]
+
+
+def test_long_lines_of_many_ranks_are_not_torn(tmp_path: Path) -> None:
+    script = tmp_path / "talk.py"
+    script.write_text("import os\nfor _ in range(50):\n    print(os.environ['RANK'] * 20_000)\n")
+    ended = subprocess.run(
+        [*LAUNCH, "-n", "3", "--show", "0,2", str(script)],
+        env=clean_environ(), capture_output=True, text=True, timeout=50, check=True,
+    )  # fmt: skip
+    lines = ended.stdout.splitlines()
+    assert sorted(lines) == [f"[{rank}] {str(rank) * 20_000}" for rank in (0, 2) for _ in range(50)]
+
+
+def test_a_terminal_gets_colours_and_one_rank_gets_the_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "tty.py"
+    script.write_text("import sys\nprint(sys.stdout.isatty())\n")
+    for nproc, wanted in ((1, ["True"]), (2, ["\x1b[36m[0] \x1b[0mFalse", "\x1b[32m[1] \x1b[0mFalse"])):
+        ours, theirs = pty.openpty()
+        subprocess.run(
+            [*LAUNCH, "-n", str(nproc), str(script)], env=clean_environ(), stdout=theirs, timeout=50, check=True
+        )
+        os.close(theirs)
+        assert sorted(os.read(ours, 10_000).decode().split("\r\n")[:-1]) == sorted(wanted)
+        os.close(ours)
+
+
+def test_a_reader_that_leaves_ends_the_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "talk.py"
+    script.write_text("import time\nfor _ in range(3000):\n    print('line')\n    time.sleep(0.01)\n")
+    launcher = subprocess.Popen(
+        [*LAUNCH, "-n", "2", str(script)],
+        env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert launcher.stdout is not None
+    assert launcher.stderr is not None
+    assert launcher.stdout.readline().endswith("line\n")
+    launcher.stdout.close()
+    with launcher:
+        assert "BrokenPipeError" in launcher.stderr.read()
+    assert launcher.returncode == 1

@@ -1,0 +1,88 @@
+"""torchrun's contract: a rank's environment is complete, and flags mean what they mean there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.session.worlds import clean_environ, free_port
+
+BIN = Path(sys.executable).parent
+RANKWISE = [str(BIN / "rankwise"), "launch"]
+TORCHRUN = [str(BIN / "torchrun")]
+
+# The addresses are each launcher's own; torchrun leaves the number of threads at 1, whatever the host has.
+THEIR_OWN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"}
+OURS = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+# Where torchrun wants errors to be written, for its own report.
+NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+
+SHOW = "import json, os\nos.write(1, (json.dumps(dict(os.environ)) + '\\n').encode())\n"
+TALK = (
+    "import os, torch, torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\n"
+    "one = torch.ones(1)\n"
+    "dist.all_reduce(one)\n"
+    "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'GROUP_RANK')\n"
+    "os.write(1, (' '.join([*map(os.environ.get, names), str(int(one))]) + '\\n').encode())\n"
+    "dist.destroy_process_group()\n"
+)
+
+
+def environments(*command: str) -> list[dict[str, str]]:
+    ended = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=50, check=True)
+    return sorted(map(json.loads, ended.stdout.splitlines()), key=lambda environ: int(environ["RANK"]))
+
+
+def test_a_rank_is_told_what_torchrun_tells(tmp_path: Path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(SHOW)
+    ours = environments(*RANKWISE, "--standalone", "--nproc-per-node=2", "--no-prefix", str(script))
+    theirs = environments(*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script))
+    for our, their in zip(ours, theirs, strict=True):
+        assert set(their) - set(our) <= NOT_OURS
+        assert set(our) - set(their) <= OURS | {"RANKWISE_LAUNCH"}
+        shared = set(our) & set(their) - THEIR_OWN
+        assert {name: our[name] for name in shared} == {name: their[name] for name in shared}
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_two_hosts_meet_as_under_torchrun(backend: str, tmp_path: Path) -> None:
+    script = tmp_path / "talk.py"
+    script.write_text(TALK)
+    port = str(free_port())
+    meeting = {
+        "static": ["--master-addr", "127.0.0.1", "--master-port", port],
+        "c10d": ["--rdzv-backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", "--rdzv-id", "run"],
+    }[backend]
+    nodes = [
+        subprocess.Popen(
+            [*RANKWISE, "-n", "2", "--nnodes", "2", "--node_rank", str(node), *meeting, "--no-prefix", str(script)],
+            env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    ends = [node.communicate(timeout=50) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], ends
+    said = sorted(line.split() for out, _ in ends for line in out.splitlines())
+    assert said == [[str(rank), "4", str(rank % 2), str(rank // 2), "4"] for rank in range(4)]
+
+
+def test_ranks_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
+    script = tmp_path / "try.py"
+    script.write_text(
+        "import os, sys\n"
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "os.write(1, f'{os.environ[\"RANK\"]} {attempt}\\n'.encode())\n"
+        "sys.exit(attempt < sys.argv[1])\n"
+    )
+    for needed, status in (("2", 0), ("3", 1)):
+        ended = subprocess.run(
+            [*RANKWISE, "-n", "1", "--max-restarts", "2", str(script), needed],
+            env=clean_environ(), capture_output=True, text=True, timeout=50, check=False,
+        )  # fmt: skip
+        assert (ended.returncode, ended.stdout) == (status, "0 0\n0 1\n0 2\n"), ended.stderr
