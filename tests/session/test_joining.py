@@ -134,7 +134,7 @@ def test_a_process_may_join_again(how: str, launcher: str, tmp_path: Path) -> No
         assert [(process.returncode, process.stdout) for process in ended] == [(0, "ok\n")] * 2, ended[0].stderr
     else:
         rankwise = str(Path(sys.executable).with_name("rankwise"))
-        command = [rankwise, "launch", "-n", "2", str(PROGRAMS / "rejoin.py"), how]
+        command = [rankwise, "launch", "-n", "2", "--no-prefix", str(PROGRAMS / "rejoin.py"), how]
         launched = subprocess.run(
             command, env=clean_environ(**folder), capture_output=True, text=True, timeout=50, check=False
         )

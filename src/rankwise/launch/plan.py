@@ -93,6 +93,7 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
     for name in _INTERFACES:
         if one_host and loopback is not None:
             environ.setdefault(name, loopback)
+    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
     environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // nproc)))
     return environ
 

@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import RawIOBase
 from types import TracebackType
 from typing import Final, TextIO
@@ -211,9 +211,10 @@ class Pool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
+            marked = replace(request, environ={**request.environ, MARK: self._mark})
             output, shown_output = self._outlet(number, sys.stdout)
             errors, shown_errors = self._outlet(number, sys.stderr)
-            rank = Rank(connection=ours, output=shown_output, errors=shown_errors, unsent=packed(request))
+            rank = Rank(connection=ours, output=shown_output, errors=shown_errors, unsent=packed(marked))
             crashes = self._pipe(lambda data: setattr(rank, "crash", rank.crash + data))
             self.ranks[number] = rank
             self._order(Order.START, number, descriptors=[theirs.fileno(), output, errors, crashes])

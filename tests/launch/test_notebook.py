@@ -1,0 +1,91 @@
+"""launch(fn) in a real notebook: functions of its cells, output as it comes, and the button that interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the kernel's libraries warn of is theirs
+
+TRAIN = """
+import time
+import rankwise
+
+factor = 10
+
+def train(scale):
+    with rankwise.init():
+        for step in range(2):
+            print("step", step, flush=True)
+        return rankwise.all_reduce(scale * factor)
+
+rankwise.launch(train, 2, nproc=2)
+"""
+WAIT = """
+def wait():
+    print("waits")
+    time.sleep(300)
+
+rankwise.launch(wait, nproc=2)
+"""
+
+
+def client(*cells: str) -> NotebookClient:
+    notebook = nbformat.from_dict(  # type: ignore[no-untyped-call]
+        {
+            "nbformat": 4,
+            "nbformat_minor": 5,
+            "metadata": {},
+            "cells": [
+                {
+                    "id": f"c{place}",
+                    "cell_type": "code",
+                    "source": cell,
+                    "metadata": {},
+                    "outputs": [],
+                    "execution_count": None,
+                }
+                for place, cell in enumerate(cells)
+            ],
+        }
+    )
+    return NotebookClient(notebook, kernel_name="python3", timeout=40)
+
+
+def test_a_notebook_sees_what_ranks_print_and_return() -> None:
+    notebook = client(TRAIN).execute()
+    outputs = notebook.cells[0].outputs
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert sorted(printed.splitlines()) == [f"[{rank}] step {step}" for rank in (0, 1) for step in (0, 1)]
+    assert outputs[-1].data["text/plain"] == "[40, 40]"
+
+
+def test_a_notebook_can_interrupt_ranks() -> None:
+    running = client(TRAIN, WAIT, "print('goes on')")
+    pids: list[int] = []
+
+    def interrupt() -> None:
+        while not any("waits" in output.get("text", "") for output in running.nb.cells[1].get("outputs", [])):
+            time.sleep(0.05)
+        kernel = running.km.provisioner.process.pid  # type: ignore[union-attr]
+        pids.extend(child.pid for child in psutil.Process(kernel).children(recursive=True))
+        os.kill(kernel, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
+        running.execute()
+    thread.join()
+    deadline = time.monotonic() + 5
+    assert len(pids) >= 3
+    while any(map(psutil.pid_exists, pids)):
+        assert time.monotonic() < deadline, "a rank is left"
+        time.sleep(0.05)
