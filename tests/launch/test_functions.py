@@ -160,6 +160,18 @@ def test_a_crash_comes_with_its_stack() -> None:
     assert caught.value.failures[1].stopped
 
 
+def test_the_crash_of_a_ranks_child_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    def fork() -> None:
+        import faulthandler  # noqa: PLC0415 - a function is carried to other processes
+
+        if not os.fork():
+            faulthandler._sigsegv()  # type: ignore[attr-defined]
+        os.wait()
+
+    rw.launch(fork, nproc=2)
+    assert capsys.readouterr().err.count("Fatal Python error: Segmentation fault") == 2
+
+
 def test_large_arguments_results_and_errors_travel() -> None:
     weights = torch.arange(3_000_000)
     assert [int(result.sum()) for result in rw.launch(lambda w: w + 1, weights, nproc=2)] == [

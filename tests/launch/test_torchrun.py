@@ -33,16 +33,17 @@ TALK = (
 )
 
 
-def environments(*command: str) -> list[dict[str, str]]:
-    ended = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=50, check=True)
+def environments(folder: Path, *command: str) -> list[dict[str, str]]:
+    environ = clean_environ(TMPDIR=str(folder))  # torchrun leaves something there
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=True)
     return sorted(map(json.loads, ended.stdout.splitlines()), key=lambda environ: int(environ["RANK"]))
 
 
 def test_a_rank_is_told_what_torchrun_tells(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW)
-    ours = environments(*RANKWISE, "--standalone", "--nproc-per-node=2", "--no-prefix", str(script))
-    theirs = environments(*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script))
+    ours = environments(tmp_path, *RANKWISE, "--standalone", "--nproc-per-node=2", "--no-prefix", str(script))
+    theirs = environments(tmp_path, *TORCHRUN, "--standalone", "--nproc-per-node=2", str(script))
     for our, their in zip(ours, theirs, strict=True):
         assert set(their) - set(our) <= NOT_OURS
         assert set(our) - set(their) <= OURS | {"RANKWISE_LAUNCH"}
@@ -86,3 +87,4 @@ def test_ranks_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
             env=clean_environ(), capture_output=True, text=True, timeout=50, check=False,
         )  # fmt: skip
         assert (ended.returncode, ended.stdout) == (status, "0 0\n0 1\n0 2\n"), ended.stderr
+        assert [f"attempt {attempt} of 3 failed: rank 0 of 1" in ended.stderr for attempt in (1, 2)] == [True, True]

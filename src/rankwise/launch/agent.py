@@ -16,8 +16,12 @@ from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
 from rankwise.launch.plan import Plan
-from rankwise.launch.pool import FAILED, INTERRUPTED, TERMINATED, Pool, Rank
+from rankwise.launch.pool import FAILED, INTERRUPTED, TERMINATED, Pool
+from rankwise.launch.report import describe, failures_of
+from rankwise.launch.started import Rank
 from rankwise.launch.store import LoopbackRendezvous, between_hosts
+
+log = logging.getLogger(__name__)
 
 # How long the agent waits for its ranks before it looks whether nodes want to join.
 _LOOK_SECONDS: Final = 1.0
@@ -35,6 +39,9 @@ class RankAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         workers = worker_group.workers
         attempt = worker_group.spec.max_restarts - self._remaining_restarts
+        if attempt:
+            told = describe(failures_of(self._pool.ranks), workers[0].world_size)
+            log.warning("attempt %d of %d failed: %s", attempt, worker_group.spec.max_restarts + 1, told)
         requests = {
             worker.global_rank: self._plan.request(_variables(worker_group, worker, attempt)) for worker in workers
         }

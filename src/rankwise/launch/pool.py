@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import selectors
 import signal
 import socket
@@ -13,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from io import RawIOBase
 from types import TracebackType
 from typing import Final, TextIO
@@ -22,7 +21,8 @@ from rankwise.errors import LaunchError
 from rankwise.launch.descendants import MARK, adopt_orphans, end_descendants, end_marked
 from rankwise.launch.output import Lines, Screen
 from rankwise.launch.rank import BOOTSTRAP
-from rankwise.launch.wire import LENGTH, MESSAGE, Event, Order, Outcome, Request, packed
+from rankwise.launch.started import Rank
+from rankwise.launch.wire import MESSAGE, Event, Order, Request, packed
 
 _PIECE_BYTES: Final = 1 << 16
 # Signals that ranks get, and how long they may take to end of each before the next one; SIGKILL is the last.
@@ -33,47 +33,6 @@ TERMINATED: Final = ((signal.SIGTERM, 30.0),)
 _SWEEP_SECONDS: Final = 8.0
 # How long the last words of ranks that have ended may take to arrive: they are in the pipes already.
 _DRAIN_SECONDS: Final = 0.2
-
-
-@dataclass(slots=True, kw_only=True)
-class Rank:
-    """A rank that was started.
-
-    Attributes:
-        pid: Its process; 0 until it runs.
-        connection: To what runs in it.
-        output, errors: What shows what it prints.
-        unsent: What it has not been told yet.
-        inbox: What it has told, and was not read yet.
-        outcome: How what it ran has ended, once it has told.
-        exitcode: How its process ended, once it has.
-        ended_ns: When, on the host's monotonic clock.
-        crash: Its stack, if it crashed.
-        signals: Those that told it to end, because another one failed or somebody stopped the launcher.
-    """
-
-    connection: socket.socket
-    output: Lines
-    errors: Lines
-    unsent: bytes
-    pid: int = 0
-    inbox: bytearray = field(default_factory=bytearray)
-    outcome: Outcome | None = None
-    exitcode: int | None = None
-    ended_ns: int = 0
-    crash: bytes = b""
-    signals: set[int] = field(default_factory=set)
-
-    @property
-    def has_failed(self) -> bool:
-        """Its process has ended with an error."""
-        return self.exitcode not in {None, 0}
-
-    @property
-    def was_stopped(self) -> bool:
-        """Its process has ended of a signal that told it to, and not of what it had raised before."""
-        raised = self.outcome is not None and self.outcome.traceback
-        return self.exitcode is not None and -self.exitcode in self.signals and not raised
 
 
 class Pool:
@@ -200,6 +159,9 @@ class Pool:
             self._close(pipe)
         for rank in self.ranks.values():
             self._hang_up(rank)
+            if rank.crash and not rank.has_crashed:
+                rank.errors.add(rank.crash)  # a child of the rank did, as a worker of a data loader may
+                rank.crash = b""
         self._show_rest()
 
     def _show_rest(self) -> None:
@@ -214,7 +176,7 @@ class Pool:
             marked = replace(request, environ={**request.environ, MARK: self._mark})
             output, shown_output = self._outlet(number, sys.stdout)
             errors, shown_errors = self._outlet(number, sys.stderr)
-            rank = Rank(connection=ours, output=shown_output, errors=shown_errors, unsent=packed(marked))
+            rank = Rank(connection=ours, output=shown_output, errors=shown_errors, unsent=memoryview(packed(marked)))
             crashes = self._pipe(lambda data: setattr(rank, "crash", rank.crash + data))
             self.ranks[number] = rank
             self._order(Order.START, number, descriptors=[theirs.fileno(), output, errors, crashes])
@@ -262,13 +224,10 @@ class Pool:
                     rank.unsent = rank.unsent[rank.connection.send(rank.unsent) :]
                     if rank.unsent:
                         return
-                rank.unsent = b""
-                self._listen(rank)
+                rank.unsent = memoryview(b"")
+                self._selector.modify(rank.connection, selectors.EVENT_READ, lambda events: self._talk(rank, events))
             if events & selectors.EVENT_READ:
                 self._hear(rank)
-
-    def _listen(self, rank: Rank) -> None:
-        self._selector.modify(rank.connection, selectors.EVENT_READ, lambda events: self._talk(rank, events))
 
     def _hear(self, rank: Rank) -> None:
         try:
@@ -278,12 +237,7 @@ class Pool:
         if not piece:
             self._hang_up(rank)
             return
-        rank.inbox += piece
-        if len(rank.inbox) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(rank.inbox)
-            if len(rank.inbox) >= LENGTH.size + length:
-                rank.outcome = pickle.loads(bytes(rank.inbox[LENGTH.size : LENGTH.size + length]))
-                rank.inbox.clear()
+        rank.take(piece)
 
     def _hang_up(self, rank: Rank) -> None:
         if rank.connection.fileno() >= 0:

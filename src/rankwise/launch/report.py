@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankwise.errors import RankFailedError, RankFailure
-from rankwise.launch.pool import Rank
+from rankwise.launch.started import Rank
 
 _MEANING: Final = {
     signal.SIGKILL: "out of memory?",
@@ -33,21 +33,25 @@ def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = F
     Raises:
         RankFailedError: The first in time first; what it raised is the cause, if that could travel.
     """
-    failed = [
-        number
-        for number, rank in ranks.items()
-        if rank.has_failed or (returning and (rank.outcome is None or not rank.outcome.value))
-    ]
-    if not failed:
+    failures = failures_of(ranks, returning=returning)
+    if not failures:
         return
-    failed.sort(key=lambda number: _when(ranks[number]))
-    failures = [_failure(number, ranks[number]) for number in failed]
-    first = ranks[failed[0]].outcome
+    first = ranks[failures[0].rank].outcome
     cause: BaseException | None = None
     if first is not None and first.error:
         with contextlib.suppress(Exception):  # its class may be known on that rank alone; its text is there
             cause = pickle.loads(first.error)
     raise RankFailedError(describe(failures, nproc), failures=failures) from cause
+
+
+def failures_of(ranks: Mapping[int, Rank], *, returning: bool = False) -> list[RankFailure]:
+    """Return how those ranks ended that failed, causes before consequences, and then the first in time first."""
+    failed = [
+        number
+        for number, rank in ranks.items()
+        if rank.has_failed or (returning and (rank.outcome is None or not rank.outcome.value))
+    ]
+    return [_failure(number, ranks[number]) for number in sorted(failed, key=lambda number: _when(ranks[number]))]
 
 
 def describe(failures: Sequence[RankFailure], nproc: int) -> str:
@@ -85,7 +89,7 @@ def _failure(number: int, rank: Rank) -> RankFailure:
         host=socket.gethostname(),
         # One that was told to end while it was ending of what it had raised would have ended with 1.
         exitcode=1 if raised and -exitcode in rank.signals else exitcode,
-        traceback=raised or rank.crash.decode(errors="replace"),
+        traceback=raised or (rank.crash.decode(errors="replace") if rank.has_crashed else ""),
         stopped=rank.was_stopped,
     )
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from typing import Final
 
 from rankwise.launch.descendants import adopt_orphans, die_with_parent, end_descendants, reap
@@ -105,7 +106,9 @@ class Server:
     def _fork(self, rank: int, descriptors: list[int]) -> tuple[int, int] | None:
         server = os.getpid()
         try:
-            pid = os.fork()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: numpy's are ready for this
+                pid = os.fork()
         except OSError as error:
             pid = -1
             self._tell(Event.REFUSED, rank, error.errno or 0)

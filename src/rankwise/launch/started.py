@@ -1,0 +1,66 @@
+"""A rank that was started, as its launcher sees it."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from dataclasses import dataclass, field
+
+from rankwise.launch.output import Lines
+from rankwise.launch.wire import LENGTH, Outcome
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """A rank that was started.
+
+    Attributes:
+        pid: Its process; 0 until it runs.
+        connection: To what runs in it.
+        output, errors: What shows what it prints.
+        unsent: What it has not been told yet.
+        inbox: What it has told, and was not read yet.
+        outcome: How what it ran has ended, once it has told.
+        exitcode: How its process ended, once it has.
+        ended_ns: When, on the host's monotonic clock.
+        crash: Its stack, if it crashed.
+        signals: Those that told it to end, because another one failed or somebody stopped the launcher.
+    """
+
+    connection: socket.socket
+    output: Lines
+    errors: Lines
+    unsent: memoryview
+    pid: int = 0
+    inbox: bytearray = field(default_factory=bytearray)
+    outcome: Outcome | None = None
+    exitcode: int | None = None
+    ended_ns: int = 0
+    crash: bytes = b""
+    signals: set[int] = field(default_factory=set)
+
+    @property
+    def has_failed(self) -> bool:
+        """Its process has ended with an error."""
+        return self.exitcode not in {None, 0}
+
+    @property
+    def has_crashed(self) -> bool:
+        """Its process has ended of a signal."""
+        return self.exitcode is not None and self.exitcode < 0
+
+    @property
+    def was_stopped(self) -> bool:
+        """Its process has ended of a signal that told it to, and not of what it had raised before."""
+        raised = self.outcome is not None and self.outcome.traceback
+        return self.exitcode is not None and -self.exitcode in self.signals and not raised
+
+    def take(self, piece: bytes) -> None:
+        """Take what it has told; all of it is its outcome."""
+        self.inbox += piece
+        if len(self.inbox) < LENGTH.size:
+            return
+        (length,) = LENGTH.unpack_from(self.inbox)
+        if len(self.inbox) >= LENGTH.size + length:
+            self.outcome = pickle.loads(memoryview(self.inbox)[LENGTH.size :])
+            self.inbox = bytearray()
