@@ -88,3 +88,34 @@ def test_ranks_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
         )  # fmt: skip
         assert (ended.returncode, ended.stdout) == (status, "0 0\n0 1\n0 2\n"), ended.stderr
         assert [f"attempt {attempt} of 3 failed: rank 0 of 1" in ended.stderr for attempt in (1, 2)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "told"),
+    [
+        ("raise ValueError('the loss is not a number')", 1, "raised ValueError"),
+        ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
+        ("sys.excepthook = lambda *error: print('hooked', error[1]); 1 / 0", 1, "raised ZeroDivisionError"),
+    ],
+)
+def test_the_cause_is_shown_once_though_gloo_tells_of_it_first(
+    fault: str, status: int, told: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "fault.py"
+    script.write_text(
+        "import os, sys, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        f"if dist.get_rank() == 1:\n    {fault}\n"
+        "dist.barrier()\n"
+    )
+    ended = subprocess.run(
+        [*RANKWISE, "-n", "3", str(script)],
+        env=clean_environ(), capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert ended.returncode == status
+    lines = ended.stderr.splitlines()
+    assert lines[0].startswith("rankwise: rank 1 of 3 on ")
+    assert told in lines[0]
+    assert ended.stderr.count("Traceback (most recent call last)") == (status == 1)
+    assert ended.stdout == ("[1] hooked division by zero\n" if "hooked" in fault else "")

@@ -32,6 +32,8 @@ from rankwise.launch.wire import Outcome, Request, packed, receive
 BOOTSTRAP: Final = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from rankwise.launch.{0} import main; main()"
 FRESH_RANK: Final = BOOTSTRAP.format("rank")
 
+# How gloo tells that another rank has ended.
+_CUT_OFF: Final = ("Connection closed by peer", "Connection reset by peer")
 _OURS: Final = (__file__, str(Path(__file__).with_name("server.py")), runpy.__file__, "<string>", "<frozen runpy>")
 
 
@@ -152,14 +154,32 @@ def _status(error: BaseException, request: Request, connection: socket.socket | 
     outcome = Outcome(
         error=_pickled_error(error) if request.kind == "function" else b"",
         traceback="".join(traceback.format_exception(error)),
-        consequence=isinstance(error, (CollectiveError, RemoteRankError)) and not isinstance(error, MismatchError),
+        consequence=_is_consequence(error),
         time_ns=time.monotonic_ns(),
     )
     told = _send(connection, outcome)
-    if not told or sys.excepthook is not sys.__excepthook__:
+    if not told or _is_hooked():
         sys.excepthook(type(error), error, error.__traceback__)
     # An interrupted program dies of the signal, in the end.
     return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _is_hooked() -> bool:
+    """Return whether the program wants to show errors itself; torch's hook only adds the rank to what is shown."""
+    hook = sys.excepthook
+    around = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+    by_torch = getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"
+    return hook is not sys.__excepthook__ and not (by_torch and sys.__excepthook__ in around)
+
+
+def _is_consequence(error: BaseException) -> bool:
+    """Return whether an error tells of another rank's end."""
+    if isinstance(error, (CollectiveError, RemoteRankError)):
+        return not isinstance(error, MismatchError)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and isinstance(error, distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _CUT_OFF)
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
