@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,21 @@ def test_a_terminal_gets_colours_and_one_rank_gets_the_terminal(tmp_path: Path) 
         os.close(theirs)
         assert sorted(os.read(ours, 10_000).decode().split("\r\n")[:-1]) == sorted(wanted)
         os.close(ours)
+
+
+def test_a_terminal_is_told_that_ranks_start_and_how_long_they_took(tmp_path: Path) -> None:
+    script = tmp_path / "talk.py"
+    script.write_text("print('x')\n")
+    ours, theirs = pty.openpty()
+    subprocess.run(
+        [*LAUNCH, "-n", "2", "--show", "1", str(script)], stdout=theirs, stderr=theirs, timeout=50, check=True
+    )
+    os.close(theirs)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert re.fullmatch(
+        r"rankwise: starting 2 ranks\r\x1b\[2K\x1b\[32m\[1\] \x1b\[0mx\r\nrankwise: 2 ranks, \d+\.\d s\r\n", said
+    ), repr(said)
 
 
 def test_a_reader_that_leaves_ends_the_ranks(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Final, TextIO
 
 # A line that is longer is shown in parts, so that nothing is kept for ever.
 _LONGEST_LINE: Final = 1 << 16
+_WIPE: Final = b"\x1b[2K"
 _COLOURS: Final = (36, 32, 33, 35, 34, 31)
 
 
@@ -18,14 +19,23 @@ class Screen:
     Attributes:
         prefixed: Each line says which rank it is from.
         unfinished: Whose line was shown last, if its end was not.
+        noted: A note is to be wiped before anything else is shown.
     """
 
     def __init__(self, *, nproc: int, shown: Collection[int] | None = None, prefixed: bool = True) -> None:
         self.prefixed = prefixed and nproc > 1
         self.unfinished: Lines | None = None
+        self.noted = False
         self._apart = nproc > 1
         self._shown = shown
         self._width = len(str(nproc - 1))
+
+    def note(self, text: str, *, last: bool = False) -> None:
+        """Show a line on a terminal, until something else is shown if it is not the last."""
+        if self._apart and _is_terminal(sys.stderr):
+            sys.stderr.write(text + ("\n" if last else "\r"))
+            sys.stderr.flush()
+            self.noted = not last
 
     def direct(self, stream: TextIO) -> int | None:
         """Return the descriptor that a rank may write to itself, as a program does that runs alone."""
@@ -82,6 +92,9 @@ class Lines:
         )
         if unfinished not in {None, self}:
             shown = b"\n" + shown
+        if self._screen.noted:
+            shown = _WIPE + shown
+            self._screen.noted = False
         self._screen.unfinished = None if text.endswith((b"\n", b"\r")) else self
         try:
             _write(self._stream, shown)

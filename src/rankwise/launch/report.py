@@ -22,13 +22,14 @@ _MEANING: Final = {
 _LONGEST_REASON: Final = 200
 
 
-def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = False) -> None:
+def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = False, kernel: str = "") -> None:
     """Raise what became of the ranks, if any failed.
 
     Args:
         ranks: How they ended.
         nproc: How many there are.
         returning: A rank that ended without returning anything has failed too.
+        kernel: What the kernel says of SIGKILL.
 
     Raises:
         RankFailedError: The first in time first; what it raised is the cause, if that could travel.
@@ -41,7 +42,7 @@ def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = F
     if first is not None and first.error:
         with contextlib.suppress(Exception):  # its class may be known on that rank alone; its text is there
             cause = pickle.loads(first.error)
-    raise RankFailedError(describe(failures, nproc), failures=failures) from cause
+    raise RankFailedError(describe(failures, nproc, kernel=kernel), failures=failures) from cause
 
 
 def failures_of(ranks: Mapping[int, Rank], *, returning: bool = False) -> list[RankFailure]:
@@ -54,15 +55,15 @@ def failures_of(ranks: Mapping[int, Rank], *, returning: bool = False) -> list[R
     return [_failure(number, ranks[number]) for number in sorted(failed, key=lambda number: _when(ranks[number]))]
 
 
-def describe(failures: Sequence[RankFailure], nproc: int) -> str:
+def describe(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -> str:
     """Return what to tell of the ranks that failed, the first in time first."""
     first, *later = failures
-    text = f"rank {first.rank} of {nproc} on {first.host} {_ending(first)}"
+    text = f"rank {first.rank} of {nproc} on {first.host} {_ending(first, kernel)}"
     if first.traceback:
         text += f"\n\n{first.traceback.rstrip()}\n"
     endings: dict[str, list[int]] = {}
     for failure in later:
-        endings.setdefault(_ending(failure), []).append(failure.rank)
+        endings.setdefault(_ending(failure, kernel), []).append(failure.rank)
     for ending, numbers in endings.items():
         text += f"\n{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, sorted(numbers)))} then {ending}"
     return text
@@ -94,7 +95,7 @@ def _failure(number: int, rank: Rank) -> RankFailure:
     )
 
 
-def _ending(failure: RankFailure) -> str:
+def _ending(failure: RankFailure, kernel: str) -> str:
     exitcode = failure.exitcode
     if failure.stopped:
         return f"was stopped ({signal.Signals(-exitcode).name})"
@@ -103,7 +104,7 @@ def _ending(failure: RankFailure) -> str:
             number = signal.Signals(-exitcode)
         except ValueError:
             return f"was killed by signal {-exitcode}"
-        meaning = _MEANING.get(number)
+        meaning = kernel if kernel and number == signal.SIGKILL else _MEANING.get(number)
         return f"was killed by {number.name}{f' ({meaning})' if meaning else ''}"
     if failure.traceback:
         return f"raised {failure.traceback.rstrip().rpartition(chr(10))[2].partition(':')[0]}"

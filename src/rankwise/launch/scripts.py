@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+from rankwise.launch.memory import kills, word
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, Plan, check_nproc, check_program, check_script, common_environ
 from rankwise.launch.pool import Pool
@@ -63,14 +65,15 @@ def launch_script(
         check_program(target)
     environ = common_environ(nproc, one_host=nodes is None)
     plan = Plan(nproc=nproc, kind=kind, argv=(target, *args), max_restarts=max_restarts, nodes=nodes, environ=environ)
-    with (
-        _terminated_by_signals(),
-        Pool(environ, screen=screen or Screen(nproc=nproc), preload=preload, owner=True) as pool,
-    ):
+    screen = screen or Screen(nproc=nproc)
+    killed, start = kills(), time.monotonic()
+    screen.note(f"rankwise: starting {nproc} ranks")
+    with _terminated_by_signals(), Pool(environ, screen=screen, preload=preload, owner=True) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)
-    raise_failures(ranks, nproc)
+    raise_failures(ranks, nproc, kernel=word(killed, kills()))
+    screen.note(f"rankwise: {nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
 
 
 @contextmanager
