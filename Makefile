@@ -22,6 +22,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/accessors.py
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/faults.py
 
 clean:
 	rm -rf $(VENV)

@@ -54,8 +54,10 @@ def seconds(command: list[str], kind: str, folder: Path) -> tuple[float | None, 
         )  # fmt: skip
         moment.with_suffix(".pid").write_text(str(launcher.pid))
         deadline = time.time() + LIMIT_SECONDS + 15
-        while (left := marked(mark)) and time.time() < deadline:
+        left = [psutil.Process(launcher.pid)]
+        while (left or not moment.exists()) and time.time() < deadline:
             launcher.poll()
+            left = marked(mark)
             if moment.exists() and time.time() - float(moment.read_text() or "inf") > LIMIT_SECONDS:
                 break
             time.sleep(0.02)

@@ -100,6 +100,19 @@ class LaunchError(RankwiseError, RuntimeError):
     """A world could not be started."""
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text without its middle, if it has more than so many characters.
+
+    Example:
+        >>> shortened("abcdefgh", 4)
+        'ab\\n... (4 characters left out) ...\\ngh'
+    """
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
     """How one rank ended.

@@ -95,6 +95,7 @@ def test_ranks_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
     [
         ("raise ValueError('the loss is not a number')", 1, "raised ValueError"),
         ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
+        ("sys.exit()", 1, "raised RuntimeError"),
         ("sys.excepthook = lambda *error: print('hooked', error[1]); 1 / 0", 1, "raised ZeroDivisionError"),
     ],
 )
@@ -115,7 +116,11 @@ def test_the_cause_is_shown_once_though_gloo_tells_of_it_first(
     )  # fmt: skip
     assert ended.returncode == status
     lines = ended.stderr.splitlines()
-    assert lines[0].startswith("rankwise: rank 1 of 3 on ")
+    assert lines[0].startswith("rankwise: rank ")
     assert told in lines[0]
+    if fault == "sys.exit()":
+        assert lines[-1] == "rank 1 had ended before that, with exit code 0"
+    else:
+        assert " 1 of 3 on " in lines[0]
     assert ended.stderr.count("Traceback (most recent call last)") == (status == 1)
     assert ended.stdout == ("[1] hooked division by zero\n" if "hooked" in fault else "")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from rankwise.errors import MismatchError, RankwiseError, RemoteRankError
+from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened
 from rankwise.session.roll_call import ranks_text
 
 # Body length, sequence number, kind, whether the main thread called, digest, length of the call's text.
@@ -156,10 +156,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, call: str) -> Failure:
         text = "".join(traceback.format_exception(error))
-        if len(text) > _LONGEST_TRACEBACK:
-            half = _LONGEST_TRACEBACK // 2
-            text = f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
-        return cls(socket.gethostname(), f"{call}\n{text}")
+        return cls(socket.gethostname(), f"{call}\n{shortened(text, _LONGEST_TRACEBACK)}")
 
     def as_error(self, rank: int) -> RemoteRankError:
         """Return it as the others raise it."""

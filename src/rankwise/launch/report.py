@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankwise.errors import RankFailedError, RankFailure
+from rankwise.errors import RankFailedError, RankFailure, shortened
 from rankwise.launch.started import Rank
 
 _MEANING: Final = {
@@ -18,8 +18,8 @@ _MEANING: Final = {
     signal.SIGABRT: "a check failed in compiled code",
     signal.SIGBUS: "out of shared memory?",
 }
-# A longer last line of a traceback is cut: it may be the text of a whole compilation.
-_LONGEST_REASON: Final = 200
+# The report is to fit on a screen; `RankFailure` has all of it.
+_LONGEST_TRACEBACK: Final = 8_000
 
 
 def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = False, kernel: str = "") -> None:
@@ -42,7 +42,10 @@ def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = F
     if first is not None and first.error:
         with contextlib.suppress(Exception):  # its class may be known on that rank alone; its text is there
             cause = pickle.loads(first.error)
-    raise RankFailedError(describe(failures, nproc, kernel=kernel), failures=failures) from cause
+    text = describe(failures, nproc, kernel=kernel)
+    if first is not None and first.consequence:
+        text += _ended_before(ranks, first.time_ns)
+    raise RankFailedError(text, failures=failures) from cause
 
 
 def failures_of(ranks: Mapping[int, Rank], *, returning: bool = False) -> list[RankFailure]:
@@ -60,13 +63,20 @@ def describe(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -
     first, *later = failures
     text = f"rank {first.rank} of {nproc} on {first.host} {_ending(first, kernel)}"
     if first.traceback:
-        text += f"\n\n{first.traceback.rstrip()}\n"
+        text += f"\n\n{shortened(first.traceback.rstrip(), _LONGEST_TRACEBACK)}\n"
     endings: dict[str, list[int]] = {}
     for failure in later:
         endings.setdefault(_ending(failure, kernel), []).append(failure.rank)
     for ending, numbers in endings.items():
         text += f"\n{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, sorted(numbers)))} then {ending}"
     return text
+
+
+def _ended_before(ranks: Mapping[int, Rank], time_ns: int) -> str:
+    """Name those that ended without an error before another one missed them."""
+    early = [str(number) for number, rank in ranks.items() if rank.exitcode == 0 and _ended(rank) < time_ns]
+    who = f"{'rank' if len(early) == 1 else 'ranks'} {', '.join(early)}"
+    return f"\n{who} had ended before that, with exit code 0" if early else ""
 
 
 def exit_status(failure: RankFailure) -> int:
@@ -76,10 +86,14 @@ def exit_status(failure: RankFailure) -> int:
 
 def _when(rank: Rank) -> tuple[bool, int]:
     """Return what to sort by: causes before consequences, then by time."""
-    outcome = rank.outcome
-    if outcome is not None and outcome.traceback:
-        return outcome.consequence, outcome.time_ns
-    return rank.was_stopped, rank.ended_ns
+    if rank.outcome is not None and rank.outcome.traceback:
+        return rank.outcome.consequence, _ended(rank)
+    return rank.was_stopped, _ended(rank)
+
+
+def _ended(rank: Rank) -> int:
+    """Return when a rank ended: what it ran, if it could say so, else its process."""
+    return rank.ended_ns if rank.outcome is None else rank.outcome.time_ns
 
 
 def _failure(number: int, rank: Rank) -> RankFailure:
