@@ -46,7 +46,7 @@ class Pool:
         Args:
             environ: Its environment.
             screen: Where what ranks print is shown.
-            preload: It imports torch, and forks ranks; if not, ranks are fresh interpreters.
+            preload: It imports torch, and forks ranks; if not, or elsewhere than on Linux, ranks are fresh interpreters.
             owner: This process does nothing else, so whatever descends from it may be ended.
         """
         self.ranks: dict[int, Rank] = {}
@@ -60,10 +60,12 @@ class Pool:
         self._inbox = bytearray()
         self._swept = False
         self._hurried = False
+        # Elsewhere what a process has imported does not survive a fork for certain.
+        mode = "fork" if preload and sys.platform == "linux" else "fresh"
         self._control, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(  # noqa: S603 - this interpreter
-                [sys.executable, "-c", BOOTSTRAP.format("server"), str(theirs.fileno()), "preload" if preload else ""],
+                [sys.executable, "-c", BOOTSTRAP.format("server"), str(theirs.fileno()), mode],
                 env={**environ, MARK: self._mark},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

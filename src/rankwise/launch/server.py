@@ -154,6 +154,6 @@ class Server:
 def main() -> None:
     """Be the fork server, and in its forks a rank."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    rank = Server(control, forking=sys.argv[2] == "preload").serve()
+    rank = Server(control, forking=sys.argv[2] == "fork").serve()
     imported_before = frozenset(sys.modules)
     leave(run(*rank), imported_before)
