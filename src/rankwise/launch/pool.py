@@ -46,7 +46,7 @@ class Pool:
         Args:
             environ: Its environment.
             screen: Where what ranks print is shown.
-            preload: It imports torch, and forks ranks; if not, or elsewhere than on Linux, ranks are fresh interpreters.
+            preload: It imports torch, and forks ranks; if not, or not on Linux, ranks are fresh interpreters.
             owner: This process does nothing else, so whatever descends from it may be ended.
         """
         self.ranks: dict[int, Rank] = {}
