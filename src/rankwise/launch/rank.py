@@ -1,7 +1,6 @@
 """Being a rank: in a process forked from the fork server, or in a fresh interpreter.
 
-A script finds what it would find under `python script.py`. Where this returns the interpreter ends as it always does:
-it waits for threads, runs what was registered with atexit, and flushes.
+A script finds what it would find under `python script.py`. How the process ends after it is decided in `leaving`.
 """
 
 from __future__ import annotations
