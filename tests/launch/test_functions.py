@@ -143,6 +143,24 @@ def test_what_raised_first_is_the_cause_though_it_ends_last() -> None:
     assert caught.value.exitcode == 1
 
 
+def test_a_rank_that_is_slow_to_end_keeps_its_exit_code() -> None:
+    """It is told to end while it ends, since the other one has missed it and is quicker."""
+
+    def leave() -> None:
+        import atexit  # noqa: PLC0415 - a function is carried to other processes
+        import time  # noqa: PLC0415
+
+        with rw.init(timeout=30.0):
+            if rw.get_rank() == 1:
+                atexit.register(time.sleep, 1.0)
+                sys.exit(3)
+            rw.barrier()
+
+    with pytest.raises(rw.RankFailedError, match=r"rank 1 of 2 .* ended with exit code 3") as caught:
+        rw.launch(leave, nproc=2)
+    assert [(failure.rank, failure.exitcode) for failure in caught.value.failures] == [(1, 3), (0, 1)]
+
+
 def test_a_crash_comes_with_its_stack() -> None:
     def crash() -> None:
         import faulthandler  # noqa: PLC0415 - a function is carried to other processes

@@ -145,22 +145,24 @@ def _status(error: BaseException, request: Request, connection: socket.socket | 
             flush()
             sys.stderr.write(f"{error.code}\n")
         value = _pickled_result(None) if code == 0 and request.kind == "function" else b""
-        _send(connection, Outcome(value=value, time_ns=time.monotonic_ns()))
+        _send(connection, Outcome(value=value, status=code, time_ns=time.monotonic_ns()))
         return code
     error.__traceback__ = _users_part(error.__traceback__)
     # Set for debuggers, and for what runs at exit, as the interpreter does.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    # An interrupted program dies of the signal, in the end.
+    status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     outcome = Outcome(
         error=_pickled_error(error) if request.kind == "function" else b"",
         traceback="".join(traceback.format_exception(error)),
+        status=status,
         consequence=_is_consequence(error),
         time_ns=time.monotonic_ns(),
     )
     told = _send(connection, outcome)
     if not told or _is_hooked():
         sys.excepthook(type(error), error, error.__traceback__)
-    # An interrupted program dies of the signal, in the end.
-    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return status
 
 
 def _is_hooked() -> bool:

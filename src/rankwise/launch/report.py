@@ -86,7 +86,7 @@ def exit_status(failure: RankFailure) -> int:
 
 def _when(rank: Rank) -> tuple[bool, int]:
     """Return what to sort by: causes before consequences, then by time."""
-    if rank.outcome is not None and rank.outcome.traceback:
+    if rank.outcome is not None and rank.outcome.status:
         return rank.outcome.consequence, _ended(rank)
     return rank.was_stopped, _ended(rank)
 
@@ -99,11 +99,12 @@ def _ended(rank: Rank) -> int:
 def _failure(number: int, rank: Rank) -> RankFailure:
     raised = "" if rank.outcome is None else rank.outcome.traceback
     exitcode = rank.exitcode or 0
+    if rank.outcome is not None and rank.outcome.status and -exitcode in rank.signals:
+        exitcode = rank.outcome.status  # it was told to end while it was ending by itself
     return RankFailure(
         rank=number,
         host=socket.gethostname(),
-        # One that was told to end while it was ending of what it had raised would have ended with 1.
-        exitcode=1 if raised and -exitcode in rank.signals else exitcode,
+        exitcode=exitcode,
         traceback=raised or (rank.crash.decode(errors="replace") if rank.has_crashed else ""),
         stopped=rank.was_stopped,
     )

@@ -51,9 +51,9 @@ class Rank:
 
     @property
     def was_stopped(self) -> bool:
-        """Its process has ended of a signal that told it to, and not of what it had raised before."""
-        raised = self.outcome is not None and self.outcome.traceback
-        return self.exitcode is not None and -self.exitcode in self.signals and not raised
+        """Its process has ended of a signal that told it to, when what it ran had not failed by itself."""
+        failed = self.outcome is not None and self.outcome.status != 0
+        return self.exitcode is not None and -self.exitcode in self.signals and not failed
 
     def take(self, piece: bytes) -> None:
         """Take what it has told; all of it is its outcome."""

@@ -60,6 +60,7 @@ class Outcome:
         value: What the function returned, pickled; b"" if there is nothing.
         error: What was raised, pickled; b"" if that is not possible, or nothing was raised.
         traceback: The traceback as text, "" if nothing was raised.
+        status: The exit status that the process is about to end with.
         consequence: What was raised tells of another rank's end.
         time_ns: When, on the host's monotonic clock.
     """
@@ -67,6 +68,7 @@ class Outcome:
     value: bytes = b""
     error: bytes = b""
     traceback: str = ""
+    status: int = 0
     consequence: bool = False
     time_ns: int
 
