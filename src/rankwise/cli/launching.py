@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail, say
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
-from rankwise.launch.output import Screen
-from rankwise.launch.plan import Nodes
+
+if TYPE_CHECKING:
+    from rankwise.launch.plan import Nodes
 
 _DEFAULT_PORT: Final = 29500
 _INTERRUPTED: Final = 130
@@ -100,7 +101,8 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
 
     The flags are torchrun's, and mean the same; the world is this host alone, unless hosts are named.
     """
-    from rankwise.launch.report import exit_status  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise.launch.output import Screen  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise.launch.report import exit_status  # noqa: PLC0415
     from rankwise.launch.scripts import Terminated, launch_script  # noqa: PLC0415
 
     if flags["module"] and flags["no_python"]:
@@ -133,6 +135,8 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
 
 def _nodes(flags: Mapping[str, Any]) -> Nodes | None:
     """Return the hosts that flags name; None for this one alone."""
+    from rankwise.launch.plan import Nodes  # noqa: PLC0415 - `rankwise env` does not wait for this
+
     least, most = flags["nnodes"]
     endpoint = flags["rdzv_endpoint"]
     if flags["standalone"] or (most == 1 and not endpoint and flags["rdzv_backend"] == "static"):

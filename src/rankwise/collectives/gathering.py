@@ -10,6 +10,7 @@ import torch
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.payload import Letter, Parcel, bulk_devices, pack, room_for, unpack
 from rankwise.collectives.trees import describe
+from rankwise.comm.buffers import to_tensor
 from rankwise.comm.comm import Comm, dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op
@@ -161,7 +162,7 @@ def _gather_bulk(comm: Comm, me: int, parcel: Parcel, letters: Sequence[Letter])
             parts = comm.all_gather(parcel.bulk[device])
         else:
             # Each sends what it has to each: padding to the largest would cost all as much as the largest.
-            parts = [room_for(letter, comm).get(device, torch.empty(0, device="cpu")) for letter in letters]
+            parts = [room_for(letter, comm).get(device, to_tensor(b"")) for letter in letters]
             if device in parcel.bulk:
                 parts[me] = parcel.bulk[device].clone()
             others = [place for place in range(comm.size) if place != me]

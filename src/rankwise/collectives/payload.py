@@ -123,7 +123,7 @@ def unpack(letter: Letter, bulk: Mapping[str, torch.Tensor]) -> Any:  # noqa: AN
         PayloadTypeError: It cannot be unpickled here.
     """
     if letter.sizes:
-        host = bulk.get("cpu", torch.empty(0, dtype=torch.uint8, device="cpu"))
+        host = bulk.get("cpu", to_tensor(b""))
         head = letter.small or contents(host[: letter.pickled])
         bulk = {**bulk, "cpu": host[_aligned(letter.pickled) :]}
     else:
@@ -230,7 +230,7 @@ def _joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     if len(pieces) == 1:
         return pieces[0]
     if not pieces:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
+        return to_tensor(b"")
     whole = torch.zeros(sum(_aligned(piece.numel()) for piece in pieces), dtype=torch.uint8, device=pieces[0].device)
     start = 0
     for piece in pieces:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -16,11 +15,11 @@ import torch.distributed as dist
 from rankwise._torch import gloo_on_loopback
 from rankwise.comm.buffers import memory_of
 from rankwise.comm.comm import Comm
-from rankwise.comm.connecting import Introduction
 from rankwise.comm.frame import Elsewhere, Frame, Kind
 from rankwise.comm.mesh import SLICE_SECONDS, Mesh
 from rankwise.comm.near import Near
 from rankwise.comm.ops import Op
+from rankwise.comm.world import World
 from rankwise.errors import CollectiveError, NotJoinedError
 
 _REDUCE_OPS: Final = {
@@ -31,56 +30,6 @@ _REDUCE_OPS: Final = {
 }
 # How long data may still be on its way from a member that has left.
 _FAREWELL_SECONDS: Final = 2.0
-
-
-@dataclass(kw_only=True)
-class World:
-    """What the groups of one session share.
-
-    Attributes:
-        rank: This process's global rank.
-        device: Where received tensors go that come from another rank's accelerator.
-        timeout: Seconds that a collective waits for a rank.
-        check: Single tensors on an accelerator are checked too.
-        one_host: All ranks are known to be on this host.
-        store: Returns what the ranks share.
-        reach: Returns the name or address that other hosts reach this one by.
-        made: How many groups were made; all ranks make all groups, in one order.
-        meshes: The connections in all groups that this rank is a member of.
-    """
-
-    rank: int
-    device: torch.device
-    timeout: float
-    check: bool
-    one_host: bool
-    store: Callable[[], dist.Store]
-    reach: Callable[[], str]
-    made: int = 0
-    meshes: list[Mesh] = field(default_factory=list)
-
-    def introduce(self, name: str, ranks: Sequence[int]) -> Mesh:
-        """Connect to the other members of a group.
-
-        Collective over the members.
-        """
-
-        def check() -> None:
-            gone = "; ".join(filter(None, (mesh.gone(ranks) for mesh in self.meshes)))
-            if gone:
-                raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {gone}")
-
-        mesh = Introduction(
-            store=self.store(),
-            name=name,
-            ranks=ranks,
-            place=ranks.index(self.rank),
-            reach=self.reach,
-            timeout=self.timeout,
-            check=check,
-        ).connect()
-        self.meshes.append(mesh)
-        return mesh
 
 
 class TorchGroupComm(Comm):

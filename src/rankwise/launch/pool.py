@@ -232,10 +232,7 @@ class Pool:
                 self._hear(rank)
 
     def _hear(self, rank: Rank) -> None:
-        try:
-            piece = rank.connection.recv(_PIECE_BYTES)
-        except ConnectionResetError:
-            piece = b""
+        piece = _received(rank.connection)
         if not piece:
             self._hang_up(rank)
             return
@@ -253,10 +250,7 @@ class Pool:
             raise self._lost() from error
 
     def _hear_server(self, _: int) -> None:
-        try:
-            piece = self._control.recv(_PIECE_BYTES)
-        except ConnectionResetError:
-            piece = b""
+        piece = _received(self._control)
         if not piece:
             raise self._lost()
         self._inbox += piece
@@ -282,3 +276,11 @@ class Pool:
         code = self._server.wait(_SWEEP_SECONDS)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return LaunchError(f"the process that ranks are forked from {how}; no rank is left")
+
+
+def _received(connection: socket.socket) -> bytes:
+    """Return what has come; b"" if the other side has ended."""
+    try:
+        return connection.recv(_PIECE_BYTES)
+    except ConnectionResetError:
+        return b""

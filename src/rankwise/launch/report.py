@@ -11,6 +11,7 @@ from typing import Final
 
 from rankwise.errors import RankFailedError, RankFailure, shortened
 from rankwise.launch.started import Rank
+from rankwise.session.roll_call import ranks_text
 
 _MEANING: Final = {
     signal.SIGKILL: "out of memory?",
@@ -68,15 +69,14 @@ def describe(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -
     for failure in later:
         endings.setdefault(_ending(failure, kernel), []).append(failure.rank)
     for ending, numbers in endings.items():
-        text += f"\n{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, sorted(numbers)))} then {ending}"
+        text += f"\n{ranks_text(sorted(numbers))} then {ending}"
     return text
 
 
 def _ended_before(ranks: Mapping[int, Rank], time_ns: int) -> str:
     """Name those that ended without an error before another one missed them."""
-    early = [str(number) for number, rank in ranks.items() if rank.exitcode == 0 and _ended(rank) < time_ns]
-    who = f"{'rank' if len(early) == 1 else 'ranks'} {', '.join(early)}"
-    return f"\n{who} had ended before that, with exit code 0" if early else ""
+    early = [number for number, rank in ranks.items() if rank.exitcode == 0 and _ended(rank) < time_ns]
+    return f"\n{ranks_text(sorted(early))} had ended before that, with exit code 0" if early else ""
 
 
 def exit_status(failure: RankFailure) -> int:

@@ -12,7 +12,8 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from rankwise.comm.torch_group import TorchGroupComm, World
+from rankwise.comm.torch_group import TorchGroupComm
+from rankwise.comm.world import World
 from rankwise.environment.reading import Fact, Reading
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 from rankwise.rendezvous import parse_address

@@ -22,7 +22,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
 from rankwise._torch import gloo_on_loopback
-from rankwise.comm.torch_group import TorchGroupComm, World
+from rankwise.comm.torch_group import TorchGroupComm
+from rankwise.comm.world import World
 from rankwise.environment.reading import Reading
 from rankwise.errors import JoinError, RankwiseError
 from rankwise.rendezvous import LOOPBACK, Endpoint, choose

@@ -1,0 +1,153 @@
+"""A reduction of one value: what this rank knows of it alone, and then what the ranks make of it.
+
+What fits in a frame is reduced here, by every rank in the order of ranks. The rest is one reduction by the backend for
+each type and device.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rankwise.collectives.scalars import check_number, fold_numbers, reduce_numbers
+from rankwise.collectives.trees import Tree, describe
+from rankwise.comm.buffers import as_bytes, contents, from_bytes, to_tensor
+from rankwise.comm.comm import INLINE_BYTES, Comm, dense
+from rankwise.comm.frame import Call
+from rankwise.comm.ops import Op, Plan, fold, plan
+from rankwise.errors import InvalidArgumentError, PayloadTypeError
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Tensors of one type on one device, which travel and are reduced as one.
+
+    Attributes:
+        how: How they are reduced.
+        places: Which leaves they are.
+        shapes: Their shapes.
+        wire: All of them, flat, as they travel.
+    """
+
+    how: Plan
+    places: list[int]
+    shapes: list[torch.Size]
+    wire: torch.Tensor
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any], places: list[int], op: Op, *, in_place: bool) -> _Bucket:
+        tensors = [dense(leaves[place]) for place in places]
+        first = tensors[0]
+        how = plan(first.dtype, op)
+        if in_place and how.wire_dtype == first.dtype and first.is_contiguous():
+            wire = first
+        else:
+            wire = how.start(first if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        return cls(how, places, [tensor.shape for tensor in tensors], wire.reshape(-1))
+
+    def results(self, size: int) -> list[torch.Tensor]:
+        reduced = self.how.finish(self.wire, size)
+        if len(self.places) == 1:
+            return [reduced.reshape(self.shapes[0])]
+        parts = reduced.split([shape.numel() for shape in self.shapes])
+        # A view would keep all parts alive, and save all of them when it is saved.
+        return [part.clone().reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+@dataclass(slots=True)
+class Job:
+    """A reduction: made of what this rank alone knows, then run with the others.
+
+    Attributes:
+        tree: The value.
+        numbers: Its numbers, with their places among the leaves.
+        buckets: Its tensors.
+        small: The tensors fit into the frame.
+    """
+
+    comm: Comm
+    call: Call
+    op: Op
+    tree: Tree
+    numbers: dict[int, Any]
+    buckets: list[_Bucket]
+    small: bool
+
+    @classmethod
+    def of(cls, comm: Comm, call: Call, value: object, op: Op, *, in_place: bool = False) -> Job:
+        """Take a value apart, and check it.
+
+        Raises:
+            PayloadTypeError: The operation is not defined for a part of it.
+        """
+        tree = Tree.of(value)
+        numbers: dict[int, Any] = {}
+        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for place, leaf in enumerate(tree.leaves):
+            if isinstance(leaf, torch.Tensor):
+                kinds.setdefault((leaf.dtype, leaf.device), []).append(place)
+            elif leaf is not None:
+                numbers[place] = check_number(leaf, op)
+        buckets = [_Bucket.of(tree.leaves, places, op, in_place=in_place) for places in kinds.values()]
+        call.content = f"{tree.text()} {' '.join(map(describe, tree.leaves))}"
+        call.parts = lambda: dict(zip(tree.paths(), map(describe, tree.leaves), strict=True))
+        nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
+        return cls(comm, call, op, tree, numbers, buckets, comm.framed and nbytes <= INLINE_BYTES)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors among the leaves."""
+        return [leaf for leaf in self.tree.leaves if isinstance(leaf, torch.Tensor)]
+
+    def require_gradient(self) -> None:
+        """Check that gradients can flow through it.
+
+        Raises:
+            InvalidArgumentError: Not through this operation.
+            PayloadTypeError: Not through tensors of this type.
+        """
+        if self.op not in {Op.SUM, Op.MEAN}:
+            raise InvalidArgumentError(f"op={self.op.value!r} is not differentiable here; 'sum' and 'mean' are")
+        for tensor in self.tensors():
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                raise PayloadTypeError(f"gradients flow through tensors of floats, got {describe(tensor)}")
+
+    def run(self) -> list[Any]:
+        """Reduce it, and return the leaves of the result.
+
+        Collective over the comm's members.
+        """
+        comm = self.comm
+        messages: list[bytes] | None = None
+        numbers: list[Any] = list(self.numbers.values())
+        with comm.taking_part(self.call):
+            if self._is_checked():
+                inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.small else []
+                messages = comm.agree(self.call, pickle.dumps((numbers, inline)))
+            if not self.small:
+                for bucket in self.buckets:
+                    comm.reduce(bucket.wire, bucket.how.wire_op)
+            if messages is None and numbers:
+                numbers = reduce_numbers(comm, numbers, self.op)
+        if messages is not None:
+            rows = [pickle.loads(message) for message in messages]
+            numbers = fold_numbers([row[0] for row in rows], self.op)
+            for place, bucket in enumerate(self.buckets if self.small else ()):
+                parts = [from_bytes(to_tensor(row[1][place]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
+                bucket.wire = fold(parts, bucket.how.wire_op)
+        leaves = list(self.tree.leaves)
+        for place, number in zip(self.numbers, numbers, strict=True):
+            leaves[place] = number
+        for bucket in self.buckets:
+            for place, result in zip(bucket.places, bucket.results(comm.size), strict=True):
+                leaves[place] = result
+        return leaves
+
+    def _is_checked(self) -> bool:
+        """Return whether ranks agree first; where a single tensor is on an accelerator that is for the user to say."""
+        leaves = self.tree.leaves
+        single = len(leaves) == 1 and isinstance(leaves[0], torch.Tensor) and leaves[0].device.type != "cpu"
+        return self.comm.check or not single

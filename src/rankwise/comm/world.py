@@ -1,0 +1,63 @@
+"""What the groups of one session share, and how the members of a new one find each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from rankwise.comm.connecting import Introduction
+from rankwise.comm.mesh import Mesh
+from rankwise.errors import CollectiveError
+
+
+@dataclass(kw_only=True)
+class World:
+    """What the groups of one session share.
+
+    Attributes:
+        rank: This process's global rank.
+        device: Where received tensors go that come from another rank's accelerator.
+        timeout: Seconds that a collective waits for a rank.
+        check: Single tensors on an accelerator are checked too.
+        one_host: All ranks are known to be on this host.
+        store: Returns what the ranks share.
+        reach: Returns the name or address that other hosts reach this one by.
+        made: How many groups were made; all ranks make all groups, in one order.
+        meshes: The connections in all groups that this rank is a member of.
+    """
+
+    rank: int
+    device: torch.device
+    timeout: float
+    check: bool
+    one_host: bool
+    store: Callable[[], dist.Store]
+    reach: Callable[[], str]
+    made: int = 0
+    meshes: list[Mesh] = field(default_factory=list)
+
+    def introduce(self, name: str, ranks: Sequence[int]) -> Mesh:
+        """Connect to the other members of a group.
+
+        Collective over the members.
+        """
+
+        def check() -> None:
+            gone = "; ".join(filter(None, (mesh.gone(ranks) for mesh in self.meshes)))
+            if gone:
+                raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {gone}")
+
+        mesh = Introduction(
+            store=self.store(),
+            name=name,
+            ranks=ranks,
+            place=ranks.index(self.rank),
+            reach=self.reach,
+            timeout=self.timeout,
+            check=check,
+        ).connect()
+        self.meshes.append(mesh)
+        return mesh
