@@ -15,9 +15,10 @@ from torch.distributed.elastic.agent.server import SimpleElasticAgent, Worker, W
 from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
+from rankwise.launch.memory import kills, word
 from rankwise.launch.plan import Plan
 from rankwise.launch.pool import FAILED, INTERRUPTED, TERMINATED, Pool
-from rankwise.launch.report import describe, failures_of
+from rankwise.launch.report import describe, failures_of, raise_failures
 from rankwise.launch.started import Rank
 from rankwise.launch.store import LoopbackRendezvous, between_hosts
 
@@ -92,6 +93,7 @@ def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
     The first failure ends the others.
 
     Raises:
+        RankFailedError: A rank failed.
         LaunchError: The ranks could not be started.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended.
     """
@@ -105,11 +107,13 @@ def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
         monitor_interval=1e-6,  # the pool waits, and for what happens
     )
     agent = RankAgent(spec, plan, pool)
+    killed = kills()
     with _quiet():
         try:
             agent.run()
         finally:
             rendezvous.shutdown()
+    raise_failures(pool.ranks, plan.nproc, returning=plan.kind == "function", kernel=word(killed, kills()))
     return pool.ranks
 
 

@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from rankwise.errors import InvalidArgumentError
-from rankwise.launch.memory import kills, word
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Plan, check_nproc, common_environ
 from rankwise.launch.pool import Pool
-from rankwise.launch.report import raise_failures
 
 R = TypeVar("R")
 
@@ -50,12 +48,10 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
     call = _pickled_call(fn, args)
     environ = common_environ(nproc, one_host=True)
     plan = Plan(nproc=nproc, kind="function", call=call, search_path=_search_path(), environ=environ)
-    killed = kills()
     with Pool(environ, screen=Screen(nproc=nproc)) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)
-    raise_failures(ranks, nproc, returning=True, kernel=word(killed, kills()))
     return [pickle.loads(ranks[rank].outcome.value) for rank in range(nproc)]  # type: ignore[union-attr]  # all returned
 
 

@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from rankwise.launch.memory import kills, word
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, Plan, check_nproc, check_program, check_script, common_environ
 from rankwise.launch.pool import Pool
-from rankwise.launch.report import raise_failures
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -66,13 +64,12 @@ def launch_script(
     environ = common_environ(nproc, one_host=nodes is None)
     plan = Plan(nproc=nproc, kind=kind, argv=(target, *args), max_restarts=max_restarts, nodes=nodes, environ=environ)
     screen = screen or Screen(nproc=nproc)
-    killed, start = kills(), time.monotonic()
+    start = time.monotonic()
     screen.note(f"rankwise: starting {nproc} ranks")
     with _terminated_by_signals(), Pool(environ, screen=screen, preload=preload, owner=True) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
-        ranks = run(plan, pool)
-    raise_failures(ranks, nproc, kernel=word(killed, kills()))
+        run(plan, pool)
     screen.note(f"rankwise: {nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
 
 
