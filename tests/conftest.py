@@ -16,17 +16,21 @@ import psutil
 import pytest
 import torch
 
+from rankwise.comm.comm import Comm
 from rankwise.session.current import forget, opened_session
+from rankwise.session.session import Session
 
 pytest_plugins = ["pytester"]
 
 torch.set_num_threads(1)
 
-# A folder for temporary files of this run alone, so that what is left in it was left by a test.
-TEMPORARY = Path(tempfile.mkdtemp(prefix="tests-"))
+# A folder for temporary files of this run alone, so that what is left in it was left by a test; ranks share it.
+TEMPORARY = Path(os.environ.get("RANKWISE_TESTS_TEMPORARY") or tempfile.mkdtemp(prefix="tests-"))
 os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
-# After multiprocessing has removed its own.
-multiprocessing.util.Finalize(None, shutil.rmtree, args=(TEMPORARY, True), exitpriority=-200)
+if "RANKWISE_TESTS_TEMPORARY" not in os.environ:
+    os.environ["RANKWISE_TESTS_TEMPORARY"] = str(TEMPORARY)
+    # After multiprocessing has removed its own.
+    multiprocessing.util.Finalize(None, shutil.rmtree, args=(TEMPORARY, True), exitpriority=-200)
 
 # The folders of pytest and of the fork server that ranks come from.
 HARNESS = ("pytest-of-", "pymp-")
@@ -34,6 +38,12 @@ HARNESS = ("pytest-of-", "pymp-")
 # What launchers set: a test run started by one of them must not take itself for a rank.
 for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID"):
     os.environ.pop(_name, None)
+
+
+@pytest.fixture
+def comm(world: Session) -> Comm:
+    """The comm of the world that a test runs in."""
+    return world.comm
 
 
 def _state() -> dict[str, object]:

@@ -31,14 +31,14 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "launch/plan.py",
         "launch/rank.py",
         "session/current.py",
-        "testing/ranks.py",
+        "testing/rank.py",
     }
     writing = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
         if re.search(r"os\.environ(\[[^]]+\] =|\.(update|pop|clear|setdefault))|os\.putenv", path.read_text())
     }
-    wanted = {"_torch.py", "launch/rank.py", "testing/ranks.py"}
+    wanted = {"_torch.py", "launch/rank.py", "testing/rank.py"}
     assert writing == wanted, "the first in C alone, the others in the child itself"
 
 

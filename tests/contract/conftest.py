@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-
-@pytest.fixture
-def tmp_path_of_world(tmp_path: Path) -> str:
-    """A folder that all ranks of this test share."""
-    return str(tmp_path)
 
 
 @pytest.fixture

@@ -48,9 +48,9 @@ def test_one_rank_only_may_share_nothing(comm: Comm) -> None:
     assert work() == (5 if rank == last else None)
 
 
-def test_one_rank_only_is_a_context(comm: Comm, tmp_path_of_world: str) -> None:
+def test_one_rank_only_is_a_context(comm: Comm, tmp_path: Path) -> None:
     rank, last = rw.get_rank(), comm.size - 1
-    mark = Path(tmp_path_of_world) / "done"
+    mark = tmp_path / "done"
     with rw.one_rank_only(last) as mine:
         assert mine is (rank == last)
         if mine:
@@ -95,8 +95,8 @@ def test_an_error_of_a_waiting_rank_is_its_own(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-def test_rank_zero_first_is_a_decorator_and_knows_nodes(comm: Comm, tmp_path_of_world: str) -> None:
-    mark = Path(tmp_path_of_world) / "cache"
+def test_rank_zero_first_is_a_decorator_and_knows_nodes(comm: Comm, tmp_path: Path) -> None:
+    mark = tmp_path / "cache"
 
     @rw.rank_zero_first(local=True)
     def load() -> bool:
@@ -108,8 +108,8 @@ def test_rank_zero_first_is_a_decorator_and_knows_nodes(comm: Comm, tmp_path_of_
     assert load() is True
 
 
-def test_ranks_run_one_after_the_other(comm: Comm, tmp_path_of_world: str) -> None:
-    order = Path(tmp_path_of_world) / "order"
+def test_ranks_run_one_after_the_other(comm: Comm, tmp_path: Path) -> None:
+    order = tmp_path / "order"
     for _ in range(3):
         with rw.in_rank_order(), order.open("a") as file:
             file.write(f"{rw.get_rank()}\n")

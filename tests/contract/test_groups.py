@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -63,10 +65,9 @@ def test_node_group_holds_the_ranks_of_this_host(comm: Comm) -> None:
         assert rw.node_group() is group, "made once"
 
 
-def test_barrier_waits_for_all(comm: Comm, tmp_path_of_world: str) -> None:
-    from pathlib import Path  # noqa: PLC0415 - a body is carried to other processes
+def test_barrier_waits_for_all(comm: Comm, tmp_path: Path) -> None:
 
-    mark = Path(tmp_path_of_world) / str(rw.get_rank())
+    mark = tmp_path / str(rw.get_rank())
     mark.touch()
     rw.barrier()
     assert len(list(mark.parent.iterdir())) == comm.size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -94,10 +96,9 @@ def test_rank_zero_only_runs_on_rank_zero(comm: Comm) -> None:
     assert who.__doc__ == "Say who."
 
 
-def test_rank_zero_first_runs_the_block_on_rank_zero_before_the_others(comm: Comm, tmp_path_of_world: str) -> None:
-    from pathlib import Path  # noqa: PLC0415 - a body is carried to other processes
+def test_rank_zero_first_runs_the_block_on_rank_zero_before_the_others(comm: Comm, tmp_path: Path) -> None:
 
-    mark = Path(tmp_path_of_world) / "downloaded"
+    mark = tmp_path / "downloaded"
     with rw.rank_zero_first():
         assert mark.exists() is (rw.get_rank() != 0)
         mark.touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import runpy
 import socket
@@ -13,8 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-
-from rankwise.testing.ranks import fork_server
 
 PROGRAMS = Path(__file__).parent / "programs"
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
@@ -69,7 +68,9 @@ def _start_fresh(command: list[str], environ: dict[str, str], out: Path, err: Pa
 
 
 def _start_forked(command: list[str], environ: dict[str, str], out: Path, err: Path) -> Callable[[float], int]:
-    process: BaseProcess = fork_server().Process(target=_be, args=(command, environ, str(out), str(err)))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "cloudpickle", "rankwise.session.joining"])
+    process: BaseProcess = context.Process(target=_be, args=(command, environ, str(out), str(err)))
     process.start()
 
     def end(seconds: float) -> int:

@@ -20,6 +20,8 @@ _SET_DEATH_SIGNAL: Final = 1
 _SET_SUBREAPER: Final = 36
 # A process in the kernel's hands (a disk that does not answer) dies when that lets go of it, and not before.
 _SECONDS: Final = 5.0
+# So one who waits for another process to do that waits longer.
+SECONDS_TO_END: Final = 8.0
 _PAUSE_SECONDS: Final = 0.005
 
 

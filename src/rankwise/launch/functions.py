@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
 
 from rankwise.errors import InvalidArgumentError
 from rankwise.launch.output import Screen
-from rankwise.launch.plan import Plan, check_nproc, common_environ
+from rankwise.launch.plan import Plan, check_nproc, common_environ, search_path
 from rankwise.launch.pool import Pool
 
 R = TypeVar("R")
@@ -47,17 +45,12 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
     check_nproc(nproc)
     call = _pickled_call(fn, args)
     environ = common_environ(nproc, one_host=True)
-    plan = Plan(nproc=nproc, kind="function", call=call, search_path=_search_path(), environ=environ)
+    plan = Plan(nproc=nproc, kind="function", call=call, search_path=search_path(), environ=environ)
     with Pool(environ, screen=Screen(nproc=nproc)) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)
     return [pickle.loads(ranks[rank].outcome.value) for rank in range(nproc)]  # type: ignore[union-attr]  # all returned
-
-
-def _search_path() -> tuple[str, ...]:
-    """Return where the ranks find the caller's modules; "" means the working directory, which they share."""
-    return tuple(str(Path(entry).absolute()) for entry in sys.path)
 
 
 def _pickled_call(fn: Callable[..., R], args: tuple[Any, ...]) -> bytes:

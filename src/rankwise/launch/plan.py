@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +97,11 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
     environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // nproc)))
     return environ
+
+
+def search_path() -> tuple[str, ...]:
+    """Return where ranks find this process's modules; "" means the working directory, which they share."""
+    return tuple(str(Path(entry).absolute()) for entry in sys.path)
 
 
 def check_nproc(nproc: int) -> None:

@@ -7,10 +7,8 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import RawIOBase
@@ -18,19 +16,16 @@ from types import TracebackType
 from typing import Final, TextIO
 
 from rankwise.errors import LaunchError
-from rankwise.launch.descendants import MARK, adopt_orphans, end_descendants, end_marked
+from rankwise.launch.descendants import MARK, SECONDS_TO_END, adopt_orphans
+from rankwise.launch.fork_server import ForkServer, received
 from rankwise.launch.output import Lines, Screen
-from rankwise.launch.rank import BOOTSTRAP
 from rankwise.launch.started import Rank
-from rankwise.launch.wire import MESSAGE, Event, Order, Request, packed
+from rankwise.launch.wire import PIECE_BYTES, Event, Request, packed
 
-_PIECE_BYTES: Final = 1 << 16
 # Signals that ranks get, and how long they may take to end of each before the next one; SIGKILL is the last.
 FAILED: Final = ((signal.SIGTERM, 3.0),)
 INTERRUPTED: Final = ((signal.SIGINT, 1.0), (signal.SIGTERM, 0.5))
 TERMINATED: Final = ((signal.SIGTERM, 30.0),)
-# How long the fork server may take to end what is left: see `descendants`.
-_SWEEP_SECONDS: Final = 8.0
 # How long the last words of ranks that have ended may take to arrive: they are in the pipes already.
 _DRAIN_SECONDS: Final = 0.2
 
@@ -50,27 +45,15 @@ class Pool:
             owner: This process does nothing else, so whatever descends from it may be ended.
         """
         self.ranks: dict[int, Rank] = {}
-        self._owner = owner
         if owner:
             adopt_orphans()
         self._screen = screen
-        self._mark = uuid.uuid4().hex
         self._selector = selectors.DefaultSelector()
         self._pipes: set[RawIOBase] = set()
-        self._inbox = bytearray()
         self._swept = False
         self._hurried = False
-        # Elsewhere what a process has imported does not survive a fork for certain.
-        mode = "fork" if preload and sys.platform == "linux" else "fresh"
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._server = subprocess.Popen(  # noqa: S603 - this interpreter
-                [sys.executable, "-c", BOOTSTRAP.format("server"), str(theirs.fileno()), mode],
-                env={**environ, MARK: self._mark},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self._selector.register(self._control, selectors.EVENT_READ, self._hear_server)
+        self._server = ForkServer(environ, preload=preload, owner=owner)
+        self._selector.register(self._server.control, selectors.EVENT_READ, self._hear_server)
 
     def __enter__(self) -> Pool:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
@@ -122,18 +105,18 @@ class Pool:
             return
         gently = () if self._hurried else signals
         self._hurried = True
-        for number, seconds in (*gently, (signal.SIGKILL, _SWEEP_SECONDS)):
+        for number, seconds in (*gently, (signal.SIGKILL, SECONDS_TO_END)):
             for rank in self.running():
                 self.ranks[rank].signals.add(number)
-                self._order(Order.SIGNAL, rank, number)
+                self._server.signal(rank, number)
             deadline = time.monotonic() + seconds
             while self.running() and time.monotonic() < deadline:
                 self.wait(deadline - time.monotonic())
         self._sweep()
 
     def _sweep(self) -> None:
-        self._order(Order.SWEEP)
-        deadline = time.monotonic() + _SWEEP_SECONDS
+        self._server.sweep()
+        deadline = time.monotonic() + SECONDS_TO_END
         while not self._swept and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())
         deadline = time.monotonic() + _DRAIN_SECONDS
@@ -142,16 +125,7 @@ class Pool:
 
     def close(self) -> None:
         """End everything at once, the fork server included."""
-        self._control.close()  # which the server takes for the launcher's end
-        try:
-            self._server.wait(_SWEEP_SECONDS)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self._server.kill()
-            self._server.wait()
-        if self._server.returncode != 0:
-            if self._owner:
-                end_descendants()
-            end_marked(self._mark)
+        self._server.close()
         self._let_go()
         self._selector.close()
 
@@ -175,13 +149,13 @@ class Pool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            marked = replace(request, environ={**request.environ, MARK: self._mark})
+            marked = replace(request, environ={**request.environ, MARK: self._server.mark})
             output, shown_output = self._outlet(number, sys.stdout)
             errors, shown_errors = self._outlet(number, sys.stderr)
             rank = Rank(connection=ours, output=shown_output, errors=shown_errors, unsent=memoryview(packed(marked)))
             crashes = self._pipe(lambda data: setattr(rank, "crash", rank.crash + data))
             self.ranks[number] = rank
-            self._order(Order.START, number, descriptors=[theirs.fileno(), output, errors, crashes])
+            self._server.start(number, [theirs.fileno(), output, errors, crashes])
             for descriptor in (output, errors, crashes):
                 os.close(descriptor)
         self._selector.register(
@@ -207,7 +181,7 @@ class Pool:
     def _read(self, pipe: RawIOBase, take: Callable[[bytes], object]) -> None:
         if pipe.closed:
             return  # since this was seen
-        data = pipe.read(_PIECE_BYTES)
+        data = pipe.read(PIECE_BYTES)
         if not data or take(data) is False:  # closed, so that the rank learns that nobody reads it
             self._close(pipe)
 
@@ -232,7 +206,7 @@ class Pool:
                 self._hear(rank)
 
     def _hear(self, rank: Rank) -> None:
-        piece = _received(rank.connection)
+        piece = received(rank.connection)
         if not piece:
             self._hang_up(rank)
             return
@@ -243,20 +217,8 @@ class Pool:
             self._selector.unregister(rank.connection)
             rank.connection.close()
 
-    def _order(self, order: Order, rank: int = 0, value: int = 0, descriptors: list[int] | None = None) -> None:
-        try:
-            socket.send_fds(self._control, [MESSAGE.pack(order, rank, value, 0)], descriptors or [])
-        except OSError as error:
-            raise self._lost() from error
-
     def _hear_server(self, _: int) -> None:
-        piece = _received(self._control)
-        if not piece:
-            raise self._lost()
-        self._inbox += piece
-        while len(self._inbox) >= MESSAGE.size:
-            event, number, value, time_ns = MESSAGE.unpack_from(self._inbox)
-            del self._inbox[: MESSAGE.size]
+        for event, number, value, time_ns in self._server.hear():
             if event == Event.STARTED:
                 self.ranks[number].pid = value
             elif event == Event.REFUSED:
@@ -271,16 +233,3 @@ class Pool:
             while rank.connection.fileno() >= 0:
                 self._hear(rank)  # what it said before its end is here already
         rank.exitcode, rank.ended_ns = exitcode, time_ns
-
-    def _lost(self) -> LaunchError:
-        code = self._server.wait(_SWEEP_SECONDS)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return LaunchError(f"the process that ranks are forked from {how}; no rank is left")
-
-
-def _received(connection: socket.socket) -> bytes:
-    """Return what has come; b"" if the other side has ended."""
-    try:
-        return connection.recv(_PIECE_BYTES)
-    except ConnectionResetError:
-        return b""

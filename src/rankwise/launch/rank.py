@@ -59,7 +59,7 @@ def run(descriptor: int, crashes: int) -> int:
         os.execvp(request.argv[0], list(request.argv))  # noqa: S606 - the user's own program
     pid = os.getpid()
     try:
-        value = _run(request)
+        value = _run(request, connection, crashes)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the rank ended
         return _status(error, request, connection if os.getpid() == pid else None)
     _send(connection if os.getpid() == pid else None, Outcome(value=value, time_ns=time.monotonic_ns()))
@@ -102,11 +102,14 @@ def _stream(descriptor: int, mode: str) -> io.TextIOWrapper | None:
     return stream
 
 
-def _run(request: Request) -> bytes:
+def _run(request: Request, connection: socket.socket, crashes: int) -> bytes:
     """Run what was asked for, and return what a function returned, pickled."""
-    if request.kind == "function":
+    if request.kind in {"function", "conversation"}:
         sys.path[:] = request.search_path
         fn, args = pickle.loads(request.call)
+        if request.kind == "conversation":
+            fn(connection, crashes, *args)
+            return b""
         return _pickled_result(fn(*args))
     if request.kind == "module":
         _search_first(str(Path.cwd()))
@@ -156,7 +159,7 @@ def _status(error: BaseException, request: Request, connection: socket.socket | 
         error=_pickled_error(error) if request.kind == "function" else b"",
         traceback="".join(traceback.format_exception(error)),
         status=status,
-        consequence=_is_consequence(error),
+        consequence=is_consequence(error),
         time_ns=time.monotonic_ns(),
     )
     told = _send(connection, outcome)
@@ -173,7 +176,7 @@ def _is_hooked() -> bool:
     return hook is not sys.__excepthook__ and not (by_torch and sys.__excepthook__ in around)
 
 
-def _is_consequence(error: BaseException) -> bool:
+def is_consequence(error: BaseException) -> bool:
     """Return whether an error tells of another rank's end."""
     if isinstance(error, (CollectiveError, RemoteRankError)):
         return not isinstance(error, MismatchError)

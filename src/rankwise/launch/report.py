@@ -62,14 +62,14 @@ def failures_of(ranks: Mapping[int, Rank], *, returning: bool = False) -> list[R
 def describe(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -> str:
     """Return what to tell of the ranks that failed, the first in time first."""
     first, *later = failures
-    text = f"rank {first.rank} of {nproc} on {first.host} {_ending(first, kernel)}"
+    text = f"rank {first.rank} of {nproc} on {first.host} {ending(first, kernel)}"
     if first.traceback:
         text += f"\n\n{shortened(first.traceback.rstrip(), _LONGEST_TRACEBACK)}\n"
     endings: dict[str, list[int]] = {}
     for failure in later:
-        endings.setdefault(_ending(failure, kernel), []).append(failure.rank)
-    for ending, numbers in endings.items():
-        text += f"\n{ranks_text(sorted(numbers))} then {ending}"
+        endings.setdefault(ending(failure, kernel), []).append(failure.rank)
+    for how, numbers in endings.items():
+        text += f"\n{ranks_text(sorted(numbers))} then {how}"
     return text
 
 
@@ -110,7 +110,8 @@ def _failure(number: int, rank: Rank) -> RankFailure:
     )
 
 
-def _ending(failure: RankFailure, kernel: str) -> str:
+def ending(failure: RankFailure, kernel: str) -> str:
+    """Return how a rank ended, as the rest of a sentence that begins with its name."""
     exitcode = failure.exitcode
     if failure.stopped:
         return f"was stopped ({signal.Signals(-exitcode).name})"

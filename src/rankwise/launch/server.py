@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import warnings
+from collections.abc import Collection
 from typing import Final
 
 from rankwise.launch.descendants import adopt_orphans, die_with_parent, end_descendants, reap
@@ -27,10 +28,13 @@ from rankwise.launch.wire import DESCRIPTORS, MESSAGE, Event, Order
 PRELOADED: Final = ("torch", "torch.distributed", "cloudpickle", "rankwise")
 
 
-def preload() -> None:
-    """Import what ranks will, and keep collections of garbage away from it: they take time, and copy every page."""
+def preload(modules: Collection[str]) -> None:
+    """Import what ranks will, and these modules.
+
+    Collections of garbage are kept away from it: they take time, and copy every page.
+    """
     gc.disable()
-    for name in PRELOADED:
+    for name in (*PRELOADED, *modules):
         importlib.import_module(name)
     rankwise = sys.modules["rankwise"]
     for name in rankwise.__all__:
@@ -42,8 +46,9 @@ def preload() -> None:
 class Server:
     """The fork server's side of the connection to the launcher."""
 
-    def __init__(self, control: socket.socket, *, forking: bool) -> None:
+    def __init__(self, control: socket.socket, *, forking: bool, modules: Collection[str] = ()) -> None:
         self._control = control
+        self._modules = modules
         self._forking = forking
         self._ranks: dict[int, int] = {}
         self._wakeup, wakes = os.pipe()
@@ -57,7 +62,7 @@ class Server:
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         if self._forking:
-            preload()
+            preload(self._modules)
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         poller.register(self._wakeup, select.POLLIN)
@@ -154,6 +159,6 @@ class Server:
 def main() -> None:
     """Be the fork server, and in its forks a rank."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    rank = Server(control, forking=sys.argv[2] == "fork").serve()
+    rank = Server(control, forking=sys.argv[2] == "fork", modules=sys.argv[3:]).serve()
     imported_before = frozenset(sys.modules)
     leave(run(*rank), imported_before)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import socket
 from dataclasses import dataclass, field
 
 from rankwise.launch.output import Lines
-from rankwise.launch.wire import LENGTH, Outcome
+from rankwise.launch.wire import Outcome, take
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,9 +57,5 @@ class Rank:
     def take(self, piece: bytes) -> None:
         """Take what it has told; all of it is its outcome."""
         self.inbox += piece
-        if len(self.inbox) < LENGTH.size:
-            return
-        (length,) = LENGTH.unpack_from(self.inbox)
-        if len(self.inbox) >= LENGTH.size + length:
-            self.outcome = pickle.loads(memoryview(self.inbox)[LENGTH.size :])
-            self.inbox = bytearray()
+        for outcome in take(self.inbox):
+            self.outcome = outcome

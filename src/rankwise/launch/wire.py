@@ -14,6 +14,7 @@ MESSAGE: Final = struct.Struct("<BIiq")
 LENGTH: Final = struct.Struct("<Q")
 # A rank's connection, its output, its errors, and where it writes its stack when it crashes.
 DESCRIPTORS: Final = 4
+PIECE_BYTES: Final = 1 << 16
 
 
 class Order(IntEnum):
@@ -39,7 +40,8 @@ class Request:
 
     Attributes:
         environ: Its whole environment.
-        kind: "script", "module", "program" or "function".
+        kind: "script", "module", "program", "function", or "conversation": a function whose first arguments are the
+            connection to whoever started the rank, and where it writes its stack.
         argv: The script, module or program and its arguments.
         call: The function and its arguments, pickled.
         search_path: The caller's `sys.path`, for a function.
@@ -77,6 +79,19 @@ def packed(value: object) -> bytes:
     """Return a value as it travels between the launcher and a rank."""
     data = pickle.dumps(value)
     return LENGTH.pack(len(data)) + data
+
+
+def take(inbox: bytearray) -> list[Any]:
+    """Take the values out of what has come that are whole."""
+    values = []
+    while len(inbox) >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(inbox)
+        if len(inbox) < LENGTH.size + length:
+            break
+        with memoryview(inbox) as view, view[LENGTH.size : LENGTH.size + length] as value:
+            values.append(pickle.loads(value))
+        del inbox[: LENGTH.size + length]
+    return values
 
 
 def receive(connection: socket.socket) -> Any:  # noqa: ANN401 - what was sent

@@ -1,68 +1,76 @@
-"""The pytest plugin: `@pytest.mark.ranks("serial", 1, 2, 4)` runs one test body alone and in worlds of these sizes.
+"""The pytest plugin: `@pytest.mark.ranks("serial", 1, 2, 4)` runs a test alone and as the ranks of worlds.
 
-"serial" is this process with nothing joined; a number is that many new processes, joined over loopback as `rankwise
-launch` would join them. The body gets the comm of its world as `comm`, and what fixtures give it, pickled.
+"serial" is pytest's own process with nothing joined. A number is that many processes, each of which runs the test with
+its fixtures, as pytest does. Pytest loads this in every project, so torch is imported where a test asks for ranks.
 """
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-SERIAL = "serial"
+from rankwise.testing.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
+
+if TYPE_CHECKING:
+    from rankwise.session.session import Session
+
+_MARKER: Final = (
+    "ranks(*sizes, backend=None, timeout=60, device='cpu'): run the test as the ranks of a world of each size; "
+    '"serial" is this process with nothing joined.'
+)
+_SECONDS: Final = 60
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rankwise", "tests that run as the ranks of a world")
+    group.addoption(
+        "--ranks-fresh",
+        action="store_true",
+        help="start new processes for every test, instead of keeping those that a test has left clean",
+    )
+    parser.addini("ranks_timeout", f"seconds for a test in a world, {_SECONDS} by default", default=str(_SECONDS))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
-        'ranks(*sizes): run the test in a world of each size; "serial" is this process with nothing joined.',
-    )
+    config.addinivalue_line("markers", _MARKER)
+    if not _is_rank(config):
+        from rankwise.testing.dispatch import Dispatch  # noqa: PLC0415 - ranks do not need it
+
+        config.pluginmanager.register(Dispatch(config), "rankwise-dispatch")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    marker = metafunc.definition.get_closest_marker("ranks")
-    if marker is not None:
-        if "world" not in metafunc.fixturenames:
-            metafunc.fixturenames.append("world")
-        metafunc.parametrize("world", marker.args or (2,), ids=str, indirect=True)
+    ranks = ranks_of(metafunc.definition)
+    if ranks is not None and len(ranks.sizes) > 1:
+        metafunc.fixturenames.append(PARAMETER)
+        metafunc.parametrize(PARAMETER, ranks.sizes, ids=name_of, indirect=True)
 
 
-@pytest.fixture
-def world(request: pytest.FixtureRequest) -> int | str:
+@pytest.fixture(name=PARAMETER)
+def _size(request: pytest.FixtureRequest) -> int | str:
     """The size of the world that this test runs in, or "serial"."""
-    size: int | str = request.param
-    return size
+    return size_of(request.node)
 
 
 @pytest.fixture
-def comm(world: int | str) -> Iterator[Any]:
-    """The comm of the world that this test runs in."""
-    if world != SERIAL:
-        yield None  # each rank puts its own in place
-        return
-    from rankwise.session.current import forget, session_in_force  # noqa: PLC0415 - pytest loads every plugin
+def world(request: pytest.FixtureRequest) -> Iterator[Session]:
+    """This process as a member of the test's world: what `rankwise.init()` returns, joined and in force.
 
-    forget()
-    yield session_in_force().comm
-    forget()
+    In a world of ranks there is a process group, of this test alone. In the serial one nothing is joined.
+    """
+    from rankwise.testing.joined import alone, joined  # noqa: PLC0415 - imports torch
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    size = pyfuncitem.funcargs.get("world")
-    if pyfuncitem.get_closest_marker("ranks") is None or size == SERIAL or not isinstance(size, int):
-        return None
-    from rankwise.testing.ranks import run_in_ranks  # noqa: PLC0415 - pytest loads every plugin
-
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}  # noqa: SLF001
-    failure = run_in_ranks(pyfuncitem.obj, arguments, size=size, name=pyfuncitem.nodeid)
-    if failure:
-        pytest.fail(failure, pytrace=False)
-    return True
+    if size_of(request.node) == SERIAL:
+        with alone() as session:
+            yield session
+    else:
+        with joined(request.node) as session:
+            yield session
 
 
-def pytest_report_header() -> str:
-    return f"rankwise: worlds on {os.cpu_count()} cores"
+def _is_rank(config: pytest.Config) -> bool:
+    rank = sys.modules.get("rankwise.testing.rank")
+    return rank is not None and config.pluginmanager.has_plugin(rank.PLUGIN)

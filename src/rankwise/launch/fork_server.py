@@ -1,0 +1,110 @@
+"""The fork server, as the process sees it that started it: orders go there, and what it tells comes back."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+
+from rankwise.errors import LaunchError
+from rankwise.launch.descendants import MARK, SECONDS_TO_END, end_descendants, end_marked
+from rankwise.launch.rank import BOOTSTRAP
+from rankwise.launch.wire import MESSAGE, PIECE_BYTES, Event, Order
+
+
+class ForkServer:
+    """A process that forks ranks from itself, and takes them with it when it ends.
+
+    Attributes:
+        control: The connection; readable when there is something to hear.
+        mark: What `descendants.MARK` is in the environments of its ranks.
+    """
+
+    def __init__(
+        self, environ: Mapping[str, str], *, preload: bool = True, owner: bool = False, modules: Collection[str] = ()
+    ) -> None:
+        """Start it.
+
+        Args:
+            environ: Its environment.
+            preload: It imports torch, and forks ranks; if not, or not on Linux, ranks are fresh interpreters.
+            owner: This process does nothing else, so whatever descends from it may be ended.
+            modules: What else to import.
+        """
+        self.mark = uuid.uuid4().hex
+        self._owner = owner
+        self._inbox = bytearray()
+        # Elsewhere what a process has imported does not survive a fork for certain.
+        mode = "fork" if preload and sys.platform == "linux" else "fresh"
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter
+                [sys.executable, "-c", BOOTSTRAP.format("server"), str(theirs.fileno()), mode, *modules],
+                env={**environ, MARK: self.mark},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def start(self, rank: int, descriptors: Sequence[int]) -> None:
+        """Ask for a rank; it gets its connection, its output, its errors, and where it writes crashes."""
+        self._order(Order.START, rank, descriptors=descriptors)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Ask to send a signal to a rank."""
+        self._order(Order.SIGNAL, rank, number)
+
+    def sweep(self) -> None:
+        """Ask to end whatever is left of ranks, and to tell when that is done."""
+        self._order(Order.SWEEP)
+
+    def hear(self) -> list[tuple[Event, int, int, int]]:
+        """Return what it tells, once its connection is readable: events, each with a rank, a value and a time.
+
+        Raises:
+            LaunchError: It is gone.
+        """
+        piece = received(self.control)
+        if not piece:
+            raise self._lost()
+        self._inbox += piece
+        events = []
+        while len(self._inbox) >= MESSAGE.size:
+            event, rank, value, time_ns = MESSAGE.unpack_from(self._inbox)
+            del self._inbox[: MESSAGE.size]
+            events.append((Event(event), rank, value, time_ns))
+        return events
+
+    def close(self) -> None:
+        """End everything at once, the fork server included."""
+        self.control.close()  # which the server takes for the launcher's end
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            self._process.kill()
+            self._process.wait()
+        if self._process.returncode != 0:
+            if self._owner:
+                end_descendants()
+            end_marked(self.mark)
+
+    def _order(self, order: Order, rank: int = 0, value: int = 0, descriptors: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self.control, [MESSAGE.pack(order, rank, value, 0)], list(descriptors))
+        except OSError as error:
+            raise self._lost() from error
+
+    def _lost(self) -> LaunchError:
+        code = self._process.wait(SECONDS_TO_END)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return LaunchError(f"the process that ranks are forked from {how}; no rank is left")
+
+
+def received(connection: socket.socket) -> bytes:
+    """Return what has come; b"" if the other side has ended."""
+    try:
+        return connection.recv(PIECE_BYTES)
+    except ConnectionResetError:
+        return b""

@@ -1,0 +1,208 @@
+"""Leading ranks through a test, one phase after the other: fixtures, body, fixtures again.
+
+All ranks are through with a phase before any of them begins the next, so no rank closes what another still uses. A rank
+that fails goes ahead to the end, which tells those that wait for it.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pytest
+
+from rankwise.errors import LaunchError, RankFailure
+from rankwise.launch.memory import kills, word
+from rankwise.launch.report import ending
+from rankwise.testing.messages import PHASES, Begun, Broken, Done, Phase
+from rankwise.testing.warm import WarmRanks
+
+# How long ranks that are alive may take to start, with the modules of the tests.
+START_SECONDS: Final = 120.0
+# How long the others get to fail by themselves after the first failure.
+_GRACE_SECONDS: Final = 2.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """How a test went on one rank.
+
+    Attributes:
+        phases: By name.
+        printed: What it printed in each, on stdout and stderr.
+        ended: How the rank ended before the test did, "" if it did not.
+        stack: Its stacks where it was stopped, or crashed.
+        left: What the test left behind; None if the rank did not get so far.
+    """
+
+    phases: dict[str, Phase] = field(default_factory=dict)
+    printed: dict[str, tuple[str, str]] = field(default_factory=dict)
+    ended: str = ""
+    stack: str = ""
+    left: tuple[str, ...] | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """It failed, as far as it got."""
+        return bool(self.ended) or any(is_failure(phase) for phase in self.phases.values())
+
+    @property
+    def is_over(self) -> bool:
+        """There is nothing more to come."""
+        return bool(self.ended) or self.left is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a test went in a world.
+
+    Attributes:
+        attempts: By rank.
+        late: The ranks that were stopped because they did not come to an end.
+        reason: Why they were: the limit, or the failure of another rank.
+    """
+
+    attempts: Mapping[int, Attempt]
+    late: tuple[int, ...] = ()
+    reason: str = ""
+
+    @property
+    def left(self) -> list[str]:
+        """What the test left behind on any rank."""
+        return sorted({text for attempt in self.attempts.values() for text in attempt.left or ()})
+
+    @property
+    def is_clean(self) -> bool:
+        """The ranks may run another test."""
+        return not self.late and not any(
+            attempt.has_failed or attempt.left is None or attempt.left for attempt in self.attempts.values()
+        )
+
+
+def is_failure(phase: Phase) -> bool:
+    """Return whether a phase failed, expected or not."""
+    return phase.report["outcome"] == "failed" or (phase.report["outcome"] == "skipped" and "wasxfail" in phase.report)
+
+
+class Conductor:
+    """One test while it runs."""
+
+    def __init__(self, ranks: WarmRanks, size: int, timeout: float) -> None:
+        self.attempts = {number: Attempt() for number in range(size)}
+        self._ranks = ranks
+        self._timeout = timeout
+        self._deadline = time.monotonic() + START_SECONDS
+        self._phase = PHASES[0]
+        self._begun: set[int] = set()
+        self._let_go: set[int] = set()
+        self._called = True
+        self._reason = f"the tests could not be collected within {START_SECONDS:g} s"
+        self._kills = kills()
+
+    def conduct(self) -> Outcome:
+        """Lead the ranks through the test, of which they have been told."""
+        reason = ""
+        try:
+            for self._phase in PHASES:
+                self._go_on()
+                if not self._ranks.wait(self._is_through, lambda: self._deadline):
+                    reason = self._reason
+                    break
+            if not reason and not self._ranks.wait(self._is_over, lambda: self._deadline):
+                reason = self._reason
+        except pytest.fail.Exception as timeout:  # of pytest-timeout, which raises wherever this process is
+            reason = str(timeout)
+        except LaunchError as error:
+            for attempt in self.attempts.values():
+                attempt.ended = attempt.ended or str(error)
+        late = self._stop_the_late() if reason else ()
+        if not self._called:
+            for attempt in self.attempts.values():
+                attempt.phases.pop("call", None)
+        return Outcome(attempts=self.attempts, late=late, reason=reason)
+
+    def _go_on(self) -> None:
+        """Tell the ranks to begin with a phase; the body begins only where the fixtures of all are there."""
+        if self._phase == "setup":
+            return
+        ready = {
+            number for number, attempt in self.attempts.items() if not attempt.is_over and number not in self._let_go
+        }
+        if self._phase == "call":
+            self._called = len(ready) == len(self.attempts)
+        for number in ready:
+            self._ranks.ranks[number].tell(self._called or self._phase == "teardown")
+
+    def _is_through(self) -> bool:
+        self._listen()
+        return all(self._phase in attempt.phases or attempt.is_over for attempt in self.attempts.values())
+
+    def _is_over(self) -> bool:
+        self._listen()
+        return all(attempt.is_over for attempt in self.attempts.values())
+
+    def _listen(self) -> None:
+        """Take note of what the ranks have told, and how they have ended."""
+        for number, attempt in self.attempts.items():
+            rank = self._ranks.ranks[number]
+            heard, rank.heard = rank.heard, []
+            for message in heard:
+                self._note(number, attempt, message)
+            if not rank.runs and not attempt.is_over:
+                failure = RankFailure(rank=number, host=socket.gethostname(), exitcode=rank.exitcode or 0)
+                self._end(number, attempt, ending(failure, word(self._kills, kills())))
+                attempt.stack = rank.stack()
+
+    def _note(self, number: int, attempt: Attempt, message: Any) -> None:  # noqa: ANN401 - one of several classes
+        if isinstance(message, Begun):
+            self._begun.add(number)
+            self._ranks.ranks[number].printed()  # by modules, when they were imported
+            if len(self._begun) == len(self.attempts):
+                self._limit(self._timeout, f"timeout: not over within {self._timeout:g} s")
+        elif isinstance(message, Phase):
+            attempt.phases[message.when] = message
+            attempt.printed[message.when] = self._ranks.ranks[number].printed()
+            if message.when != "teardown" and message.report["outcome"] != "passed":
+                self._let_go.add(number)
+                self._ranks.ranks[number].tell(True)
+            if is_failure(message):
+                self._hurry(number)
+        elif isinstance(message, Done):
+            attempt.left = message.left
+        elif isinstance(message, Broken):
+            self._end(number, attempt, message.text)
+        elif message.traceback:  # of what runs the tests
+            self._end(number, attempt, f"failed outside of the test\n{message.traceback}")
+
+    def _end(self, number: int, attempt: Attempt, how: str) -> None:
+        attempt.ended = how
+        attempt.printed[self._phase] = self._ranks.ranks[number].printed()
+        self._hurry(number)
+
+    def _hurry(self, number: int) -> None:
+        """Give the others not much longer after a failure."""
+        if len(self._begun) == len(self.attempts):
+            self._limit(_GRACE_SECONDS, f"stopped: not over {_GRACE_SECONDS:g} s after rank {number} had failed")
+
+    def _limit(self, seconds: float, reason: str) -> None:
+        deadline = time.monotonic() + seconds
+        if deadline < self._deadline:
+            self._deadline, self._reason = deadline, reason
+
+    def _stop_the_late(self) -> tuple[int, ...]:
+        """Ask those that are not through for their stacks, and kill them."""
+        late = tuple(
+            number
+            for number, attempt in self.attempts.items()
+            if not attempt.is_over and self._phase not in attempt.phases
+        )
+        for number, stack in self._ranks.ask_for_stacks(late).items():
+            self.attempts[number].stack = stack
+        self._ranks.kill(late)
+        for number in late:
+            printed = self._ranks.ranks[number].printed()
+            self.attempts[number].printed[self._phase] = printed
+        return late

@@ -1,0 +1,94 @@
+"""Sending tests to ranks, from pytest's own process."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from rankwise.testing.marker import SERIAL, ranks_of, size_of
+from rankwise.testing.messages import Place
+
+if TYPE_CHECKING:
+    from rankwise.testing.worlds import Worlds
+
+_TESTS_NAMED: Final = 10
+
+
+class Dispatch:
+    """The hooks of pytest's own process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._worlds: Worlds | None = None
+        self._following: dict[str, dict[int, Place]] = {}
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
+        # Innermost, so that ranks have written their coverage before it is combined.
+        if not self._config.getoption("collectonly"):
+            self._prepare(session)
+        try:
+            return (yield)
+        finally:
+            if self._worlds is not None:
+                self._worlds.close()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        place = self._following.get(item.nodeid)
+        if place is None:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports(item, nextitem):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        # What tests in this process have kept for more tests of the module, or class, goes with the last of these.
+        item.session._setupstate.teardown_exact(nextitem)  # noqa: SLF001 - as the runner does after its own tests
+        return True
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        left = [] if self._worlds is None else self._worlds.left
+        if left:
+            tests = len({nodeid for nodeid, _ in left})
+            terminalreporter.section("ranks that were replaced")
+            terminalreporter.line(f"{tests} tests left something behind, so the next one waited for new processes:")
+            for nodeid, text in left if self._config.get_verbosity() > 0 else left[:_TESTS_NAMED]:
+                terminalreporter.line(f"{nodeid}: {text}")
+
+    def _prepare(self, session: pytest.Session) -> None:
+        """Find out which tests run in ranks, and which test each rank runs next; start the ranks' server for them."""
+        latest: dict[int, Place] = {}
+        for item in reversed(session.items):
+            ranks = ranks_of(item)
+            if ranks is None or (size := size_of(item)) == SERIAL:
+                continue
+            self._following[item.nodeid] = dict(latest)
+            latest |= dict.fromkeys(range(int(size)), Place(path=str(item.path), nodeid=item.nodeid))
+        if self._following:
+            from rankwise.testing.worlds import Worlds  # noqa: PLC0415 - imports torch
+
+            self._worlds = Worlds(self._config)
+
+    def _reports(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        from rankwise.testing.folding import broken, fold  # noqa: PLC0415 - imports torch
+
+        ranks, worlds = ranks_of(item), self._worlds
+        if ranks is None or worlds is None:
+            raise TypeError(f"{item.nodeid} is not a test for ranks")
+        try:
+            outcome = worlds.run(item, ranks, int(size_of(item)), self._next(item, nextitem))
+        except Exception:  # noqa: BLE001 - whatever it is, it is this test's, and the others go on
+            return broken(item, traceback.format_exc())
+        return fold(item, outcome)
+
+    def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> Mapping[int, Place]:
+        if not hasattr(self._config, "workerinput"):
+            return self._following[item.nodeid]
+        # A worker of pytest-xdist runs its tests in another order than that in which it has found them.
+        if nextitem is None or nextitem.nodeid not in self._following:
+            return {}
+        place = Place(path=str(nextitem.path), nodeid=nextitem.nodeid)
+        return dict.fromkeys(range(int(size_of(nextitem))), place)

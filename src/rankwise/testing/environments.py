@@ -1,0 +1,302 @@
+"""The variables that launchers set, for tests of code that reads them: one mapping for each rank, as recorded.
+
+Only what launchers add; what they leave as they found it is the test's to give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from rankwise.errors import InvalidArgumentError
+
+Environs = list[dict[str, str]]
+
+# Somewhere: the recorded paths say nothing, and code that opens them should fail.
+_NOWHERE: Final = "/run/example"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A rank's place among tasks that fill one node after the other."""
+
+    rank: int
+    local_rank: int
+    local_size: int
+    node: int
+    first: int
+
+
+def fake_torchrun(
+    tasks: int | Sequence[int] = 1,
+    *,
+    nodes: int | None = None,
+    address: str = "localhost",
+    port: int = 29500,
+    run_id: str = "none",
+) -> Environs:
+    """Return what `torchrun` tells each rank. As recorded from torch 2.13.
+
+    Local.
+
+    Args:
+        tasks: How many ranks: on every node, or on each.
+        nodes: How many nodes, if `tasks` does not say.
+        address: Where the agents meet: MASTER_ADDR.
+        port: MASTER_PORT.
+        run_id: What `--rdzv-id` says.
+
+    Raises:
+        InvalidArgumentError: These are not numbers of tasks.
+
+    Example:
+        >>> [environ["LOCAL_RANK"] for environ in fake_torchrun(2, nodes=2)]
+        ['0', '1', '0', '1']
+    """
+    per_node = _per_node(tasks, nodes)
+    size = str(sum(per_node))
+    return [
+        {
+            "GROUP_RANK": str(place.node),
+            "GROUP_WORLD_SIZE": str(len(per_node)),
+            "LOCAL_RANK": str(place.local_rank),
+            "LOCAL_WORLD_SIZE": str(place.local_size),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(place.rank),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(place.rank),
+            "ROLE_WORLD_SIZE": size,
+            "TORCHELASTIC_ERROR_FILE": _NOWHERE,
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "WORLD_SIZE": size,
+        }
+        for place in _places(per_node)
+    ]
+
+
+def fake_slurm(
+    tasks: int | Sequence[int] = 1,
+    *,
+    nodes: int | None = None,
+    name: str = "node",
+    job_id: int = 1,
+    step_id: int = 0,
+    cpus_per_task: int | None = None,
+) -> Environs:
+    """Return what `srun` tells each task, nodes being filled one after the other. As recorded from Slurm 22.05.
+
+    Local.
+
+    Args:
+        tasks: How many: on every node, as with `--ntasks-per-node`, or on each.
+        nodes: How many nodes, if `tasks` does not say.
+        name: What nodes are called, before their number.
+        job_id: The job's number.
+        step_id: The step's number within the job.
+        cpus_per_task: What `--cpus-per-task` says, if it is given.
+
+    Raises:
+        InvalidArgumentError: These are not numbers of tasks.
+
+    Example:
+        >>> [environ["SLURM_LOCALID"] for environ in fake_slurm(nodes=2, tasks=[2, 1])]
+        ['0', '1', '0']
+    """
+    per_node = _per_node(tasks, nodes)
+    cpus = [count * (cpus_per_task or 1) for count in per_node]
+    shared = _of_slurm_job(per_node, cpus, name, job_id, step_id)
+    if isinstance(tasks, int):
+        shared["SLURM_NTASKS_PER_NODE"] = str(tasks)
+    if cpus_per_task is not None:
+        shared["SLURM_CPUS_PER_TASK"] = str(cpus_per_task)
+    return [
+        {
+            **shared,
+            "SLURMD_NODENAME": f"{name}{place.node}",
+            "SLURM_CPUS_ON_NODE": str(cpus[place.node]),
+            "SLURM_GTIDS": ",".join(str(rank) for rank in range(place.first, place.first + place.local_size)),
+            "SLURM_LOCALID": str(place.local_rank),
+            "SLURM_NODEID": str(place.node),
+            "SLURM_PROCID": str(place.rank),
+            "SLURM_TASK_PID": str(1000 + place.rank),
+            "SLURM_TOPOLOGY_ADDR": f"{name}{place.node}",
+        }
+        for place in _places(per_node)
+    ]
+
+
+def fake_openmpi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: str = "node") -> Environs:
+    """Return what `mpirun` of Open MPI 5 tells each rank, which is not its node. As recorded from 5.0.11.
+
+    Local.
+
+    Args:
+        tasks: How many ranks: on every node, or on each.
+        nodes: How many nodes, if `tasks` does not say.
+        name: What nodes are called, before their number.
+
+    Raises:
+        InvalidArgumentError: These are not numbers of tasks.
+
+    Example:
+        >>> [environ["OMPI_COMM_WORLD_LOCAL_SIZE"] for environ in fake_openmpi([2, 1])]
+        ['2', '2', '1']
+    """
+    per_node = _per_node(tasks, nodes)
+    size = str(sum(per_node))
+    shared = {
+        **_OF_OPENMPI,
+        "OMPI_COMM_WORLD_SIZE": size,
+        "OMPI_MCA_num_procs": size,
+        "OMPI_UNIVERSE_SIZE": size,
+        "OMPI_WORLD_SIZE": size,
+    }
+    if len(per_node) == 1:
+        shared["PMIX_PREFIX"] = _NOWHERE
+    environs = []
+    for place in _places(per_node):
+        server = f"prterun-{name}0-1000@0.{place.node};tcp4://127.0.0.1:29500"
+        environs.append(
+            {
+                **shared,
+                **{f"PMIX_SERVER_URI{version}": server for version in ("2", "21", "3", "4", "41")},
+                "OMPI_COMM_WORLD_LOCAL_RANK": str(place.local_rank),
+                "OMPI_COMM_WORLD_LOCAL_SIZE": str(place.local_size),
+                "OMPI_COMM_WORLD_NODE_RANK": str(place.local_rank),
+                "OMPI_COMM_WORLD_RANK": str(place.rank),
+                "OMPI_WORLD_LOCAL_SIZE": str(place.local_size),
+                "PMIX_HOSTNAME": f"{name}{place.node}",
+                "PMIX_NAMESPACE": f"prterun-{name}0-1000@1",
+                "PMIX_RANK": str(place.rank),
+            }
+        )
+    return environs
+
+
+def fake_pmi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: str = "node") -> Environs:
+    """Return what `mpiexec` of MPICH (Hydra) tells each rank. As recorded from 5.0.2.
+
+    Local. It does not tell which node a rank is on.
+
+    Args:
+        tasks: How many ranks: on every node, or on each.
+        nodes: How many nodes, if `tasks` does not say.
+        name: What nodes are called, before their number.
+
+    Raises:
+        InvalidArgumentError: These are not numbers of tasks.
+
+    Example:
+        >>> [environ["MPI_LOCALRANKID"] for environ in fake_pmi([2, 1])]
+        ['0', '1', '0']
+    """
+    per_node = _per_node(tasks, nodes)
+    return [
+        {
+            "MPI_LOCALNRANKS": str(place.local_size),
+            "MPI_LOCALRANKID": str(place.local_rank),
+            "PMI_FD": str(11 + place.local_rank),
+            "PMI_HOSTNAME": f"{name}{place.node}",
+            "PMI_RANK": str(place.rank),
+            "PMI_SIZE": str(sum(per_node)),
+        }
+        for place in _places(per_node)
+    ]
+
+
+_OF_OPENMPI: Final = {
+    "OMPI_ARGV": "",
+    "OMPI_COMMAND": _NOWHERE,
+    "OMPI_FILE_LOCATION": _NOWHERE,
+    "OMPI_LIBDIR_LOC": _NOWHERE,
+    "OMPI_MCA_PREFIXES": "mca,opal,ompi,atomic,memheap,scoll,spml,sshmem,bml,coll,fbtl,fcoll,fs,hook,io,mtl,op,osc,"
+    "part,pml,sharedfp,topo,vprotocol,accelerator,allocator,backtrace,btl,dl,hwloc,if,installdirs,memchecker,memcpy,"
+    "memory,mpool,patcher,rcache,reachable,shmem,smsc,threads,timer",
+    "OMPI_MCA_cpu_type": "x86_64",
+    "OMPI_MCA_initial_wdir": _NOWHERE,
+    "OMPI_NUM_APP_CTX": "1",
+    "OMPI_TOOL_NAME": "mpirun",
+    "OMPI_VERSION": "5.0.11",
+    "PMIX_BFROP_BUFFER_TYPE": "PMIX_BFROP_BUFFER_NON_DESC",
+    "PMIX_GDS_MODULE": "shmem2,hash",
+    "PMIX_PARAM_FILE_PASSED": "1",
+    "PMIX_SECURITY_MODE": "native",
+    "PMIX_SERVER_TMPDIR": _NOWHERE,
+    "PMIX_SYSTEM_TMPDIR": "/tmp",  # noqa: S108 - as recorded
+    "PMIX_VERSION": "5.0.11rc1",
+    "PRTE_LAUNCHED": "1",
+    "PRTE_SHARED_FS": "FALSE",
+}
+
+
+def _of_slurm_job(per_node: Sequence[int], cpus: Sequence[int], name: str, job_id: int, step_id: int) -> dict[str, str]:
+    """Return what all tasks of a step are told."""
+    tasks, nodes = str(sum(per_node)), str(len(per_node))
+    hosts = f"{name}0" if len(per_node) == 1 else f"{name}[0-{len(per_node) - 1}]"
+    job = {"JOBID": str(job_id), "JOB_ID": str(job_id), "STEPID": str(step_id), "STEP_ID": str(step_id)}
+    counts = {
+        "JOB_CPUS_PER_NODE": _compressed(cpus),
+        "JOB_NODELIST": hosts,
+        "JOB_NUM_NODES": nodes,
+        "NNODES": nodes,
+        "NODELIST": hosts,
+        "NPROCS": tasks,
+        "NTASKS": tasks,
+        "STEP_NODELIST": hosts,
+        "STEP_NUM_NODES": nodes,
+        "STEP_NUM_TASKS": tasks,
+        "STEP_TASKS_PER_NODE": _compressed(per_node),
+        "TASKS_PER_NODE": _compressed(per_node),
+    }
+    rest = {
+        "CLUSTER_NAME": "lab",
+        "CONF": _NOWHERE,
+        "JOB_GID": "0",
+        "JOB_NAME": "example",
+        "JOB_PARTITION": "main",
+        "JOB_UID": "0",
+        "JOB_USER": "root",
+        "LAUNCH_NODE_IPADDR": "192.0.2.1",
+        "PRIO_PROCESS": "0",
+        "SRUN_COMM_HOST": "192.0.2.1",
+        "SRUN_COMM_PORT": "29501",
+        "STEP_LAUNCHER_PORT": "29501",
+        "SUBMIT_DIR": _NOWHERE,
+        "SUBMIT_HOST": "login",
+        "TOPOLOGY_ADDR_PATTERN": "node",
+        "UMASK": "0022",
+        "WORKING_CLUSTER": "lab:192.0.2.1:29502:9728:109",
+    }
+    return {f"SLURM_{key}": value for key, value in {**job, **counts, **rest}.items()}
+
+
+def _per_node(tasks: int | Sequence[int], nodes: int | None) -> list[int]:
+    counts = [tasks] * (1 if nodes is None else nodes) if isinstance(tasks, int) else list(tasks)
+    if not counts or min(counts) < 1 or (nodes is not None and nodes != len(counts)):
+        raise InvalidArgumentError(
+            f"tasks={tasks!r}, nodes={nodes!r}: wanted a number of tasks above 0 for every node, or one for each"
+        )
+    return counts
+
+
+def _places(per_node: Sequence[int]) -> Iterator[_Place]:
+    rank = 0
+    for node, count in enumerate(per_node):
+        for local_rank in range(count):
+            yield _Place(rank=rank + local_rank, local_rank=local_rank, local_size=count, node=node, first=rank)
+        rank += count
+
+
+def _compressed(counts: Sequence[int]) -> str:
+    """Return counts as Slurm writes them: [2, 2, 2, 1] is "2(x3),1"."""
+    runs = [(count, len(list(same))) for count, same in groupby(counts)]
+    return ",".join(str(count) if times == 1 else f"{count}(x{times})" for count, times in runs)

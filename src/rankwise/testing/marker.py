@@ -1,0 +1,86 @@
+"""`@pytest.mark.ranks(...)`: in which worlds a test runs, read and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+SERIAL: Final = "serial"
+# The name of the parameter that tells the worlds of one test apart.
+PARAMETER: Final = "_ranks"
+
+Size = int | str
+
+_LARGEST: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """What a marker asks for.
+
+    Attributes:
+        sizes: The worlds: "serial", or a number of ranks.
+        backend: Of the process group that `world` opens; None for what suits the device.
+        timeout: Seconds for one test with its fixtures.
+        device: Each rank's device, as `rankwise.init` takes it.
+    """
+
+    sizes: tuple[Size, ...]
+    backend: str | None = None
+    timeout: float
+    device: str = "cpu"
+
+
+def ranks_of(item: pytest.Item) -> Ranks | None:
+    """Return what a test's marker asks for, or None if it has none. The closest counts: function, class, module.
+
+    Fails the test if the marker cannot be used.
+    """
+    marker = item.get_closest_marker("ranks")
+    return None if marker is None else _read(marker, float(item.config.getini("ranks_timeout")))
+
+
+def size_of(item: pytest.Item) -> Size:
+    """Return the size of the world that a test runs in; "serial" without a marker."""
+    ranks = ranks_of(item)
+    if ranks is None:
+        return SERIAL
+    if len(ranks.sizes) == 1:
+        return ranks.sizes[0]
+    call = getattr(item, "callspec", None)
+    if call is None:
+        pytest.fail("methods of unittest.TestCase cannot run in several worlds: give ranks() one size", pytrace=False)
+    size: Size = call.params[PARAMETER]
+    return size
+
+
+def name_of(size: Size) -> str:
+    """Return how a world is called in the name of a test: "serial", "1rank", "4ranks"."""
+    return str(size) if isinstance(size, str) else f"{size}rank{'s' if size > 1 else ''}"
+
+
+def _read(marker: pytest.Mark, timeout: float) -> Ranks:
+    options = {"backend": None, "timeout": timeout, "device": "cpu", **marker.kwargs}
+    unknown = sorted(options.keys() - {"backend", "timeout", "device"})
+    problem = ""
+    if unknown:
+        problem = f"does not take {', '.join(unknown)}; it takes backend, timeout and device"
+    elif not marker.args:
+        problem = 'wants sizes: numbers of ranks, or "serial"'
+    elif wrong := [size for size in marker.args if not _is_size(size)]:
+        problem = f'takes numbers of ranks from 1 to {_LARGEST}, or "serial", got {wrong[0]!r}'
+    elif len(set(marker.args)) < len(marker.args):
+        problem = f"has the same size twice: {marker.args}"
+    elif not (isinstance(options["timeout"], (int, float)) and options["timeout"] > 0):
+        problem = f"wants a timeout in seconds, above 0, got {options['timeout']!r}"
+    if problem:
+        pytest.fail(f"@pytest.mark.ranks {problem}", pytrace=False)
+    return Ranks(sizes=marker.args, **options)
+
+
+def _is_size(size: object) -> bool:
+    if isinstance(size, int) and not isinstance(size, bool):
+        return 1 <= size <= _LARGEST
+    return size == SERIAL

@@ -1,0 +1,175 @@
+"""Being a rank that runs tests: a session of pytest that runs what it is told, one test after the other.
+
+So fixtures, marks, plugins and asserts are pytest's own here. To other plugins a rank looks like a worker of
+pytest-xdist: it writes no report and no cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+import rankwise
+from rankwise.launch.rank import is_consequence
+from rankwise.launch.wire import packed, receive
+from rankwise.session.session import summary
+from rankwise.testing import coverage
+from rankwise.testing.messages import Begun, Broken, Done, Phase, Place, Task
+from rankwise.testing.state import State
+
+# The name under which what makes a process a rank is registered with pytest.
+PLUGIN: Final = "rankwise-rank"
+# Makes a rank write its stacks where it would write a crash. Nobody else uses the last of the real-time signals.
+STACKS: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
+# Why a test failed here, for the fixture that closes the session.
+FAILURE: Final = pytest.StashKey[str]()
+
+# They time or repeat a test in one rank alone.
+_NOT_IN_RANKS: Final = ("timeout", "rerunfailures")
+
+
+def be_rank(
+    connection: socket.socket, crashes: int, options: Mapping[str, Any], args: list[str], measured: Mapping[str, Any]
+) -> None:
+    """Run tests until there are no more.
+
+    Args:
+        connection: To pytest's own process.
+        crashes: Where to write stacks when asked to.
+        options: The options of pytest's command line.
+        args: The file of the first test.
+        measured: What of the coverage is measured, "" if it is not.
+    """
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    # Pytest rewrites the asserts of plugins, and warns of those that are loaded already. There are none here.
+    rankwise.__doc__ = f"{rankwise.__doc__}\nPYTEST_DONT_REWRITE"
+    with coverage.measured(measured):
+        config = pytest.Config.fromdictargs(dict(options), args)
+        config.workerinput = {"workerid": os.environ.get("PYTEST_XDIST_WORKER", "master"), "testrunuid": ""}  # type: ignore[attr-defined]  # as pytest-xdist does
+        config.workeroutput = {}  # type: ignore[attr-defined]
+        config.pluginmanager.register(_Rank(connection, crashes, config), PLUGIN)
+        config.hook.pytest_cmdline_main(config=config)
+
+
+class _Rank:
+    """The hooks by which a session of pytest becomes a rank."""
+
+    def __init__(self, connection: socket.socket, crashes: int, config: pytest.Config) -> None:
+        self._connection = connection
+        self._crashes = crashes
+        self._config = config
+        self._items: dict[str, dict[str, pytest.Item]] = {}
+        self._directories: dict[Path, pytest.Collector | None] = {}
+        self._folder = ""
+        self._problem = ""
+        self._state: State | None = None
+
+    @pytest.fixture
+    def tmp_path(self) -> Path:
+        """A folder of this test, the same on all ranks."""
+        return Path(self._folder)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        for name in _NOT_IN_RANKS:
+            plugin = config.pluginmanager.get_plugin(name)
+            if plugin is not None:
+                config.pluginmanager.unregister(plugin)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> bool:
+        return True  # tests are collected as they come
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        faulthandler.enable(self._crashes)  # pytest has taken it, for stderr
+        faulthandler.register(STACKS, file=self._crashes, all_threads=True)
+        try:
+            while (task := receive(self._connection)) is not None:
+                self._run(session, task)
+        except EOFError:
+            pass  # pytest is gone
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collect_directory(self, path: Path) -> Generator[None, pytest.Collector | None, pytest.Collector | None]:
+        # The same for all files in it, which are collected one by one: fixtures of conftest.py belong to it.
+        return self._directories.setdefault(path, (yield))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        found = list(items)  # whatever is deselected now, pytest's own process has selected
+        yield
+        items[:] = found
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._problem = f"{report.nodeid} cannot be collected on this rank:\n{report.longreprtext}"
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._tell(Broken(text=f"pytest failed on this rank:\n{excrepr}"))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
+        if not self._may_go_on():
+            pytest.skip("the fixtures of another rank failed")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self) -> None:
+        self._may_go_on()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        error = None if call.excinfo is None else call.excinfo.value
+        if error is not None:
+            item.stash[FAILURE] = summary(error)
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        consequence = error is not None and is_consequence(error)
+        self._tell(Phase(when=call.when, report=data, consequence=consequence, time_ns=time.monotonic_ns()))
+        return report
+
+    def _run(self, session: pytest.Session, task: Task) -> None:
+        os.environ.update(task.environ)
+        self._folder = task.folder
+        item = self._find(session, task.place)
+        following = None if task.following is None else self._find(session, task.following)
+        if item is None:
+            self._tell(Broken(text=self._problem or f"{task.place.nodeid} does not exist on this rank"))
+            return
+        if self._state is None:
+            self._state = State(self._config.rootpath)
+        self._state.begin()
+        self._tell(Begun())
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        self._tell(Done(left=self._state.left()))
+
+    def _find(self, session: pytest.Session, place: Place) -> pytest.Item | None:
+        if place.path not in self._items:
+            self._problem = ""
+            self._state = None  # what modules do when they are imported is no test's doing
+            items = session.perform_collect([place.path])
+            self._items[place.path] = {item.nodeid: item for item in items if isinstance(item, pytest.Item)}
+        return self._items[place.path].get(place.nodeid)
+
+    def _may_go_on(self) -> bool:
+        answer: bool = receive(self._connection)
+        return answer
+
+    def _tell(self, message: object) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        ctypes.CDLL(None).fflush(None)  # what compiled code has printed
+        self._connection.sendall(packed(message))

@@ -1,0 +1,133 @@
+"""The worlds of a run of pytest: what a rank needs to become one, and what a test needs to run there."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import cloudpickle
+import pytest
+from torch.distributed import Store
+
+from rankwise.session.store import serve
+from rankwise.testing import coverage
+from rankwise.testing.conduct import START_SECONDS, Conductor, Outcome
+from rankwise.testing.environments import fake_torchrun
+from rankwise.testing.marker import Ranks
+from rankwise.testing.messages import Place, Task
+from rankwise.testing.rank import be_rank
+from rankwise.testing.warm import WarmRanks
+
+# Ranks write no reports, choose no tests and start no workers.
+_OPTIONS_OF_RANKS: Final[Mapping[str, Any]] = {
+    "capture": "no",
+    "usepdb": False,
+    "xmlpath": None,
+    "lf": False,
+    "failedfirst": False,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "keyword": "",
+    "markexpr": "",
+    "deselect": None,
+    "dist": "no",
+    "tx": [],
+    "numprocesses": None,
+    "cov_source": [],
+    "pastebin": None,
+    "durations": None,
+    "pyargs": False,
+}
+# What the parser finds by itself.
+_OF_THE_COMMAND_LINE: Final = frozenset({"file_or_dir", "_raise_print_help"})
+
+
+class Worlds:
+    """The worlds of a run of pytest."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.left: list[tuple[str, str]] = []
+        self._config = config
+        self._ranks = WarmRanks(captured=config.getoption("capture") != "no")
+
+    def run(self, item: pytest.Item, ranks: Ranks, size: int, following: Mapping[int, Place]) -> Outcome:
+        """Run a test in `size` ranks.
+
+        Args:
+            item: The test.
+            ranks: What its marker asks for.
+            size: How many ranks.
+            following: The next test of each rank, if it has one.
+        """
+        clean = False
+        try:
+            store = self._begin(item, size, following)
+            outcome = Conductor(self._ranks, size, ranks.timeout).conduct()
+            del store
+            clean = outcome.is_clean
+            self.left += [(item.nodeid, text) for text in outcome.left]
+        finally:
+            if not clean or self._config.getoption("ranks_fresh"):
+                self._ranks.retire()
+        return outcome
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._ranks.close()
+
+    def _begin(self, item: pytest.Item, size: int, following: Mapping[int, Place]) -> Store:
+        """Tell the ranks of a test, once they are there, and return the store that they meet at."""
+        store, port = serve(one_host=True, timeout=START_SECONDS)
+        environs = fake_torchrun([size], address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)
+        folder = self._folder(item)
+        self._ranks.start(
+            range(size),
+            lambda number: (
+                self._call(item, number),
+                {name: environs[number][name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")},
+            ),
+            START_SECONDS,
+        )
+        for number in range(size):
+            rank = self._ranks.ranks[number]
+            rank.heard.clear()
+            rank.printed()
+            place = Place(path=str(item.path), nodeid=item.nodeid)
+            rank.tell(Task(place=place, following=following.get(number), environ=environs[number], folder=folder))
+        return store
+
+    def _call(self, item: pytest.Item, number: int) -> bytes:
+        """Return what makes a process a rank of this run."""
+        given = vars(self._config.option)
+        options = {name: given[name] for name in given.keys() - _OF_THE_COMMAND_LINE if _travels(given[name])}
+        options |= {name: value for name, value in _OPTIONS_OF_RANKS.items() if name in options}
+        options["plugins"] = [*options["plugins"], "no:terminal"]
+        options["basetemp"] = str(self._base() / f"rank{number}")
+        options["rootdir"] = str(self._config.rootpath)
+        options["inifilename"] = None if self._config.inipath is None else str(self._config.inipath)
+        call: bytes = cloudpickle.dumps((be_rank, (options, [str(item.path)], coverage.settings())))
+        return call
+
+    def _folder(self, item: pytest.Item) -> str:
+        """Return a new folder for the ranks of a test, if it asks for one."""
+        if "tmp_path" not in getattr(item, "fixturenames", ()):
+            return ""
+        name = "".join(letter if letter.isalnum() else "_" for letter in item.name)[:30]
+        factory = self._config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001 - what the fixture returns
+        return str(factory.mktemp(name, numbered=True))
+
+    def _base(self) -> Path:
+        base: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001
+        return base
+
+
+def _travels(value: object) -> bool:
+    """Return whether an option can be carried to another process; what cannot is some plugin's, of this process."""
+    try:
+        pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever pickle says of it
+        return False
+    return True
