@@ -5,16 +5,13 @@ from __future__ import annotations
 import cProfile
 import pstats
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
-import torch.distributed as dist
 
 import rankwise as rw
-from rankwise.session.current import forget
+from rankwise.testing.fakes import fake_group
 
 SOURCE = Path(rw.__file__).parent
 
@@ -32,6 +29,7 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "launch/rank.py",
         "session/current.py",
         "testing/rank.py",
+        "testing/state.py",
     }
     writing = {
         str(path.relative_to(SOURCE))
@@ -42,24 +40,6 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
     assert writing == wanted, "the first in C alone, the others in the child itself"
 
 
-@pytest.fixture
-def fake_world() -> Iterator[Callable[[int], None]]:
-    """Open torch's fake process group of any size: rank zero of a world with nobody else in it."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - registers the backend
-
-    hook = sys.excepthook
-
-    def open_world(size: int) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-        forget()
-
-    yield open_world
-    dist.destroy_process_group()
-    sys.excepthook = hook
-
-
 def calls_in_rankwise(talk: Callable[[], object]) -> int:
     """Count the calls of Python functions that one collective makes."""
     talk()
@@ -68,7 +48,7 @@ def calls_in_rankwise(talk: Callable[[], object]) -> int:
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]  # typeshed leaves it out
 
 
-def test_cost_does_not_grow_with_the_world(fake_world: Callable[[int], None]) -> None:
+def test_cost_does_not_grow_with_the_world() -> None:
     """Rule 10: the same number of calls at 100 ranks and at 100,000, for what need not know every rank."""
     tensor = torch.ones(10)
     parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
@@ -83,9 +63,9 @@ def test_cost_does_not_grow_with_the_world(fake_world: Callable[[int], None]) ->
         "sync_params": lambda: rw.sync_params(torch.nn.Linear(2, 2)),
     }
     with torch.random.fork_rng():
-        fake_world(100)
-        small = {name: calls_in_rankwise(talk) for name, talk in talks.items()}
-        fake_world(100_000)
-        assert rw.get_world_size() == 100_000
-        large = {name: calls_in_rankwise(talk) for name, talk in talks.items()}
+        with fake_group(world_size=100):
+            small = {name: calls_in_rankwise(talk) for name, talk in talks.items()}
+        with fake_group(world_size=100_000):
+            assert rw.get_world_size() == 100_000
+            large = {name: calls_in_rankwise(talk) for name, talk in talks.items()}
     assert large == small

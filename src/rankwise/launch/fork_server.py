@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rankwise.errors import LaunchError
 from rankwise.launch.descendants import MARK, SECONDS_TO_END, end_descendants, end_marked
@@ -24,7 +24,7 @@ class ForkServer:
     """
 
     def __init__(
-        self, environ: Mapping[str, str], *, preload: bool = True, owner: bool = False, modules: Collection[str] = ()
+        self, environ: Mapping[str, str], *, preload: bool = True, owner: bool = False, prepare: str = ""
     ) -> None:
         """Start it.
 
@@ -32,7 +32,7 @@ class ForkServer:
             environ: Its environment.
             preload: It imports torch, and forks ranks; if not, or not on Linux, ranks are fresh interpreters.
             owner: This process does nothing else, so whatever descends from it may be ended.
-            modules: What else to import.
+            prepare: What it calls before it forks: "module:function".
         """
         self.mark = uuid.uuid4().hex
         self._owner = owner
@@ -42,7 +42,7 @@ class ForkServer:
         self.control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter
-                [sys.executable, "-c", BOOTSTRAP.format("server"), str(theirs.fileno()), mode, *modules],
+                [sys.executable, "-c", BOOTSTRAP.format("server"), str(theirs.fileno()), mode, prepare],
                 env={**environ, MARK: self.mark},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

@@ -10,13 +10,13 @@ import contextlib
 import gc
 import importlib
 import os
+import pkgutil
 import select
 import signal
 import socket
 import sys
 import time
 import warnings
-from collections.abc import Collection
 from typing import Final
 
 from rankwise.launch.descendants import adopt_orphans, die_with_parent, end_descendants, reap
@@ -28,17 +28,19 @@ from rankwise.launch.wire import DESCRIPTORS, MESSAGE, Event, Order
 PRELOADED: Final = ("torch", "torch.distributed", "cloudpickle", "rankwise")
 
 
-def preload(modules: Collection[str]) -> None:
-    """Import what ranks will, and these modules.
+def preload(prepare: str) -> None:
+    """Import what ranks will, and call what is asked for.
 
     Collections of garbage are kept away from it: they take time, and copy every page.
     """
     gc.disable()
-    for name in (*PRELOADED, *modules):
+    for name in PRELOADED:
         importlib.import_module(name)
     rankwise = sys.modules["rankwise"]
     for name in rankwise.__all__:
         getattr(rankwise, name)  # imported when first asked for
+    if prepare:
+        pkgutil.resolve_name(prepare)()
     gc.freeze()
     gc.enable()
 
@@ -46,9 +48,9 @@ def preload(modules: Collection[str]) -> None:
 class Server:
     """The fork server's side of the connection to the launcher."""
 
-    def __init__(self, control: socket.socket, *, forking: bool, modules: Collection[str] = ()) -> None:
+    def __init__(self, control: socket.socket, *, forking: bool, prepare: str = "") -> None:
         self._control = control
-        self._modules = modules
+        self._prepare = prepare
         self._forking = forking
         self._ranks: dict[int, int] = {}
         self._wakeup, wakes = os.pipe()
@@ -62,7 +64,7 @@ class Server:
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         if self._forking:
-            preload(self._modules)
+            preload(self._prepare)
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         poller.register(self._wakeup, select.POLLIN)
@@ -159,6 +161,6 @@ class Server:
 def main() -> None:
     """Be the fork server, and in its forks a rank."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    rank = Server(control, forking=sys.argv[2] == "fork", modules=sys.argv[3:]).serve()
+    rank = Server(control, forking=sys.argv[2] == "fork", prepare=sys.argv[3]).serve()
     imported_before = frozenset(sys.modules)
     leave(run(*rank), imported_before)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from rankwise.errors import InvalidArgumentError
 from rankwise.testing.marker import SERIAL, ranks_of, size_of
 from rankwise.testing.messages import Place
 
@@ -24,6 +25,7 @@ class Dispatch:
         self._config = config
         self._worlds: Worlds | None = None
         self._following: dict[str, dict[int, Place]] = {}
+        self._problems: dict[str, str] = {}
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -38,8 +40,7 @@ class Dispatch:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        place = self._following.get(item.nodeid)
-        if place is None:
+        if item.nodeid not in self._following and item.nodeid not in self._problems:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports(item, nextitem):
@@ -62,8 +63,12 @@ class Dispatch:
         """Find out which tests run in ranks, and which test each rank runs next; start the ranks' server for them."""
         latest: dict[int, Place] = {}
         for item in reversed(session.items):
-            ranks = ranks_of(item)
-            if ranks is None or (size := size_of(item)) == SERIAL:
+            try:
+                size = size_of(item)
+            except InvalidArgumentError as error:
+                self._problems[item.nodeid] = str(error)
+                continue
+            if size == SERIAL:
                 continue
             self._following[item.nodeid] = dict(latest)
             latest |= dict.fromkeys(range(int(size)), Place(path=str(item.path), nodeid=item.nodeid))
@@ -75,6 +80,8 @@ class Dispatch:
     def _reports(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         from rankwise.testing.folding import broken, fold  # noqa: PLC0415 - imports torch
 
+        if item.nodeid in self._problems:
+            return broken(item, self._problems[item.nodeid])
         ranks, worlds = ranks_of(item), self._worlds
         if ranks is None or worlds is None:
             raise TypeError(f"{item.nodeid} is not a test for ranks")

@@ -153,33 +153,26 @@ def fake_openmpi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, na
     """
     per_node = _per_node(tasks, nodes)
     size = str(sum(per_node))
-    shared = {
-        **_OF_OPENMPI,
-        "OMPI_COMM_WORLD_SIZE": size,
-        "OMPI_MCA_num_procs": size,
-        "OMPI_UNIVERSE_SIZE": size,
-        "OMPI_WORLD_SIZE": size,
-    }
+    sizes = ("OMPI_COMM_WORLD_SIZE", "OMPI_MCA_num_procs", "OMPI_UNIVERSE_SIZE", "OMPI_WORLD_SIZE")
+    shared = {**_OF_OPENMPI, **dict.fromkeys(sizes, size)}
     if len(per_node) == 1:
         shared["PMIX_PREFIX"] = _NOWHERE
-    environs = []
-    for place in _places(per_node):
-        server = f"prterun-{name}0-1000@0.{place.node};tcp4://127.0.0.1:29500"
-        environs.append(
-            {
-                **shared,
-                **{f"PMIX_SERVER_URI{version}": server for version in ("2", "21", "3", "4", "41")},
-                "OMPI_COMM_WORLD_LOCAL_RANK": str(place.local_rank),
-                "OMPI_COMM_WORLD_LOCAL_SIZE": str(place.local_size),
-                "OMPI_COMM_WORLD_NODE_RANK": str(place.local_rank),
-                "OMPI_COMM_WORLD_RANK": str(place.rank),
-                "OMPI_WORLD_LOCAL_SIZE": str(place.local_size),
-                "PMIX_HOSTNAME": f"{name}{place.node}",
-                "PMIX_NAMESPACE": f"prterun-{name}0-1000@1",
-                "PMIX_RANK": str(place.rank),
-            }
-        )
-    return environs
+    job = f"prterun-{name}0-1000"
+    return [
+        {
+            **shared,
+            **dict.fromkeys(_OF_PMIX_SERVER, f"{job}@0.{place.node};tcp4://127.0.0.1:29500"),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(place.local_rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(place.local_size),
+            "OMPI_COMM_WORLD_NODE_RANK": str(place.local_rank),
+            "OMPI_COMM_WORLD_RANK": str(place.rank),
+            "OMPI_WORLD_LOCAL_SIZE": str(place.local_size),
+            "PMIX_HOSTNAME": f"{name}{place.node}",
+            "PMIX_NAMESPACE": f"{job}@1",
+            "PMIX_RANK": str(place.rank),
+        }
+        for place in _places(per_node)
+    ]
 
 
 def fake_pmi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: str = "node") -> Environs:
@@ -200,8 +193,10 @@ def fake_pmi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: 
         ['0', '1', '0']
     """
     per_node = _per_node(tasks, nodes)
+    shared = {"HYDI_CONTROL_FD": "7"} if len(per_node) == 1 else {}
     return [
         {
+            **shared,
             "MPI_LOCALNRANKS": str(place.local_size),
             "MPI_LOCALRANKID": str(place.local_rank),
             "PMI_FD": str(11 + place.local_rank),
@@ -213,6 +208,7 @@ def fake_pmi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: 
     ]
 
 
+_OF_PMIX_SERVER: Final = [f"PMIX_SERVER_URI{version}" for version in ("2", "21", "3", "4", "41")]
 _OF_OPENMPI: Final = {
     "OMPI_ARGV": "",
     "OMPI_COMMAND": _NOWHERE,
@@ -299,4 +295,4 @@ def _places(per_node: Sequence[int]) -> Iterator[_Place]:
 def _compressed(counts: Sequence[int]) -> str:
     """Return counts as Slurm writes them: [2, 2, 2, 1] is "2(x3),1"."""
     runs = [(count, len(list(same))) for count, same in groupby(counts)]
-    return ",".join(str(count) if times == 1 else f"{count}(x{times})" for count, times in runs)
+    return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)

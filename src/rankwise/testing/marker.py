@@ -7,6 +7,8 @@ from typing import Final
 
 import pytest
 
+from rankwise.errors import InvalidArgumentError
+
 SERIAL: Final = "serial"
 # The name of the parameter that tells the worlds of one test apart.
 PARAMETER: Final = "_ranks"
@@ -36,14 +38,19 @@ class Ranks:
 def ranks_of(item: pytest.Item) -> Ranks | None:
     """Return what a test's marker asks for, or None if it has none. The closest counts: function, class, module.
 
-    Fails the test if the marker cannot be used.
+    Raises:
+        InvalidArgumentError: The marker cannot be used.
     """
     marker = item.get_closest_marker("ranks")
     return None if marker is None else _read(marker, float(item.config.getini("ranks_timeout")))
 
 
 def size_of(item: pytest.Item) -> Size:
-    """Return the size of the world that a test runs in; "serial" without a marker."""
+    """Return the size of the world that a test runs in; "serial" without a marker.
+
+    Raises:
+        InvalidArgumentError: The marker cannot be used.
+    """
     ranks = ranks_of(item)
     if ranks is None:
         return SERIAL
@@ -51,7 +58,7 @@ def size_of(item: pytest.Item) -> Size:
         return ranks.sizes[0]
     call = getattr(item, "callspec", None)
     if call is None:
-        pytest.fail("methods of unittest.TestCase cannot run in several worlds: give ranks() one size", pytrace=False)
+        raise InvalidArgumentError("methods of unittest.TestCase cannot run in several worlds: give ranks() one size")
     size: Size = call.params[PARAMETER]
     return size
 
@@ -76,7 +83,7 @@ def _read(marker: pytest.Mark, timeout: float) -> Ranks:
     elif not (isinstance(options["timeout"], (int, float)) and options["timeout"] > 0):
         problem = f"wants a timeout in seconds, above 0, got {options['timeout']!r}"
     if problem:
-        pytest.fail(f"@pytest.mark.ranks {problem}", pytrace=False)
+        raise InvalidArgumentError(f"@pytest.mark.ranks {problem}")
     return Ranks(sizes=marker.args, **options)
 
 

@@ -6,12 +6,14 @@ its fixtures, as pytest does. Pytest loads this in every project, so torch is im
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from rankwise.errors import InvalidArgumentError
 from rankwise.testing.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
 
 if TYPE_CHECKING:
@@ -43,7 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    ranks = ranks_of(metafunc.definition)
+    ranks = None
+    with contextlib.suppress(InvalidArgumentError):  # with which the test will fail, and no other
+        ranks = ranks_of(metafunc.definition)
     if ranks is not None and len(ranks.sizes) > 1:
         metafunc.fixturenames.append(PARAMETER)
         metafunc.parametrize(PARAMETER, ranks.sizes, ids=name_of, indirect=True)

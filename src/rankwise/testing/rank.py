@@ -39,6 +39,12 @@ FAILURE: Final = pytest.StashKey[str]()
 _NOT_IN_RANKS: Final = ("timeout", "rerunfailures")
 
 
+def load_plugins() -> None:
+    """Import pytest's plugins, as a session does, before ranks are forked, each of which has a session."""
+    config = pytest.Config.fromdictargs({"plugins": ["no:terminal"], "noconftest": True, "cov_source": []}, [])
+    config._ensure_unconfigure()  # noqa: SLF001 - a configuration that was not used has no other end
+
+
 def be_rank(
     connection: socket.socket, crashes: int, options: Mapping[str, Any], args: list[str], measured: Mapping[str, Any]
 ) -> None:

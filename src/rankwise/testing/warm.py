@@ -83,7 +83,7 @@ class WarmRanks:
         self._selector = selectors.DefaultSelector()
         self._swept = False
         self._environ = common_environ(os.cpu_count() or 1, one_host=True)  # one thread each
-        self._server = ForkServer(self._environ, modules=("rankwise.testing.rank",))
+        self._server = ForkServer(self._environ, prepare="rankwise.testing.rank:load_plugins")
         self._selector.register(self._server.control, selectors.EVENT_READ, self._hear_server)
 
     def start(

@@ -1,0 +1,54 @@
+"""What one more test in a world of four ranks takes: in the pytest plugin, with mp.spawn, and in torch's own harness.
+
+python benchmarks/testing.py
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROUNDS = 3
+PROGRAMS = Path(__file__).parent / "programs"
+# How many tests the longer run of each has: one more takes as long as this one took longer than the shorter run.
+TESTS = {"rankwise": 51, "spawn": 3, "torch": 3}
+NAMES = {"rankwise": "`@pytest.mark.ranks(4)`", "spawn": "`mp.spawn`", "torch": "`MultiProcessTestCase`"}
+
+
+def seconds(harness: str, tests: int) -> float:
+    """Return how long a run of pytest takes."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
+    environ = {**os.environ, "TESTS": str(tests), "OMP_NUM_THREADS": "1"}
+    start = time.perf_counter()
+    subprocess.run(
+        [*command, f"harness_{harness}.py"], cwd=PROGRAMS, env=environ, check=True, stdout=subprocess.DEVNULL
+    )
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    first: dict[str, list[float]] = {harness: [] for harness in TESTS}
+    further: dict[str, list[float]] = {harness: [] for harness in TESTS}
+    for _ in range(ROUNDS):
+        for harness, tests in TESTS.items():
+            short, long = seconds(harness, 1), seconds(harness, tests)
+            first[harness].append(short)
+            further[harness].append((long - short) / (tests - 1))
+    print("| four ranks, one `all_reduce` | a run of one test | each further test | ratio to `mp.spawn` |")
+    print("| --- | --- | --- | --- |")
+    for harness in TESTS:
+        ratio = statistics.median(
+            ours / theirs for ours, theirs in zip(further[harness], further["spawn"], strict=True)
+        )
+        print(
+            f"| {NAMES[harness]} | {statistics.median(first[harness]):.2f} s "
+            f"| {1000 * statistics.median(further[harness]):.0f} ms | {ratio:.3f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Worlds in one process, for tests of logic: one that records what is called, and one of any size that does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from rankwise import _torch
+from rankwise.collectives.payload import pack
+from rankwise.comm.comm import Comm
+from rankwise.comm.frame import Call, Frame
+from rankwise.comm.ops import Op
+from rankwise.errors import InvalidArgumentError
+from rankwise.session.current import forget, opened_session, put_in_force, read_environment, session_in_force
+from rankwise.session.session import Session
+from rankwise.testing.environments import fake_torchrun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A collective that was called.
+
+    Attributes:
+        operation: The function's name.
+        settings: The arguments that have to be the same on all ranks.
+        ranks: Who takes part, as global ranks.
+    """
+
+    operation: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+    ranks: tuple[int, ...]
+
+
+class RecordingComm(Comm):
+    """A comm that talks to nobody, and remembers what it was asked.
+
+    Every other rank passes what this one passes. What another rank sends alone, in `broadcast` and `scatter`, are the
+    replies.
+
+    Attributes:
+        calls: What was called, in this comm and the groups that it made.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        ranks: Sequence[int],
+        calls: list[Recorded],
+        replies: list[object],
+    ) -> None:
+        cpu = torch.device("cpu")
+        super().__init__(ranks=ranks, global_rank=rank, device=cpu, control=cpu)
+        self.framed = True
+        self.calls = calls
+        self._global_rank = rank
+        self._replies = replies
+        self._incoming: list[torch.Tensor] = []
+
+    def new_group(self, ranks: Sequence[int]) -> Comm:
+        return RecordingComm(rank=self._global_rank, ranks=tuple(ranks), calls=self.calls, replies=self._replies)
+
+    def announce(self, call: Call, message: bytes, src: int) -> bytes:
+        self._agree(call, [message] * self.size)
+        return message if self.rank == src else self._reply(call)
+
+    def deliver(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
+        self._agree(call, messages or [b""] * self.size)
+        return messages[src] if self.rank == src else self._reply(call)
+
+    def _reply(self, call: Call) -> bytes:
+        """Return what another rank sends."""
+        if not self._replies:
+            raise InvalidArgumentError(f"{call.title}: another rank sends here, and there is no reply left to send")
+        parcel = pack(self._replies.pop(0))
+        self._incoming = list(parcel.bulk.values())
+        return parcel.letter.encode()
+
+    def _agree(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
+        self.calls.append(Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self.ranks)))
+        return super()._agree(call, messages, timeout=timeout)
+
+    def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
+        mine = replace(frame, body=bodies[self.require_member()])
+        return dict.fromkeys(range(self.size), mine)
+
+    def _say(self, frame: Frame) -> None:
+        """There is nobody to hear it."""
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
+        if op is Op.SUM:
+            tensor.mul_(self.size)
+        elif op is Op.PRODUCT:
+            tensor.pow_(self.size)
+
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
+        piece = pieces[self.require_member()].clone()
+        self._all_reduce(piece, op)
+        return piece
+
+    def _all_gather(self, data: torch.Tensor) -> list[torch.Tensor]:
+        return [data.clone() for _ in range(self.size)]
+
+    def _broadcast(self, data: torch.Tensor, src: int) -> None:
+        if self.rank != src:
+            data.copy_(self._incoming.pop(0))
+
+    def _transfer(
+        self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
+    ) -> None:
+        sent = {place: data for data, place in outgoing}
+        for data, place in incoming:
+            if place not in sent and not self._incoming:
+                raise InvalidArgumentError("values beyond 4 KiB cannot be gathered on one rank where there is one rank")
+            data.copy_(sent[place] if place in sent else self._incoming.pop(0))
+
+
+@contextmanager
+def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] = ()) -> Iterator[RecordingComm]:
+    """Put a world in force that records what is called in it: this process is one of its ranks, and the only one.
+
+    Local. Results are what they would be if every rank passed what this one passes.
+
+    Args:
+        rank: Who this process is.
+        world_size: How many ranks it thinks there are.
+        replies: What other ranks send, where `broadcast` and `scatter` are called with another `src`; in that order.
+
+    Raises:
+        InvalidArgumentError: `rank` is not one of that many.
+
+    Example:
+        >>> import rankwise
+        >>> from rankwise.testing.fakes import recording
+        >>> with recording(rank=1, world_size=4) as comm:
+        ...     rankwise.all_reduce(2.0), rankwise.get_rank()
+        (8.0, 1)
+        >>> comm.calls[0].operation
+        'all_reduce'
+    """
+    if not 0 <= rank < world_size:
+        raise InvalidArgumentError(f"rank={rank} is not one of world_size={world_size} ranks")
+    comm = RecordingComm(rank=rank, ranks=range(world_size), calls=[], replies=list(replies))
+    reading = read_environment(environ=fake_torchrun(world_size)[rank])
+    with _in_force(Session(reading, comm=comm, device=comm.device)):
+        yield comm
+
+
+@contextmanager
+def fake_group(*, rank: int = 0, world_size: int = 2) -> Iterator[Session]:
+    """Open torch's fake process group, of any size, and adopt it: collectives return at once, with any values.
+
+    Local. For logic that asks torch itself, and for what a call costs in a world of thousands.
+
+    Args:
+        rank: Who this process is.
+        world_size: How many ranks it thinks there are; above 64, where ranks do not connect to each other.
+
+    Example:
+        >>> from rankwise.testing.fakes import fake_group
+        >>> with fake_group(rank=5, world_size=4096) as session:
+        ...     session.rank, session.world_size
+        (5, 4096)
+    """
+    with _torch.fake_process_group(rank, world_size), _in_force(None):
+        yield session_in_force()
+
+
+@contextmanager
+def _in_force(session: Session | None) -> Iterator[None]:
+    before = opened_session()
+    forget()
+    if session is not None:
+        put_in_force(session)
+    try:
+        yield
+    finally:
+        forget()
+        if before is not None:
+            put_in_force(before)

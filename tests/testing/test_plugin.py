@@ -1,0 +1,228 @@
+"""The plugin, as its users run it: pytest in a process of its own, on tests that pass, fail, stop, skip and leak."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def programs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project of its own, to which `run` adds tests."""
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return pytester
+
+
+def run(programs: pytest.Pytester, name: str, *args: str) -> pytest.RunResult:
+    shutil.copy(PROGRAMS / f"{name}.py", programs.path / f"test_{name}.py")
+    return programs.runpytest_subprocess("-p", "no:cacheprovider", f"test_{name}.py", *args, timeout=150)
+
+
+def told_of(result: pytest.RunResult, test: str) -> str:
+    """Return what a run says of a test that failed."""
+    match = re.search(rf"_+ (ERROR at \w+ of )?{test} _+\n(.*?)\n(_{{5,}} |={{5,}} )", result.stdout.str(), re.DOTALL)
+    assert match is not None, result.stdout.str()
+    return match[2]
+
+
+def test_worlds_that_pass(programs: pytest.Pytester) -> None:
+    result = run(programs, "passing", "-W", "error", "--strict-markers")
+    result.assert_outcomes(passed=27)
+    result.stdout.no_fnmatch_line("*ranks that were replaced*")
+
+
+def test_worlds_that_fail(programs: pytest.Pytester) -> None:
+    result = run(programs, "failing", "--junitxml=report.xml")
+    result.assert_outcomes(passed=2, failed=10, errors=2)
+
+    told = told_of(result, "test_on_one_rank")
+    assert told.startswith("3 of 4 ranks passed\nrank 2 failed: AssertionError: this is not for rank two")
+    assert "At index 0 diff: 2 != 2" not in told
+    assert re.search(r"Captured stdout call \(rank 2\) -+\nwords of rank 2\n", told)
+    assert "Captured log call (ranks 0-3)" in told
+
+    told = told_of(result, "test_on_all_ranks_alike")
+    assert told.startswith("0 of 4 ranks passed\nranks 0-3 failed: ValueError: no data")
+    assert told.count("raise ValueError") == 1
+    assert re.search(r"Captured stdout call \(ranks 0-3\) -+\nwords of all", told)
+
+    told = told_of(result, "test_on_all_ranks_differently")
+    assert all(f"rank {rank} failed: assert {rank} == 17" in told for rank in range(4))
+    assert told.count(">       assert") == 1
+
+    for test in ("test_while_others_wait", "test_while_others_wait_in_torch"):
+        told = told_of(result, test)
+        assert told.startswith("0 of 4 ranks passed\nrank 1 failed: ValueError: no data"), told
+        assert told.count("then failed") >= 1
+    assert "ranks 0, 2-3 then failed" in told_of(result, "test_while_others_wait")
+
+    assert told_of(result, "test_fixture").startswith("3 of 4 ranks passed\nrank 0 failed: RuntimeError: bad beginning")
+    assert "no rank runs the body" not in result.stdout.str()
+    assert told_of(result, "test_end_of_a_fixture").startswith("3 of 4 ranks passed\nrank 3 failed")
+
+    told = told_of(result, "test_killed")
+    assert told.startswith("0 of 4 ranks passed\nrank 1 was killed by SIGKILL")
+    assert re.search(r"Captured stdout call \(rank 1\) -+\nlast words of rank 1\n", told)
+    told = told_of(result, "test_crashed")
+    assert "rank 1 was killed by SIGSEGV" in told
+    assert re.search(r'test_failing.py", line \d+ in test_crashed', told)
+    assert "rank 1 ended with exit code 3" in told_of(result, "test_ended")
+    assert "rank 1 failed: SystemExit: 3" in told_of(result, "test_left")
+    assert "ranks 0-3 [XPASS(strict)]" in told_of(result, "test_unexpectedly_passed")
+
+    result.stdout.fnmatch_lines(["FAILED *test_on_one_rank - 3 of 4 ranks passed; rank 2 *"])
+    cases = ET.parse(programs.path / "report.xml").getroot().iter("testcase")  # noqa: S314 - pytest has written it
+    assert len({case.get("name") for case in cases}) == 13
+
+
+def test_worlds_that_do_not_end(programs: pytest.Pytester) -> None:
+    result = run(programs, "stopped")
+    result.assert_outcomes(passed=1, failed=3, errors=1)
+
+    told = told_of(result, "test_one_sleeps")
+    where = r"ranks 0, 2 in all_reduce, test_stopped.py:\d+; rank 1 in sleep, test_stopped.py:\d+"
+    assert re.match(rf"0 of 3 ranks passed\ntimeout: not over within 2 s: {where}\n", told), told
+    assert re.search(r"stack of rank 1, in sleep.*\n.*\n.*line \d+ in test_one_sleeps\n(?!  File)", told)
+    assert "words of rank 1" in told
+
+    told = told_of(result, "test_one_fails_and_the_others_sleep")
+    assert told.startswith("0 of 3 ranks passed\nrank 1 failed: ValueError: no data")
+    assert "stopped: not over 2 s after rank 1 had failed: ranks 0, 2 in sleep" in told
+
+    assert "timeout: not over within 2 s: rank 2 in sleep" in told_of(result, "test_a_fixture_sleeps")
+    assert "ranks 0-2 in init_process_group" in told_of(result, "test_nobody_joins")
+    assert not psutil.pid_exists(int((programs.path / "child").read_text()))
+
+
+def test_worlds_that_skip(programs: pytest.Pytester) -> None:
+    result = run(programs, "skipping", "-rsxX")
+    result.assert_outcomes(skipped=4, xfailed=3, xpassed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED * by a marker",
+            "SKIPPED * on all",
+            "SKIPPED * on one (rank 1 of 3)",
+            "SKIPPED * in a fixture (rank 2 of 3)",
+            "XFAIL *test_expected_on_one_rank - known",
+        ],
+        consecutive=False,
+    )
+
+
+def test_worlds_that_leak(programs: pytest.Pytester) -> None:
+    result = run(programs, "leaking", "-v")
+    result.assert_outcomes(passed=13)
+    told = result.stdout.str().partition("ranks that were replaced")[2]
+    for leak, text in {
+        "environment": "environment: LEFT",
+        "directory": "working directory: ",
+        "dtype": "default dtype: ",
+        "device": "default device: ",
+        "thread": "threads: left",
+        "group": "process group: False became True",
+        "session": "session: False became True",
+        "patch": "changed: time.monotonic",
+        "variable": "changed: test_leaking.COUNT",
+        "child": "children: ",
+        "handler": "signal handlers: ",
+        "gradients_off": "gradients: True became False",
+    }.items():
+        assert re.search(rf"test_leaves\[leave_{leak}\]: {text}", told), told
+    for rank in range(2):
+        assert not psutil.pid_exists(int((programs.path / f"child{rank}").read_text()))
+
+
+def test_markers_that_cannot_be_used(programs: pytest.Pytester) -> None:
+    result = run(programs, "settings")
+    result.assert_outcomes(errors=7)
+    told = result.stdout.str()
+    for text in (
+        'ranks wants sizes: numbers of ranks, or "serial"',
+        'takes numbers of ranks from 1 to 256, or "serial", got 0',
+        """takes numbers of ranks from 1 to 256, or "serial", got 'four'""",
+        "has the same size twice",
+        "does not take time; it takes backend, timeout and device",
+        "wants a timeout in seconds, above 0, got 0",
+        "methods of unittest.TestCase cannot run in several worlds",
+    ):
+        assert text in told, told
+
+
+def processes(programs: pytest.Pytester) -> list[list[str]]:
+    return [(programs.path / f"processes{rank}").read_text().split() for rank in range(2)]
+
+
+def test_ranks_are_kept_and_may_be_fresh(programs: pytest.Pytester) -> None:
+    run(programs, "fresh").assert_outcomes(passed=2)
+    assert [len(set(known)) for known in processes(programs)] == [1, 1]
+    for rank in range(2):
+        (programs.path / f"processes{rank}").unlink()
+    run(programs, "fresh", "--ranks-fresh").assert_outcomes(passed=2)
+    assert [len(set(known)) for known in processes(programs)] == [2, 2]
+
+
+def test_xdist(programs: pytest.Pytester) -> None:
+    shutil.copy(PROGRAMS / "failing.py", programs.path / "test_failing.py")
+    result = run(programs, "passing", "-n", "2", "test_failing.py", "-k", "passing or one_rank or fixture")
+    result.assert_outcomes(passed=28, failed=1, errors=2)
+    assert "rank 2 failed: AssertionError: this is not for rank two" in told_of(result, "test_on_one_rank")
+
+
+def test_coverage_of_what_only_ranks_run(programs: pytest.Pytester) -> None:
+    shutil.copy(PROGRAMS / "covered.py", programs.path)
+    result = run(programs, "covering", "--cov=covered", "--cov-report=term-missing", "--cov-branch")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["covered.py * 13"])  # the body that nobody runs
+
+
+def test_pytest_timeout_ends_a_world(programs: pytest.Pytester) -> None:
+    result = run(programs, "slow", "-k", "sleeps")
+    result.assert_outcomes(failed=1)
+    assert re.search(r"Timeout.*3.*: ranks 0-1 in sleep, test_slow.py:\d+", told_of(result, "test_sleeps"))
+
+
+def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
+    shutil.copy(PROGRAMS / "slow.py", programs.path / "test_slow.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "interrupted", "test_slow.py"]
+    with subprocess.Popen(
+        command, cwd=programs.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        notes = [programs.path / f"rank{rank}" for rank in range(2)]
+        deadline = time.monotonic() + 60
+        while not all(note.exists() and note.read_text() for note in notes):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        started = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGINT)
+        told, _ = process.communicate(timeout=30)
+    assert b"KeyboardInterrupt" in told
+    _, alive = psutil.wait_procs(started, timeout=5)
+    assert not alive
+
+
+def test_output_is_shown_where_it_is_not_captured(programs: pytest.Pytester) -> None:
+    result = run(programs, "failing", "-s", "-k", "alike")
+    assert result.stdout.str().count("words of all\n") == 4
+    assert "Captured stdout" not in result.stdout.str()
+
+
+def test_importing_the_plugin_does_not_import_torch(programs: pytest.Pytester) -> None:
+    command = [sys.executable, "-c", "import rankwise.testing.plugin, sys; print('torch' in sys.modules)"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
+    programs.makepyfile("import sys\ndef test_it():\n    assert 'torch' not in sys.modules")
+    programs.runpytest_subprocess().assert_outcomes(passed=1)
