@@ -48,7 +48,7 @@ def test_worlds_that_pass(programs: pytest.Pytester) -> None:
 
 def test_worlds_that_fail(programs: pytest.Pytester) -> None:
     result = run(programs, "failing", "--junitxml=report.xml")
-    result.assert_outcomes(passed=2, failed=10, errors=2)
+    result.assert_outcomes(passed=2, failed=11, errors=2)
 
     told = told_of(result, "test_on_one_rank")
     assert told.startswith("3 of 4 ranks passed\nrank 2 failed: AssertionError: this is not for rank two")
@@ -83,11 +83,12 @@ def test_worlds_that_fail(programs: pytest.Pytester) -> None:
     assert re.search(r'test_failing.py", line \d+ in test_crashed', told)
     assert "rank 1 ended with exit code 3" in told_of(result, "test_ended")
     assert "rank 1 failed: SystemExit: 3" in told_of(result, "test_left")
+    assert "the process that ranks are forked from was killed by SIGKILL" in told_of(result, "test_server_killed")
     assert "ranks 0-3 [XPASS(strict)]" in told_of(result, "test_unexpectedly_passed")
 
     result.stdout.fnmatch_lines(["FAILED *test_on_one_rank - 3 of 4 ranks passed; rank 2 *"])
     cases = ET.parse(programs.path / "report.xml").getroot().iter("testcase")  # noqa: S314 - pytest has written it
-    assert len({case.get("name") for case in cases}) == 13
+    assert len({case.get("name") for case in cases}) == 14
 
 
 def test_worlds_that_do_not_end(programs: pytest.Pytester) -> None:

@@ -116,8 +116,9 @@ class Conductor:
         except pytest.fail.Exception as timeout:  # of pytest-timeout, which raises wherever this process is
             reason = str(timeout)
         except LaunchError as error:
+            self._listen()
             for attempt in self.attempts.values():
-                attempt.ended = attempt.ended or str(error)
+                attempt.ended = attempt.ended or f"ended: {error}"
         late = self._stop_the_late() if reason else ()
         if not self._called:
             for attempt in self.attempts.values():

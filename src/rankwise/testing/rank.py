@@ -41,6 +41,7 @@ _NOT_IN_RANKS: Final = ("timeout", "rerunfailures")
 
 def load_plugins() -> None:
     """Import pytest's plugins, as a session does, before ranks are forked, each of which has a session."""
+    _leave_asserts_alone()
     config = pytest.Config.fromdictargs({"plugins": ["no:terminal"], "noconftest": True, "cov_source": []}, [])
     config._ensure_unconfigure()  # noqa: SLF001 - a configuration that was not used has no other end
 
@@ -58,14 +59,18 @@ def be_rank(
         measured: What of the coverage is measured, "" if it is not.
     """
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    # Pytest rewrites the asserts of plugins, and warns of those that are loaded already. There are none here.
-    rankwise.__doc__ = f"{rankwise.__doc__}\nPYTEST_DONT_REWRITE"
+    _leave_asserts_alone()
     with coverage.measured(measured):
         config = pytest.Config.fromdictargs(dict(options), args)
         config.workerinput = {"workerid": os.environ.get("PYTEST_XDIST_WORKER", "master"), "testrunuid": ""}  # type: ignore[attr-defined]  # as pytest-xdist does
         config.workeroutput = {}  # type: ignore[attr-defined]
         config.pluginmanager.register(_Rank(connection, crashes, config), PLUGIN)
         config.hook.pytest_cmdline_main(config=config)
+
+
+def _leave_asserts_alone() -> None:
+    """Tell pytest that there are none here. It rewrites those of plugins, and warns where these are loaded already."""
+    rankwise.__doc__ = f"{rankwise.__doc__}\nPYTEST_DONT_REWRITE"
 
 
 class _Rank:

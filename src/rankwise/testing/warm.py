@@ -148,12 +148,7 @@ class WarmRanks:
         self._swept = False
         self._server.sweep()
         self.wait(lambda: self._swept, _in(SECONDS_TO_END))
-        for rank in self.ranks.values():
-            self._hang_up(rank)
-            for file in (rank.output, rank.errors, rank.crashes):
-                if file is not None:
-                    file.close()
-        self.ranks.clear()
+        self._let_go()
 
     def kill(self, numbers: Iterable[int] | None = None) -> None:
         """Kill ranks at once; all, if none are named."""
@@ -162,14 +157,28 @@ class WarmRanks:
                 self._server.signal(number, signal.SIGKILL)
         self._have_ended(SECONDS_TO_END, numbers)
 
-    def close(self) -> None:
-        """End everything."""
+    def close(self, *, gently: bool = True) -> None:
+        """End everything, the server included.
+
+        Args:
+            gently: Let ranks end by themselves.
+        """
         try:
-            with contextlib.suppress(LaunchError):
-                self.retire()
+            if gently:
+                with contextlib.suppress(LaunchError):
+                    self.retire()
         finally:
             self._server.close()
+            self._let_go()
             self._selector.close()
+
+    def _let_go(self) -> None:
+        for rank in self.ranks.values():
+            self._hang_up(rank)
+            for file in (rank.output, rank.errors, rank.crashes):
+                if file is not None:
+                    file.close()
+        self.ranks.clear()
 
     def _have_ended(self, seconds: float, numbers: Iterable[int] | None = None) -> bool:
         ranks = [self.ranks[number] for number in (self.ranks if numbers is None else numbers)]

@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 from torch.distributed import Store
 
+from rankwise.errors import LaunchError
 from rankwise.session.store import serve
 from rankwise.testing import coverage
 from rankwise.testing.conduct import START_SECONDS, Conductor, Outcome
@@ -51,7 +52,7 @@ class Worlds:
     def __init__(self, config: pytest.Config) -> None:
         self.left: list[tuple[str, str]] = []
         self._config = config
-        self._ranks = WarmRanks(captured=config.getoption("capture") != "no")
+        self._ranks: WarmRanks | None = self._new_ranks()
 
     def run(self, item: pytest.Item, ranks: Ranks, size: int, following: Mapping[int, Place]) -> Outcome:
         """Run a test in `size` ranks.
@@ -62,28 +63,42 @@ class Worlds:
             size: How many ranks.
             following: The next test of each rank, if it has one.
         """
-        clean = False
+        if self._ranks is None:
+            self._ranks = self._new_ranks()
         try:
-            store = self._begin(item, size, following)
+            store = self._begin(self._ranks, item, size, following)
             outcome = Conductor(self._ranks, size, ranks.timeout).conduct()
             del store
-            clean = outcome.is_clean
-            self.left += [(item.nodeid, text) for text in outcome.left]
-        finally:
-            if not clean or self._config.getoption("ranks_fresh"):
+        except BaseException:
+            self.close(gently=False)
+            raise
+        self.left += [(item.nodeid, text) for text in outcome.left]
+        if not outcome.is_clean or self._config.getoption("ranks_fresh"):
+            try:
                 self._ranks.retire()
+            except LaunchError:  # the outcome tells of it
+                self.close(gently=False)
         return outcome
 
-    def close(self) -> None:
-        """End all ranks."""
-        self._ranks.close()
+    def close(self, *, gently: bool = True) -> None:
+        """End all ranks, and what they are forked from.
 
-    def _begin(self, item: pytest.Item, size: int, following: Mapping[int, Place]) -> Store:
+        Args:
+            gently: Let ranks end by themselves.
+        """
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.close(gently=gently)
+
+    def _new_ranks(self) -> WarmRanks:
+        return WarmRanks(captured=self._config.getoption("capture") != "no")
+
+    def _begin(self, warm: WarmRanks, item: pytest.Item, size: int, following: Mapping[int, Place]) -> Store:
         """Tell the ranks of a test, once they are there, and return the store that they meet at."""
         store, port = serve(one_host=True, timeout=START_SECONDS)
         environs = fake_torchrun([size], address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)
         folder = self._folder(item)
-        self._ranks.start(
+        warm.start(
             range(size),
             lambda number: (
                 self._call(item, number),
@@ -92,7 +107,7 @@ class Worlds:
             START_SECONDS,
         )
         for number in range(size):
-            rank = self._ranks.ranks[number]
+            rank = warm.ranks[number]
             rank.heard.clear()
             rank.printed()
             place = Place(path=str(item.path), nodeid=item.nodeid)

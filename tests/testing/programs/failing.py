@@ -98,5 +98,11 @@ def test_unexpectedly_passed(world: Session) -> None:
     pass
 
 
+def test_server_killed(world: Session) -> None:
+    if world.rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    rw.barrier()
+
+
 def test_the_next_one_is_not_poisoned(world: Session) -> None:
     assert rw.all_reduce(1) == 4
