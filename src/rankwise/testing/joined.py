@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rankwise.session.current import close_in_force, forget, put_in_force, read_environment, session_in_force
+from rankwise.session.current import close_in_force, forget, session_in_force
 from rankwise.session.joining import init
 from rankwise.session.session import Session
 from rankwise.testing.marker import ranks_of
@@ -33,10 +33,7 @@ def joined(item: pytest.Item) -> Iterator[Session]:
 
 @contextmanager
 def alone() -> Iterator[Session]:
-    """Be alone, whatever launcher started pytest. Local."""
+    """Be this process with nothing joined. Local."""
     forget()
-    put_in_force(Session(read_environment(environ={})))
-    try:
-        yield session_in_force()
-    finally:
-        close_in_force()
+    yield session_in_force()
+    close_in_force()

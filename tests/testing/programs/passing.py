@@ -148,6 +148,6 @@ def test_random_numbers_begin_anew(time: str) -> None:
 
 
 @pytest.mark.ranks("serial")
-def test_serial_is_alone_whatever_the_environment_says(world: Session) -> None:
+def test_serial_is_alone(world: Session) -> None:
     assert (world.rank, world.world_size) == (0, 1)
     assert rw.all_reduce(3) == 3
