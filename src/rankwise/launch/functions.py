@@ -10,7 +10,7 @@ import cloudpickle
 
 from rankwise.errors import InvalidArgumentError
 from rankwise.launch.output import Screen
-from rankwise.launch.plan import Plan, check_nproc, common_environ, search_path
+from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ, search_path
 from rankwise.launch.pool import Pool
 
 R = TypeVar("R")
@@ -42,15 +42,33 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
         >>> rankwise.launch(lambda x: x * rankwise.get_rank(), 10, nproc=2)
         [0, 10]
     """
+    return launch_ranks(fn, args, nproc=nproc)
+
+
+def launch_ranks(fn: Callable[..., R], args: tuple[Any, ...], *, nproc: int, nodes: Nodes | None = None) -> list[R]:
+    """Run a function in the ranks of this host, which may be one of several that each call this.
+
+    Args:
+        fn: What each rank runs.
+        args: What it is called with, the same in each rank.
+        nproc: How many ranks on this host.
+        nodes: The hosts of the world; None if it is this one alone.
+
+    Returns:
+        The results of this host's ranks, by rank.
+
+    Raises:
+        InvalidArgumentError, RankFailedError, LaunchError: As `launch` does.
+    """
     check_nproc(nproc)
     call = _pickled_call(fn, args)
-    environ = common_environ(nproc, one_host=True)
-    plan = Plan(nproc=nproc, kind="function", call=call, search_path=search_path(), environ=environ)
+    environ = common_environ(nproc, one_host=nodes is None)
+    plan = Plan(nproc=nproc, kind="function", call=call, search_path=search_path(), nodes=nodes, environ=environ)
     with Pool(environ, screen=Screen(nproc=nproc)) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)
-    return [pickle.loads(ranks[rank].outcome.value) for rank in range(nproc)]  # type: ignore[union-attr]  # all returned
+    return [pickle.loads(ranks[rank].outcome.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all returned
 
 
 def _pickled_call(fn: Callable[..., R], args: tuple[Any, ...]) -> bytes:

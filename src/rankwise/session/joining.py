@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
+from rankwise.comm.comm import Comm
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
 from rankwise.environment.reading import Fact, Reading
@@ -135,10 +136,11 @@ def adopt(
     else:
         reading = Reading(launcher="none", rank=place["rank"], world_size=place["world_size"])
     device = _group_device(group)
-    world = _adopted_world(group, reading, device, check=current.read_check() if check is None else check)
+    ranks = range(world_size)
+    world = _adopted_world(group, reading, ranks, device, check=current.read_check() if check is None else check)
     return Session(
         reading,
-        comm=TorchGroupComm(group, ranks=range(world_size), world=world),
+        comm=TorchGroupComm(group, ranks=ranks, world=world),
         device=device,
         group=group,
         backend=dist.get_backend_config(group),
@@ -147,7 +149,19 @@ def adopt(
     )
 
 
-def _adopted_world(group: dist.ProcessGroup, reading: Reading, device: torch.device, *, check: bool) -> World:
+def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
+    """Return a comm over a process group that somebody else made between some ranks of a session. Does not talk.
+
+    Its ranks connect to each other in their first collective.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    world = _adopted_world(group, session.reading, ranks, session.device, check=session.comm.check)
+    return TorchGroupComm(group, ranks=ranks, world=world)
+
+
+def _adopted_world(
+    group: dist.ProcessGroup, reading: Reading, ranks: Sequence[int], device: torch.device, *, check: bool
+) -> World:
     store = group.get_group_store()
     rank = group.rank()
 
@@ -160,7 +174,7 @@ def _adopted_world(group: dist.ProcessGroup, reading: Reading, device: torch.dev
         return socket.gethostname() if reading.host is None else address_towards(reading.host.value, 1)
 
     return World(
-        rank=rank,
+        rank=ranks[rank],
         device=device,
         timeout=store.timeout.total_seconds(),  # type: ignore[attr-defined]  # documented, but not in torch's stubs
         check=check,
