@@ -1,0 +1,91 @@
+"""`ignite.distributed`, over rankwise: `import rankwise.compat.ignite as idist`.
+
+Names, signatures, results and what happens alone are those of PyTorch-Ignite 0.5. What behaves better, and why, is in
+docs/migrate.md. `install()` puts it in the place of the original for Ignite's own engine, metrics and handlers too.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from rankwise.compat.ignite.auto import auto_dataloader, auto_model, auto_optim
+from rankwise.compat.ignite.collectives import (
+    all_gather,
+    all_gather_tensors_with_shapes,
+    all_reduce,
+    barrier,
+    broadcast,
+)
+from rankwise.compat.ignite.control import one_rank_first, one_rank_only
+from rankwise.compat.ignite.groups import new_group
+from rankwise.compat.ignite.identity import (
+    backend,
+    device,
+    get_local_rank,
+    get_nnodes,
+    get_node_rank,
+    get_nproc_per_node,
+    get_rank,
+    get_world_size,
+    model_name,
+    show_config,
+)
+from rankwise.compat.ignite.installing import install
+from rankwise.compat.ignite.joining import finalize, initialize
+from rankwise.compat.ignite.models import (
+    available_backends,
+    has_hvd_support,
+    has_native_dist_support,
+    has_xla_support,
+    registered_computation_models,
+)
+from rankwise.compat.ignite.parallel import Parallel
+from rankwise.compat.ignite.place import set_local_rank, sync
+from rankwise.compat.ignite.sampler import DistributedProxySampler
+from rankwise.compat.ignite.spawning import spawn
+from rankwise.session.identity import hostname
+
+__all__ = [
+    "DistributedProxySampler",
+    "Parallel",
+    "all_gather",
+    "all_gather_tensors_with_shapes",
+    "all_reduce",
+    "auto_dataloader",
+    "auto_model",
+    "auto_optim",
+    "available_backends",
+    "backend",
+    "barrier",
+    "broadcast",
+    "device",
+    "finalize",
+    "get_local_rank",
+    "get_nnodes",
+    "get_node_rank",
+    "get_nproc_per_node",
+    "get_rank",
+    "get_world_size",
+    "has_hvd_support",
+    "has_native_dist_support",
+    "has_xla_support",
+    "hostname",
+    "initialize",
+    "install",
+    "model_name",
+    "new_group",
+    "one_rank_first",
+    "one_rank_only",
+    "registered_computation_models",
+    "set_local_rank",
+    "show_config",
+    "spawn",
+    "sync",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in {"comp_models", "launcher", "utils"}:  # the original's modules: here, all names are in one
+        return sys.modules[__name__]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,131 @@
+"""Models, loaders and optimizers for the world that there is: the same lines alone and in many ranks."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from rankwise.compat.ignite.identity import device, get_nproc_per_node, get_rank, get_world_size
+from rankwise.compat.ignite.sampler import DistributedProxySampler
+from rankwise.errors import InvalidArgumentError
+
+log = logging.getLogger(__name__)
+
+
+def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  # noqa: ANN401 - Ignite's signature
+    """Return a loader that gives every rank its share of a dataset.
+
+    Local. `batch_size` and `num_workers` are for all ranks, of the world and of the node, and are shared out; what the
+    ranks would not get of a batch size that does not divide is logged. Samplers are shared out by a
+    `DistributedProxySampler`; without one, torch's `DistributedSampler` shuffles, unless `shuffle=False`.
+
+    Args:
+        dataset: An iterable one has to share itself out.
+        kwargs: What `torch.utils.data.DataLoader` takes.
+
+    Example:
+        >>> [batch.tolist() for batch in auto_dataloader(range(3), batch_size=2)]
+        [[0, 1], [2]]
+    """
+    world_size = get_world_size()
+    if world_size > 1:
+        batch_size = kwargs.get("batch_size")
+        if batch_size is not None and batch_size >= world_size:
+            kwargs["batch_size"] = _share(batch_size, world_size)
+        if kwargs.get("num_workers"):
+            nproc = get_nproc_per_node()
+            if kwargs["num_workers"] >= nproc:
+                kwargs["num_workers"] = -(-kwargs["num_workers"] // nproc)
+        if "batch_sampler" in kwargs:
+            warnings.warn(
+                "Found batch_sampler in provided kwargs. Please, make sure that it is compatible with distributed "
+                "configuration",
+                stacklevel=2,
+            )
+        elif isinstance(dataset, IterableDataset):
+            log.info("an iterable dataset is not shared out: it has to give different data on different ranks")
+        else:
+            _share_sampler(dataset, kwargs, world_size)
+    kwargs.setdefault("pin_memory", device().type == "cuda")
+    return DataLoader(dataset, **kwargs)
+
+
+def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Module:  # noqa: ANN401, FBT002 - Ignite's signature
+    """Return a model on this rank's device, in DistributedDataParallel if there are several ranks.
+
+    Collective over the world if there are several ranks. Alone with several GPUs, it is in DataParallel.
+
+    Args:
+        model: The model; it is moved itself.
+        sync_bn: Batch norm over all ranks.
+        kwargs: What the wrapping class takes, but for `device_ids`, which is decided here.
+
+    Raises:
+        InvalidArgumentError: `device_ids` is passed.
+
+    Example:
+        >>> auto_model(nn.Identity())
+        Identity()
+    """
+    own = device()
+    if any(parameter.device != own for parameter in model.parameters()):
+        model.to(own)
+    if get_world_size() > 1:
+        if sync_bn:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if "device_ids" in kwargs:
+            raise InvalidArgumentError(f"Argument kwargs should not contain 'device_ids', but got {kwargs}")
+        # The device's own number: with one visible GPU for each rank it is not the local rank.
+        return DistributedDataParallel(model, device_ids=None if own.type == "cpu" else [own], **kwargs)
+    if own.type == "cuda" and torch.cuda.device_count() > 1:
+        return DataParallel(model, **kwargs)
+    return model
+
+
+def auto_optim(optimizer: Optimizer, **kwargs: Any) -> Optimizer:  # noqa: ANN401, ARG001 - Ignite's signature
+    """Return the optimizer: over process groups there is nothing to adapt.
+
+    Local.
+
+    Args:
+        optimizer: Any.
+        kwargs: What Horovod's takes; not looked at.
+    """
+    return optimizer
+
+
+def _share(batch_size: int, world_size: int) -> int:
+    share = batch_size // world_size
+    if share * world_size != batch_size:
+        log.warning(
+            "batch_size=%d does not divide among %d ranks: with %d each, %d are trained on at a time",
+            batch_size,
+            world_size,
+            share,
+            share * world_size,
+        )
+    return share
+
+
+def _share_sampler(dataset: Dataset[Any], kwargs: dict[str, Any], world_size: int) -> None:
+    sampler, rank = kwargs.get("sampler"), get_rank()
+    if isinstance(sampler, DistributedSampler):
+        if (sampler.rank, sampler.num_replicas) != (rank, world_size):
+            warnings.warn(
+                f"Found distributed sampler for rank {sampler.rank} of {sampler.num_replicas}, but process rank is "
+                f"{rank} and world size is {world_size}",
+                stacklevel=3,
+            )
+    elif sampler is None:
+        shuffle = kwargs.pop("shuffle", True)
+        kwargs["sampler"] = DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=shuffle)
+    else:
+        kwargs["sampler"] = DistributedProxySampler(sampler, num_replicas=world_size, rank=rank)

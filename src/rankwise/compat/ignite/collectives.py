@@ -1,0 +1,261 @@
+"""Ignite's collectives. Alone they return what they are given, as Ignite's do; between ranks they are rankwise's."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from numbers import Integral, Number
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+
+from rankwise.collectives import gathering, groups, movement, reduction
+from rankwise.collectives.trees import describe
+from rankwise.comm.comm import Comm
+from rankwise.comm.frame import Call
+from rankwise.compat.ignite.groups import member_comm, refuse, refuse_type
+from rankwise.compat.ignite.place import joined
+from rankwise.errors import InvalidArgumentError, PayloadTypeError
+
+_OPS: Final = {
+    "SUM": "sum",
+    "PRODUCT": "product",
+    "MIN": "min",
+    "MAX": "max",
+    "AND": "and",
+    "OR": "or",
+    # Horovod's name for it, and torch's; Ignite's native model has none.
+    "AVERAGE": "mean",
+    "AVG": "mean",
+    "MEAN": "mean",
+}
+# A bool stays one: the sum of two that are true is true.
+_BOOL_OPS: Final = _OPS | {"SUM": "or", "PRODUCT": "and"}
+_BITWISE: Final = {"AND": operator.and_, "OR": operator.or_}
+
+
+def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  # noqa: ANN401 - Ignite's signature
+    """Return the reduction of every rank's tensor or number; alone, and outside of the group, what it is given.
+
+    Collective over the world, or over `group`; over the world also where a list of ranks is passed for the first time.
+    A tensor is reduced in place, on whatever device it is, and returned. Numbers keep their type and are exact.
+
+    Args:
+        tensor: This rank's tensor or number.
+        op: "SUM", "PRODUCT", "MIN", "MAX", "AND", "OR" (bit by bit for integers), "AVERAGE".
+        group: A process group, or a list of ranks.
+
+    Raises:
+        InvalidArgumentError: There is no such op or group.
+        PayloadTypeError: The op is not defined for the value.
+        MismatchError: The ranks' values differ in shape or type, or another rank calls something else.
+        RemoteRankError: Another rank could not take part.
+        CollectiveError: A rank is gone, or did not come in time.
+
+    Example:
+        >>> all_reduce(3)
+        3
+    """
+    session = joined()
+    comm = None if session is None else member_comm(session, group)
+    if op not in _OPS:
+        error = InvalidArgumentError(f"Unsupported reduction operation: {op!r} is none of {', '.join(_OPS)}")
+        if comm is None:
+            raise error
+        refuse(comm, "all_reduce", error)
+    if not isinstance(tensor, (torch.Tensor, Number)):
+        refuse_type(comm, "all_reduce", tensor)
+    if comm is None:
+        return tensor
+    is_bool = tensor.dtype is torch.bool if isinstance(tensor, torch.Tensor) else isinstance(tensor, bool)
+    if op in _BITWISE and not is_bool:
+        return _reduce_bits(tensor, op, comm)
+    name = _BOOL_OPS[op] if is_bool else _OPS[op]
+    if not isinstance(tensor, torch.Tensor):
+        return reduction.all_reduce(tensor, name, group=comm)
+    if name == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        return reduction.all_reduce(tensor, name, group=comm)  # a float, which this tensor cannot hold
+    return reduction.all_reduce_(tensor, name, group=comm)
+
+
+def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - Ignite's signature
+    """Return every rank's tensor as one tensor, or every rank's number, string or object as a list, by rank.
+
+    Collective over the world, or over `group`; over the world also where a list of ranks is passed for the first time.
+    Tensors are put together along their first dimension, in which they may differ. Alone, a tensor is returned as it
+    is, and anything else in a list; outside of the group, everything is returned as it is.
+
+    Args:
+        tensor: This rank's tensor, or anything that can be pickled.
+        group: A process group, or a list of ranks.
+
+    Raises:
+        InvalidArgumentError: There is no such group.
+        PayloadTypeError: The value cannot be pickled.
+        MismatchError: The tensors do not go together, or another rank calls something else.
+        RemoteRankError: Another rank could not take part.
+        CollectiveError: A rank is gone, or did not come in time.
+
+    Example:
+        >>> all_gather("héllo")
+        ['héllo']
+    """
+    session = joined()
+    if session is None:
+        return tensor if isinstance(tensor, torch.Tensor) else [tensor]
+    comm = member_comm(session, group)
+    if comm is None:
+        return tensor
+    if isinstance(tensor, torch.Tensor):
+        return gathering.all_gather_cat(tensor, group=comm)
+    return gathering.all_gather(tensor, group=comm)
+
+
+def all_gather_tensors_with_shapes(
+    tensor: torch.Tensor,
+    shapes: Sequence[Sequence[int]],
+    group: Any | None = None,  # noqa: ANN401 - Ignite's signature
+) -> list[torch.Tensor]:
+    """Return every rank's tensor, by rank, whatever their shapes; alone, and outside of the group, this one's.
+
+    Collective over the world, or over `group`; over the world also where a list of ranks is passed for the first time.
+
+    Args:
+        tensor: This rank's tensor.
+        shapes: The shape of every rank's tensor, the same on all ranks. rankwise needs them no more, and checks them.
+        group: A process group, or a list of ranks.
+
+    Raises:
+        InvalidArgumentError: A tensor has another shape than `shapes` says, or there is no such group.
+        PayloadTypeError: It is not a tensor.
+        RemoteRankError: Another rank could not take part.
+        CollectiveError: A rank is gone, or did not come in time.
+
+    Example:
+        >>> all_gather_tensors_with_shapes(torch.ones(2), [[2]])
+        [tensor([1., 1.])]
+    """
+    session = joined()
+    comm = None if session is None else member_comm(session, group)
+    if not isinstance(tensor, torch.Tensor):
+        refuse_type(comm, "all_gather_tensors_with_shapes", tensor)
+    if comm is None:
+        if session is None:
+            _check_shapes(tensor, 0, shapes, 1)
+        return [tensor]
+    call = Call("all_gather_tensors_with_shapes")
+    with comm.taking_part(call) as me:
+        call.settings = {"shapes": _check_shapes(tensor, me, shapes, comm.size)}
+        comm.agree(call)
+    return gathering.all_gather(tensor, group=comm)
+
+
+def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noqa: ANN401, FBT002 - Ignite's signature
+    """Return one rank's tensor, number, string or path on all ranks; alone, what it is given.
+
+    Collective over the world. Numbers keep their type and value. A tensor is received into the one that is passed.
+
+    Args:
+        tensor: On `src`, what to send; on other ranks something of the same kind, or the same shape and type.
+        src: The rank whose value counts.
+        safe_mode: On other ranks the value is not looked at, and may be None.
+
+    Raises:
+        InvalidArgumentError: It is None where it must not be, or there is no such rank.
+        PayloadTypeError: It is nothing of these.
+        MismatchError: The ranks' values are not alike, without `safe_mode`, or another rank calls something else.
+        RemoteRankError: Another rank could not take part.
+        CollectiveError: A rank is gone, or did not come in time.
+
+    Example:
+        >>> broadcast(123456789)
+        123456789
+    """
+    session = joined()
+    if session is None:
+        _check_payload(tensor, is_src=True, safe_mode=safe_mode)
+        return tensor
+    comm = session.comm
+    call = Call("broadcast", {"src": src, "safe_mode": safe_mode})
+    with comm.taking_part(call) as me:
+        is_src = me == comm.place_of(src, "src")
+        _check_payload(tensor, is_src=is_src, safe_mode=safe_mode)
+        if not safe_mode:
+            call.content = _kind(tensor)
+            call.parts = lambda: {"": _kind(tensor)}
+            comm.agree(call)
+    value = movement.broadcast(tensor if is_src else None, src=src, group=comm)
+    if is_src:
+        return tensor
+    if safe_mode or not isinstance(tensor, torch.Tensor):
+        return value
+    tensor.detach().copy_(cast("torch.Tensor", value))
+    return tensor
+
+
+def barrier() -> None:
+    """Wait until every rank is here.
+
+    Collective over the world.
+
+    Raises:
+        CollectiveError: A rank is gone, or did not come in time.
+        MismatchError: Another rank calls something else.
+
+    Example:
+        >>> barrier()
+    """
+    session = joined()
+    if session is not None:
+        groups.barrier(group=session.comm)
+
+
+def _reduce_bits(value: Any, op: str, comm: Comm) -> Any:  # noqa: ANN401 - a tensor or a number
+    """Reduce integers bit by bit, which few backends can: so they are gathered."""
+    is_tensor = isinstance(value, torch.Tensor)
+    call = Call("all_reduce", {"op": op}, content=describe(value), parts=lambda: {"": describe(value)})
+    with comm.taking_part(call):
+        if is_tensor and (value.is_floating_point() or value.is_complex()):
+            raise PayloadTypeError(f"op={op!r} is for bools and integers, got {value.dtype}; compare first")
+        if not is_tensor and not isinstance(value, Integral):
+            raise PayloadTypeError(f"op={op!r} is for bools and integers, got {value!r}; compare first")
+        comm.agree(call)
+    reduced = functools.reduce(_BITWISE[op], gathering.all_gather(value, group=comm))
+    return value.copy_(reduced) if is_tensor else reduced
+
+
+def _check_shapes(tensor: torch.Tensor, me: int, shapes: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Return the shapes of all ranks' tensors, of which this rank can check how many there are, and its own."""
+    listed = [[int(length) for length in shape] for shape in shapes]
+    if len(listed) != size:
+        raise InvalidArgumentError(f"shapes has {len(listed)} shapes, but there are {size} ranks")
+    if listed[me] != list(tensor.shape):
+        raise InvalidArgumentError(f"shapes says {listed[me]} for rank {me}, whose tensor has {list(tensor.shape)}")
+    return listed
+
+
+def _check_payload(value: object, *, is_src: bool, safe_mode: bool) -> None:
+    if value is None and is_src:
+        raise InvalidArgumentError(
+            "Source data can not be None: broadcast sends a tensor, a number, a string or a path"
+        )
+    if safe_mode and not is_src:
+        return
+    if value is None:
+        raise InvalidArgumentError(
+            "Argument safe_mode should be True if None is passed on another rank than src; or pass something of the "
+            "kind that src sends"
+        )
+    if not isinstance(value, (torch.Tensor, Number, str, Path)):
+        refuse_type(None, "broadcast", value)
+
+
+def _kind(value: object) -> str:
+    """Return what has to be the same of a value on all ranks, so that it can be received in its place."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, Number):
+        return "a number"
+    return "a path" if isinstance(value, Path) else "a string"

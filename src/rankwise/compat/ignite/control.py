@@ -1,0 +1,104 @@
+"""Ignite's ways to let one rank do something alone, or first."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from rankwise.collectives.groups import node_group
+from rankwise.comm.frame import Call
+from rankwise.compat.ignite.collectives import barrier
+from rankwise.compat.ignite.identity import get_rank, get_world_size
+from rankwise.compat.ignite.place import joined
+from rankwise.errors import InvalidArgumentError
+from rankwise.training import control
+from rankwise.training.turn import Turn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., Any]:  # noqa: FBT002 - Ignite's signature
+    """Return a decorator: the function runs on one rank, and returns None on the others.
+
+    Local; Collective over the world with a barrier: the others wait until it has run, as long as it takes, and raise if
+    it failed.
+
+    Args:
+        rank: The rank that runs it. If there is none of that number, none does.
+        with_barrier: The others wait for it.
+
+    Raises:
+        RemoteRankError: It failed, with a barrier; raised on the others.
+        CollectiveError: The rank is gone, with a barrier.
+
+    Example:
+        >>> @one_rank_only()
+        ... def save():
+        ...     return "saved"
+        >>> save()
+        'saved'
+    """
+
+    def decorate(fn: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(fn)
+        def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            if not with_barrier:
+                return fn(*args, **kwargs) if get_rank() == rank else None
+            if joined() is None:
+                return fn(*args, **kwargs) if rank == 0 else None
+            if not 0 <= rank < get_world_size():
+                barrier()
+                return None
+            with control.one_rank_only(rank) as mine:
+                return fn(*args, **kwargs) if mine else None
+
+        return on_one_rank
+
+    return decorate
+
+
+@contextmanager
+def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:  # noqa: FBT002 - Ignite's signature
+    """Run a block on one rank, and only then on the others.
+
+    Collective over the world; over the ranks of the node, if local. The others wait as long as it takes, and not after
+    it failed. The block must not contain collectives.
+
+    Args:
+        rank: The rank that runs it first.
+        local: It is a local rank, and runs it first on its node.
+
+    Raises:
+        InvalidArgumentError: There is no such rank.
+        RemoteRankError: The block failed on that rank; raised on the others, which do not run it.
+        CollectiveError: That rank is gone.
+
+    Example:
+        >>> with one_rank_first():
+        ...     data = "downloaded, or found in the cache"
+    """
+    session = joined()
+    if session is None:
+        _check_rank(rank, 1)
+        yield
+        return
+    comm = node_group() if local else session.comm
+    call = Call("one_rank_first", {"rank": rank, "local": local})
+    with comm.taking_part(call) as me:
+        _check_rank(rank, comm.size)
+        comm.agree(call)
+    turn = Turn(comm, call, rank)
+    if me == rank:
+        with turn.working():
+            yield
+    else:
+        turn.wait()
+        yield
+
+
+def _check_rank(rank: int, size: int) -> None:
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(f"rank should be between 0 and {size - 1}, but given {rank}")

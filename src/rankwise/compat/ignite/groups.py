@@ -1,0 +1,134 @@
+"""Groups, in the forms that Ignite takes: a list of ranks, or a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from rankwise.collectives import groups
+from rankwise.comm.comm import Comm
+from rankwise.comm.frame import Call
+from rankwise.comm.torch_group import TorchGroupComm
+from rankwise.compat.ignite.place import joined
+from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.session.joining import adopt_part
+from rankwise.session.session import Session
+
+
+@dataclass(slots=True)
+class _Known:
+    """The groups of one session that were used before.
+
+    Attributes:
+        by_ranks: Those that were named by their ranks.
+        by_group: Those that are somebody's process group.
+    """
+
+    by_ranks: dict[tuple[int, ...], Comm] = field(default_factory=dict)
+    by_group: dict[dist.ProcessGroup, Comm] = field(default_factory=dict)
+
+
+_known: WeakKeyDictionary[Comm, _Known] = WeakKeyDictionary()
+
+
+def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite's signature
+    """Return a process group of some of the ranks, for the `group` argument of other functions; alone, the list itself.
+
+    Collective over the world. Every rank calls it, member or not, with the same ranks; one that is no member gets what
+    torch gives it, which the functions here take too. Each call makes a new group.
+
+    Args:
+        ranks: The members' ranks.
+        kwargs: For `torch.distributed.new_group`: `backend`, `pg_options`, `timeout`.
+
+    Raises:
+        InvalidArgumentError: `ranks` is not a list of ranks.
+        MismatchError: The ranks passed different lists.
+        CollectiveError: A rank is gone, or did not come within the session's timeout.
+
+    Example:
+        >>> new_group([0])
+        [0]
+    """
+    session = joined()
+    if session is None:
+        if not _is_ranks(ranks):
+            raise _no_ranks(ranks)
+        return ranks
+    if not _is_ranks(ranks):
+        refuse(session.comm, "new_group", _no_ranks(ranks))
+    if kwargs:
+        return dist.new_group(sorted(ranks), **kwargs)
+    comm = groups.new_group(ranks)
+    if not isinstance(comm, TorchGroupComm):
+        return comm
+    if comm.group is None:
+        return dist.GroupMember.NON_GROUP_MEMBER
+    _groups_of(session).by_group[comm.group] = comm
+    return comm.group
+
+
+def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - any value of the user's
+    """Return the comm of a group in any of its forms; None if this rank is not a member.
+
+    Collective over the session where a list of ranks is seen for the first time; Local otherwise.
+
+    Raises:
+        InvalidArgumentError: It is no group.
+    """
+    if group is None or group is session.group:
+        return session.comm
+    if isinstance(group, Comm):
+        return group if group.rank is not None else None
+    if _is_ranks(group):
+        known = _groups_of(session).by_ranks
+        key = tuple(sorted(group))
+        if key not in known:
+            known[key] = groups.new_group(key)
+        return known[key] if known[key].rank is not None else None
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    if isinstance(group, dist.ProcessGroup):
+        adopted = _groups_of(session).by_group
+        if group not in adopted:
+            adopted[group] = adopt_part(group, session)
+        return adopted[group]
+    error = InvalidArgumentError(
+        f"Argument group should be list of int or ProcessGroup, got a {type(group).__qualname__}: {group!r}; make one "
+        "with new_group(ranks)"
+    )
+    return refuse(session.comm, "a group", error)
+
+
+def refuse(comm: Comm, operation: str, error: Exception) -> NoReturn:
+    """Raise an error of this rank's own, and let the others hear of it, who would wait for this rank."""
+    with comm.taking_part(Call(operation)):
+        raise error
+
+
+def refuse_type(comm: Comm | None, operation: str, value: object) -> NoReturn:
+    """Raise that a function does not take a value."""
+    error = PayloadTypeError(f"Unhandled input type {type(value)}: {operation} does not take it")
+    if comm is None:
+        raise error
+    refuse(comm, operation, error)
+
+
+def _groups_of(session: Session) -> _Known:
+    return _known.setdefault(session.comm, _Known())
+
+
+def _is_ranks(group: object) -> bool:
+    return (
+        isinstance(group, Sequence)
+        and not isinstance(group, (str, bytes))
+        and all(isinstance(rank, int) and not isinstance(rank, bool) for rank in group)
+    )
+
+
+def _no_ranks(ranks: object) -> InvalidArgumentError:
+    return InvalidArgumentError(f"Argument ranks should be list of int, got {ranks!r}")

@@ -1,0 +1,201 @@
+"""Ignite's getters. They never talk, and alone they say rank 0 of 1, as Ignite's do."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import torch
+
+from rankwise.compat.ignite.models import NATIVE, SERIAL
+from rankwise.compat.ignite.place import joined, place
+from rankwise.errors import NotJoinedError
+from rankwise.session.identity import fact_lines, hostname
+from rankwise.session.session import Session
+
+log = logging.getLogger(__name__)
+
+_NUMBERS: Final = {
+    "local rank": "local_rank",
+    "num processes per_node": "local_world_size",
+    "num nodes": "num_nodes",
+    "node rank": "node_rank",
+}
+
+
+def get_world_size() -> int:
+    """Return how many ranks there are; 1 alone.
+
+    Local.
+
+    Example:
+        >>> get_world_size()
+        1
+    """
+    session = joined()
+    return 1 if session is None else session.world_size
+
+
+def get_rank() -> int:
+    """Return this process's rank; 0 alone.
+
+    Local.
+
+    Example:
+        >>> get_rank()
+        0
+    """
+    session = joined()
+    return 0 if session is None else session.rank
+
+
+def get_local_rank() -> int:
+    """Return this process's rank on its node; 0 alone.
+
+    Local.
+
+    Raises:
+        NotJoinedError: Other code opened the process group, and nothing says; `sync()` on all ranks finds out.
+
+    Example:
+        >>> get_local_rank()
+        0
+    """
+    return place("local_rank")
+
+
+def get_nproc_per_node() -> int:
+    """Return how many ranks are on this node; 1 alone. Nodes may have different numbers.
+
+    Local.
+
+    Raises:
+        NotJoinedError: Other code opened the process group, and nothing says; `sync()` on all ranks finds out.
+
+    Example:
+        >>> get_nproc_per_node()
+        1
+    """
+    return place("local_world_size")
+
+
+def get_nnodes() -> int:
+    """Return how many nodes there are; 1 alone.
+
+    Local.
+
+    Raises:
+        NotJoinedError: Other code opened the process group, and nothing says; `sync()` on all ranks finds out.
+
+    Example:
+        >>> get_nnodes()
+        1
+    """
+    return place("num_nodes")
+
+
+def get_node_rank() -> int:
+    """Return this node's number; 0 alone.
+
+    Local.
+
+    Raises:
+        NotJoinedError: Other code opened the process group, and nothing says; `sync()` on all ranks finds out.
+
+    Example:
+        >>> get_node_rank()
+        0
+    """
+    return place("node_rank")
+
+
+def device() -> torch.device:
+    """Return this rank's device: the CPU with gloo and mpi, its own GPU with nccl; alone whatever this host has.
+
+    Local.
+
+    Example:
+        >>> device().type in {"cpu", "cuda", "mps"}
+        True
+    """
+    session = joined()
+    if session is not None:
+        return session.device
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def backend() -> str | None:
+    """Return the backend that tensors on this rank's device travel by: "nccl", "gloo" or "mpi"; None alone.
+
+    Local.
+
+    Example:
+        >>> backend() is None
+        True
+    """
+    session = joined()
+    return None if session is None else _backend(session)
+
+
+def model_name() -> str:
+    """Return how this process runs: "native-dist" in a process group, "serial" alone.
+
+    Local.
+
+    Example:
+        >>> model_name()
+        'serial'
+    """
+    return SERIAL if joined() is None else NATIVE
+
+
+def show_config() -> None:
+    """Log who this is, where it came from and by what it talks, on rank zero.
+
+    Local. Through `logging`, at level INFO; on stderr where the program has not set logging up.
+
+    Example:
+        >>> show_config()
+    """
+    if get_rank() != 0:
+        return
+    lines = [
+        ("distributed configuration", model_name()),
+        ("backend", str(backend())),
+        ("device", str(device())),
+        ("hostname", hostname()),
+        ("world size", str(get_world_size())),
+        ("rank", str(get_rank())),
+        *((label, _number(name)) for label, name in _NUMBERS.items()),
+        ("torch", torch.__version__),
+    ]
+    session = joined()
+    if session is not None:
+        sources = (f"{name} from {source}" for name, _, source in fact_lines(session.reading.facts()))
+        lines.append(("launcher", f"{session.reading.launcher} ({', '.join(sources)})"))
+    for label, text in lines:
+        _tell(f"{label}: {text}")
+
+
+def _backend(session: Session) -> str | None:
+    """Return the backend for a session's device: "cpu:gloo,cuda:nccl" -> "nccl" on a GPU."""
+    pairs = [part.rpartition(":") for part in (session.backend or "").split(",")]
+    by_device = {kind: name for kind, _, name in pairs}
+    return by_device.get(session.device.type) or pairs[0][2] or None
+
+
+def _number(name: str) -> str:
+    try:
+        return str(place(name))
+    except NotJoinedError:
+        return "not known before sync()"
+
+
+def _tell(text: str) -> None:
+    if log.hasHandlers():
+        log.info("%s", text)
+    else:
+        record = log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None)
+        logging.StreamHandler().handle(record)

@@ -1,0 +1,201 @@
+"""Joining and leaving as Ignite spells it. The environment is read, never written."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl, urlsplit
+
+import torch.distributed as dist
+
+from rankwise.compat.ignite.models import available_backends
+from rankwise.compat.ignite.place import forget_hint, joined, learn_places
+from rankwise.environment.reading import Fact, Reading, parse_int
+from rankwise.errors import InvalidArgumentError, JoinError
+from rankwise.session import current
+from rankwise.session.joining import adopt, init
+from rankwise.session.session import Session
+
+_ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")
+# What Ignite documents; torch's own is shorter with nccl.
+_TIMEOUT_SECONDS: Final = 30 * 60.0
+# Ignite documents the CPU for these, whatever else the host has.
+_CPU_BACKENDS: Final = ("gloo", "mpi")
+
+
+def initialize(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's signature
+    """Join the world that this process was launched into, under any launcher that rankwise knows, or alone.
+
+    Collective over the world.
+
+    Args:
+        backend: "gloo", "nccl" or "mpi"; or as torch writes several, "cpu:gloo,cuda:nccl".
+        kwargs: `timeout`, a timedelta or seconds, 30 minutes by default; `init_method`, "env://", "tcp://host:port" or
+            "file://path"; `rank` and `world_size`, instead of what the launcher says; `device_id`, this rank's device.
+
+    Raises:
+        InvalidArgumentError: An argument cannot be used.
+        LauncherEnvironmentError: The launcher's variables are incomplete, contradictory or unreadable.
+        JoinError: The ranks could not meet, or this process has joined before.
+
+    Example:
+        >>> initialize("gloo")
+        >>> finalize()
+    """
+    join(backend, kwargs)
+
+
+def finalize() -> None:
+    """Leave the world: close what was opened, and destroy the process group, whoever opened it. Alone, do nothing.
+
+    Local, but for rank zero, which waits until the others no longer need the store that it serves.
+
+    Example:
+        >>> finalize()
+    """
+    forget_hint()
+    session = joined()
+    if session is None:
+        return
+    comm = session.comm
+    session.close()
+    if current.foreign_group() is not None:  # opened by other code, and adopted
+        comm.close("left the session")
+        current.forget()
+        dist.destroy_process_group()
+
+
+def join(backend: str, kwargs: dict[str, Any]) -> Session:
+    """Join, and return the session: a context that leaves again, and tells the others why.
+
+    Collective over the world.
+
+    Raises:
+        InvalidArgumentError, LauncherEnvironmentError, JoinError: As `initialize` does.
+    """
+    unknown = sorted(set(kwargs) - set(_ACCEPTED))
+    if unknown:
+        raise InvalidArgumentError(f"initialize takes no {', '.join(unknown)}; it takes {', '.join(_ACCEPTED)}")
+    check_backend(backend)
+    if joined() is not None:
+        raise JoinError(
+            "this process has joined already; call finalize() first, or leave initialize() out: what other code has "
+            "opened is found without it"
+        )
+    device = kwargs.get("device_id", "cpu" if backend in _CPU_BACKENDS else None)
+    timeout = seconds(kwargs.get("timeout"))
+    method = Method.parse(kwargs.get("init_method"))
+    rank, world_size = kwargs.get("rank", method.rank), kwargs.get("world_size", method.world_size)
+    if method.path:
+        return _meet_in_file(method.path, backend, _explicit(rank, world_size), timeout=timeout)
+    return init(
+        backend=backend, device=device, timeout=timeout, rank=rank, world_size=world_size, address=method.address
+    )
+
+
+def check_backend(backend: str) -> None:
+    """Check that a backend can be used on this host.
+
+    Raises:
+        InvalidArgumentError: It cannot.
+    """
+    known = available_backends()
+    # What is for several kinds of device is checked where it is opened.
+    if backend not in known and not (isinstance(backend, str) and ":" in backend):
+        raise InvalidArgumentError(f"Backend should be one of {known}, which this host can use; got {backend!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """An `init_method`, taken apart.
+
+    Attributes:
+        address: "host:port" that rank zero listens on, if it says.
+        path: The file that the ranks meet in, if it says.
+        rank, world_size: As it says.
+    """
+
+    address: str | None = None
+    path: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+
+    @classmethod
+    def parse(cls, text: str | None) -> Method:
+        """Read "env://", "tcp://host:port?rank=0&world_size=2" or "file:///path".
+
+        Raises:
+            InvalidArgumentError: It is none of these.
+        """
+        parts = urlsplit(text or "env://")
+        query = dict(parse_qsl(parts.query))
+        rank, world_size = (
+            parse_int(query[name], f"{name} in {text}") if name in query else None for name in ("rank", "world_size")
+        )
+        if parts.scheme == "env" and not parts.netloc:
+            return cls(rank=rank, world_size=world_size)
+        if parts.scheme == "tcp" and parts.netloc:
+            return cls(address=parts.netloc, rank=rank, world_size=world_size)
+        if parts.scheme == "file" and parts.path:
+            return cls(path=parts.netloc + parts.path, rank=rank, world_size=world_size)
+        raise InvalidArgumentError(f"init_method={text!r} is none of env://, tcp://host:port, file:///path")
+
+
+def seconds(timeout: object) -> float:
+    """Return a timeout in seconds.
+
+    Raises:
+        InvalidArgumentError: It is neither a timedelta nor a number.
+    """
+    if timeout is None:
+        return _TIMEOUT_SECONDS
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise InvalidArgumentError(f"timeout={timeout!r} is neither a timedelta nor a number of seconds")
+    return float(timeout)
+
+
+def _explicit(rank: int | None, world_size: int | None) -> Reading:
+    """Return who this process is, as arguments or else its launcher say."""
+    reading = current.read_environment()
+    if rank is None and world_size is None:
+        return reading
+    if rank is None or world_size is None:
+        raise InvalidArgumentError(f"rank={rank} and world_size={world_size}: pass both, or neither")
+    return Reading(launcher="arguments", rank=Fact(rank, "rank"), world_size=Fact(world_size, "world_size"))
+
+
+def _meet_in_file(path: str, backend: str, reading: Reading, *, timeout: float) -> Session:
+    """Open a process group whose ranks meet in a file, which is torch's way, and adopt it."""
+    rank, world_size = reading.rank.value, reading.world_size.value
+    hook = sys.excepthook
+    try:
+        dist.init_process_group(
+            backend, init_method=f"file://{path}", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)
+        )
+    except (RuntimeError, ValueError) as error:
+        sys.excepthook = hook
+        raise JoinError(
+            f"rank {rank} of {world_size} did not meet the others in {path} within {timeout:g} s: {error}"
+        ) from error
+
+    def close(reason: str, _: bool) -> None:
+        current.forget()
+        comm.close(reason)
+        if dist.is_initialized() and dist.group.WORLD is group:
+            dist.destroy_process_group()
+        sys.excepthook = hook
+
+    group = cast("dist.ProcessGroup", dist.group.WORLD)  # it is open now
+    session = adopt(group, reading, close=close)
+    comm = session.comm
+    current.put_in_force(session)
+    try:
+        learn_places(session)
+    except Exception as error:
+        session.close(reason=f"could not join: {error}", failed=True)
+        raise
+    return session
