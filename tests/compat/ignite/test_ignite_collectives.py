@@ -241,7 +241,7 @@ def test_what_differs_between_ranks_is_named_on_all(comm: Comm) -> None:
         return
     rank = rw.get_rank()
     last = rank == comm.size - 1
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: idist.all_reduce(torch.ones(2 + last)),
         lambda: idist.all_reduce(torch.tensor(1) if last else torch.tensor(1.0)),
         lambda: idist.all_reduce(1, op="MAX" if last else "MIN"),
@@ -253,7 +253,8 @@ def test_what_differs_between_ranks_is_named_on_all(comm: Comm) -> None:
         lambda: idist.broadcast(1, src=int(last)),
         lambda: idist.new_group([int(last)]),
         lambda: idist.barrier() if last else idist.all_reduce(1),
-    ):
+    )
+    for call in calls:
         with pytest.raises(rw.MismatchError, match=f"rank {comm.size - 1}"):
             call()
     assert idist.all_reduce(1) == comm.size
