@@ -16,6 +16,9 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise.launch.functions import launch_ranks
+from rankwise.launch.plan import Nodes
+from tests.session.worlds import free_port
 
 
 class Unreadable(Exception):  # noqa: N818 - it is one of the user's
@@ -262,3 +265,15 @@ def test_a_callers_session_stays_as_it_is() -> None:
         assert rw.launch(add, 0, nproc=2) == [1, 1]
         assert rw.all_reduce(1) == 1
         assert session.world_size == 1
+
+
+def test_functions_run_on_several_hosts() -> None:
+    """Each host has a launcher of its own, and gets what its own ranks return."""
+    endpoint = f"127.0.0.1:{free_port()}"
+
+    def host(number: int) -> list[float]:
+        nodes = Nodes(least=2, most=2, backend="static", endpoint=endpoint, run_id="run", node_rank=number)
+        return launch_ranks(add, (number,), nproc=2, nodes=nodes)
+
+    with ThreadPoolExecutor(2) as hosts:
+        assert list(hosts.map(host, range(2))) == [[8, 8], [8, 8]]

@@ -1,0 +1,28 @@
+"""One body for every world: a process group that other code made between some ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+from rankwise.session.current import session_in_force
+from rankwise.session.joining import adopt_part
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_part_that_other_code_made_is_adopted(comm: Comm) -> None:
+    rank = rw.get_rank()
+    members = list(range(1, comm.size))
+    group = dist.new_group(members)
+    if isinstance(group, dist.ProcessGroup) and rank in members:
+        for _ in range(2):
+            part = adopt_part(group, session_in_force())
+            assert list(part.ranks) == members
+            assert rw.all_gather(torch.full((rank * 3000,), rank), group=part)[-1].shape == (3000 * members[-1],)
+            assert rw.all_reduce(rank, group=part) == sum(members)
+            assert rw.broadcast(rank, src=members[-1], group=part) == members[-1], "src is a global rank"
+            part.close()
+    assert rw.all_reduce(1) == comm.size
