@@ -86,7 +86,7 @@ def test_rank_and_world_size_may_be_arguments(tmp_path: Path) -> None:
 
 
 def test_torchrun_in_a_slurm_allocation_keeps_its_local_ranks() -> None:
-    """The original takes LOCAL_RANK from SLURM_LOCALID wherever there is SLURM_JOB_ID, and raises where there is none."""
+    """The original takes LOCAL_RANK from SLURM_LOCALID wherever there is SLURM_JOB_ID."""
     port = free_port()
     for more in ({}, {"SLURM_LOCALID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}):
         environs = [

@@ -1,10 +1,11 @@
-"""PyTorch-Ignite on rankwise: an engine with metrics, checkpoints, loggers, loaders and a model, on any number of ranks.
+"""PyTorch-Ignite on rankwise: engines with metrics, checkpoints, loggers, loaders and a model, on any number of ranks.
 
 How to start is the first argument: "alone", "env" for ranks that a launcher started, or the number of ranks to start.
 The second is a folder. Rank zero prints what came out, which is the same on any number of ranks, as JSON. With a third,
 it is Ignite as it is.
 """
 
+import importlib
 import json
 import sys
 import warnings
@@ -19,7 +20,6 @@ ORIGINAL = len(sys.argv) > 3
 if not ORIGINAL:
     rankwise.compat.ignite.install()
 
-import ignite.distributed as idist  # noqa: E402 - after the installation
 import torch  # noqa: E402
 from ignite.contrib.engines import common  # noqa: E402
 from ignite.engine import Engine, Events  # noqa: E402
@@ -37,6 +37,8 @@ from ignite.metrics import (  # noqa: E402
 from ignite.utils import setup_logger  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
+
+idist: Any = importlib.import_module("ignite.distributed")
 
 SAMPLES, CLASSES, EPOCHS, BATCH = 48, 3, 2, 16
 
@@ -62,7 +64,8 @@ def adapted_model() -> nn.Module:
         with torch.no_grad():
             model.weight.copy_(torch.eye(CLASSES, 4))
             model.bias.zero_()
-    return idist.auto_model(model)
+    adapted: nn.Module = idist.auto_model(model)
+    return adapted
 
 
 def check_model(model: nn.Module) -> None:
@@ -76,8 +79,11 @@ def check_model(model: nn.Module) -> None:
     try:
         assert idist.auto_model(normed, sync_bn=True) is normed
     except ValueError as error:
-        assert many
-        assert "SyncBatchNorm" in str(error), "DDP wants a GPU for what the model was converted to"
+        refused = str(error)
+    else:
+        refused = ""
+    # The model was converted, and for that DDP wants a GPU.
+    assert ("SyncBatchNorm" in refused) is many
 
 
 def training(model: nn.Module, loader: Any) -> tuple[Engine, torch.optim.Optimizer]:

@@ -30,7 +30,7 @@ class Parallel:
         node_rank: Which of them this one is.
         master_addr, master_port: Where they meet.
         init_method: As for `initialize`.
-        spawn_kwargs: What else `spawn` takes.
+        spawn_kwargs: What else `spawn` takes; without `nproc_per_node` only `timeout` counts.
 
     Raises:
         InvalidArgumentError: An argument cannot be used.
@@ -72,6 +72,7 @@ class Parallel:
             spawn_kwargs["init_method"] = init_method
         self.backend = backend
         self.init_method = init_method
+        self._joining = {"init_method": init_method, "timeout": spawn_kwargs.get("timeout")}
         self._spawning = None if nproc_per_node is None else _checked(given) | spawn_kwargs
         self._session: Session | None = None
 
@@ -91,7 +92,7 @@ class Parallel:
 
     def __enter__(self) -> Parallel:  # noqa: PYI034 - Self is not in Python 3.10
         if self.backend is not None and self._spawning is None:
-            self._session = join(self.backend, {"init_method": self.init_method})
+            self._session = join(self.backend, self._joining)
         return self
 
     def __exit__(

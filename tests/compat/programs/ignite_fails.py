@@ -1,0 +1,33 @@
+"""A rank of a world fails in the way that the argument says, while the others wait for it."""
+
+import os
+import signal
+import sys
+import time
+
+import rankwise as rw
+import rankwise.compat.ignite as idist
+
+
+def work(local_rank: int, fault: str) -> None:
+    """Fail on the last rank."""
+    if idist.get_rank() == idist.get_world_size() - 1:
+        if fault == "raise":
+            raise ValueError("the loss is not a number")
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "leave":
+            sys.exit(0)
+        if fault == "never come":
+            time.sleep(4)
+    idist.all_reduce(1)
+
+
+fault = sys.argv[1]
+try:
+    with idist.Parallel("gloo", timeout=2, start_method="fork") as parallel:
+        parallel.run(work, fault)
+except rw.CollectiveError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+finally:
+    print(idist.model_name())
