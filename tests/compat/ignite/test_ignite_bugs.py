@@ -121,12 +121,17 @@ def test_device_says_nothing_of_indices(own_group: None) -> None:
         assert idist.device() == torch.device("cpu"), "as Ignite documents for gloo"
 
 
-def test_a_hint_is_forgotten_in_the_end(own_group: None) -> None:
-    open_group()
-    forgets = idist.get_local_rank()
-    idist.set_local_rank(0)
+def test_a_hint_is_forgotten_in_the_end() -> None:
+    session = Session(detect({"RANK": "3", "WORLD_SIZE": "4"}))
+    put_in_force(session)
+    idist.set_local_rank(2)
+    hinted = idist.get_local_rank()
     idist.finalize()
-    assert idist.get_local_rank() == forgets == 0
+    put_in_force(session)
+    with pytest.raises(rw.NotJoinedError, match="local_rank cannot be known"):
+        idist.get_local_rank()
+    forget()
+    assert hinted == 2
     for index in (-1, True, "0", None):
         with pytest.raises(ValueError, match="is not a local rank"):
             idist.set_local_rank(index)  # type: ignore[arg-type]  # that is the point

@@ -123,6 +123,7 @@ def evaluation(model: nn.Module) -> tuple[Engine, dict[str, Any]]:
 def train(local_rank: int, place: str, *, closing: str = "") -> None:
     """Train and evaluate on all ranks."""
     torch.set_num_threads(1)
+    assert sys.modules["ignite.distributed"] is idist, "in ranks that were spawned too"
     assert (idist is rankwise.compat.ignite) is not ORIGINAL
     assert local_rank == idist.get_local_rank() == idist.get_rank()
     folder = Path(place)

@@ -59,9 +59,9 @@ def finalize() -> None:
     session = joined()
     if session is None:
         return
-    comm = session.comm
+    comm = None if current.foreign_group() is None else session.comm
     session.close()
-    if current.foreign_group() is not None:  # opened by other code, and adopted
+    if comm is not None and current.foreign_group() is not None:  # opened by other code, and adopted
         comm.close("left the session")
         current.forget()
         dist.destroy_process_group()
