@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,11 @@ def test_signatures_are_the_recorded_ones(name: str) -> None:
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_what_is_recorded_is_what_ignite_has(name: str) -> None:
     assert plain_signature(getattr(original, name)) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("name", sorted(set(SIGNATURES) - {"DistributedProxySampler", "Parallel"}))
+def test_functions_say_whether_they_talk(name: str) -> None:
+    assert re.search(r"^(Local|Collective)\b", inspect.getdoc(getattr(idist, name)) or "", re.MULTILINE)
 
 
 def test_no_name_is_missing() -> None:
@@ -177,3 +183,4 @@ def test_installation(program: str, tmp_path: Path) -> None:
         env=clean_environ(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=50, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stdout) == (0, "ok\n"), ended.stderr
+    assert ("world size: 1\nrank: 0\n" in ended.stderr) is (program == "ignite_stands_in.py")

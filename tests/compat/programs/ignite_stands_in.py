@@ -17,4 +17,5 @@ assert precision.idist is idist
 assert precision.all_gather_tensors_with_shapes is idist.all_gather_tensors_with_shapes
 for name in ("auto", "launcher", "utils", "comp_models"):
     assert importlib.import_module(f"ignite.distributed.{name}") is idist
+idist.show_config()  # where logging is not set up, it shows itself
 print("ok")
