@@ -52,12 +52,20 @@ class Members(ABC):
         self.framed = self.size <= FRAMED_RANKS
         self.closed = False
         self.turns = 0
+        self._parts: list[Members] = []
         self._broken = ""
         self._pid = os.getpid()
 
-    def close(self, reason: str = "left") -> None:  # noqa: ARG002 - for whom there is somebody to tell
-        """Let go of what the members talked over, and tell the others why."""
+    def close(self, reason: str = "left") -> None:
+        """Let go of what the members talked over, and of the groups that go with this one; tell the others why."""
         self.closed = True
+        for part in self._parts:
+            part.close(reason)
+        self._parts.clear()
+
+    def take_along(self, part: Members) -> None:
+        """Close a group of some of these members when this one is closed."""
+        self._parts.append(part)
 
     @contextmanager
     def taking_part(self, call: Call) -> Iterator[int]:

@@ -49,7 +49,6 @@ class TorchGroupComm(Comm):
         self._world = world
         self._name = f"group/{world.made}"
         world.made += 1
-        self._parts: list[TorchGroupComm] = []
         self._mesh: Mesh | None = None
         self._near: Near | None = None
 
@@ -72,12 +71,9 @@ class TorchGroupComm(Comm):
         Whoever destroys them relies on being the last to hold them: a group whose threads still run when the process
         ends takes it down with SIGABRT.
         """
-        super().close()
+        super().close(reason)
         self.group = None
         self._hang_up(reason)
-        for part in self._parts:
-            part.close(reason)
-        self._parts.clear()
 
     def gone(self, ranks: Container[int] | None = None) -> str:
         return "" if self._mesh is None else self._mesh.gone(ranks)
@@ -94,7 +90,7 @@ class TorchGroupComm(Comm):
         part = TorchGroupComm(
             group if isinstance(group, dist.ProcessGroup) else None, ranks=tuple(ranks), world=self._world
         )
-        self._parts.append(part)
+        self.take_along(part)
         part.connect()
         return part
 

@@ -152,11 +152,13 @@ def adopt(
 def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
     """Return a comm over a process group that somebody else made between some ranks of a session. Does not talk.
 
-    Its ranks connect to each other in their first collective.
+    Its ranks connect to each other in their first collective. It is closed with the session.
     """
     ranks = dist.get_process_group_ranks(group)
     world = _adopted_world(group, session.reading, ranks, session.device, check=session.comm.check)
-    return TorchGroupComm(group, ranks=ranks, world=world)
+    part = TorchGroupComm(group, ranks=ranks, world=world)
+    session.comm.take_along(part)
+    return part
 
 
 def _adopted_world(

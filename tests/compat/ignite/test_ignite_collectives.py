@@ -148,11 +148,11 @@ def test_a_list_of_ranks_makes_one_group(comm: Comm) -> None:
     if rw.backend() is None:
         return
     idist.all_reduce(1, group=[0, 1])
-    before = len(comm._parts)  # type: ignore[attr-defined]  # how many it has made
+    before = len(comm._parts)
     for _ in range(3):
         idist.all_reduce(1, group=[1, 0])
         idist.all_gather("x", group=(0, 1))
-    assert len(comm._parts) == before  # type: ignore[attr-defined]
+    assert len(comm._parts) == before
 
 
 def test_barrier_waits_for_all(comm: Comm, tmp_path_of_world: str) -> None:
