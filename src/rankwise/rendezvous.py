@@ -64,7 +64,7 @@ def choose(reading: Reading, *, starter: Callable[[str], str]) -> Endpoint | Non
     local = reading.local_world_size
     one_host = local is not None and local.value == reading.world_size.value
     host, port, job = reading.host, reading.port, reading.job
-    if host is not None and _is_loopback(host.value):
+    if host is not None and is_loopback(host.value):
         one_host = True  # nobody else could come there
     if one_host and not reading.agent_store:
         # Whatever the host's name resolves to, ranks of one host meet on loopback, and all on the same address of it.
@@ -126,5 +126,6 @@ def _ports(name: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(_FIRST_PORT + number % _PORT_COUNT for number in numbers))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether only this host can come to a host of that name."""
     return host in {"localhost", "::1"} or host.startswith("127.")

@@ -22,18 +22,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
-    if value in {"auto", "gpu"}:
-        import torch  # noqa: PLC0415 - numbers do not wait for it
+    from rankwise.launch.plan import number_of_processes  # noqa: PLC0415 - `rankwise env` does not wait for this
 
-        found = torch.accelerator.device_count()
-        if found or value == "gpu":
-            return found
-    if value in {"auto", "cpu"}:
-        return os.cpu_count() or 1
     try:
-        return int(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a number, nor one of auto, cpu, gpu") from None
+        return number_of_processes(value)
+    except InvalidArgumentError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _number_of_nodes(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:

@@ -97,7 +97,7 @@ def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
         LaunchError: The ranks could not be started.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended.
     """
-    rendezvous = LoopbackRendezvous(uuid.uuid4().hex) if plan.nodes is None else between_hosts(plan.nodes)
+    rendezvous = LoopbackRendezvous(uuid.uuid4().hex, plan.ports) if plan.nodes is None else between_hosts(plan.nodes)
     spec = WorkerSpec(
         role="default",
         local_world_size=plan.nproc,
@@ -113,7 +113,9 @@ def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
             agent.run()
         finally:
             rendezvous.shutdown()
-    raise_failures(pool.ranks, plan.nproc, returning=plan.kind == "function", kernel=word(killed, kills()))
+    workers = agent.get_worker_group().workers
+    size = workers[0].world_size if workers else plan.nproc
+    raise_failures(pool.ranks, size, returning=plan.kind == "function", kernel=word(killed, kills()))
     return pool.ranks
 
 

@@ -42,20 +42,17 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
         >>> rankwise.launch(lambda x: x * rankwise.get_rank(), 10, nproc=2)
         [0, 10]
     """
-    return launch_ranks(fn, args, nproc=nproc)
+    return launch_function(fn, args, nproc=nproc)
 
 
-def launch_ranks(fn: Callable[..., R], args: tuple[Any, ...], *, nproc: int, nodes: Nodes | None = None) -> list[R]:
-    """Run a function in the ranks of this host, which may be one of several that each call this.
+def launch_function(fn: Callable[..., R], args: tuple[Any, ...], *, nproc: int, nodes: Nodes | None = None) -> list[R]:
+    """Run a function as the ranks of this host, and return what each of them returned, by rank.
 
     Args:
         fn: What each rank runs.
-        args: What it is called with, the same in each rank.
-        nproc: How many ranks on this host.
-        nodes: The hosts of the world; None if it is this one alone.
-
-    Returns:
-        The results of this host's ranks, by rank.
+        args: What it is called with.
+        nproc: How many ranks.
+        nodes: The other hosts of the world, where a launcher runs too; there are none by default.
 
     Raises:
         InvalidArgumentError, RankFailedError, LaunchError: As `launch` does.

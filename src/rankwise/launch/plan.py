@@ -59,6 +59,8 @@ class Plan:
         search_path: Where a function's modules are found.
         max_restarts: How often all ranks are started again after one failed.
         nodes: The hosts of the world; None if it is this one alone.
+        ports: Where the store of one host listens: the first of these that is free; 0 for any.
+        append_local_rank: Every rank's last argument is --local_rank=N.
         environ: What all ranks' environments have in common.
     """
 
@@ -69,6 +71,8 @@ class Plan:
     search_path: tuple[str, ...] = ()
     max_restarts: int = 0
     nodes: Nodes | None = None
+    ports: tuple[int, ...] = (0,)
+    append_local_rank: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -78,10 +82,11 @@ class Plan:
 
     def request(self, place: Mapping[str, str]) -> Request:
         """Return what to ask of a rank, given the variables that tell it its place."""
+        told = (f"--local_rank={place['LOCAL_RANK']}",) if self.append_local_rank else ()
         return Request(
             environ={**self.environ, **place},
             kind=self.kind,
-            argv=self.argv,
+            argv=(*self.argv, *told),
             call=self.call,
             search_path=self.search_path,
         )
@@ -102,6 +107,26 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
 def search_path() -> tuple[str, ...]:
     """Return where ranks find this process's modules; "" means the working directory, which they share."""
     return tuple(str(Path(entry).absolute()) for entry in sys.path)
+
+
+def number_of_processes(text: str) -> int:
+    """Return how many processes a command line asks for on this host: "4"; "auto", "gpu" or "cpu" for one on each.
+
+    Raises:
+        InvalidArgumentError: It is neither a number nor one of these.
+    """
+    if text in {"auto", "gpu"}:
+        import torch  # noqa: PLC0415 - numbers do not wait for it
+
+        found = torch.accelerator.device_count()
+        if found or text == "gpu":
+            return found
+    if text in {"auto", "cpu"}:
+        return os.cpu_count() or 1
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgumentError(f"{text!r} is not a number, nor one of auto, cpu, gpu") from None
 
 
 def check_nproc(nproc: int) -> None:

@@ -57,20 +57,25 @@ def launch_script(
         KeyboardInterrupt: By Ctrl-C, after the ranks have ended.
     """
     check_nproc(nproc)
-    if kind == "script":
-        check_script(target)
-    elif kind == "program":
-        check_program(target)
     environ = common_environ(nproc, one_host=nodes is None)
     plan = Plan(nproc=nproc, kind=kind, argv=(target, *args), max_restarts=max_restarts, nodes=nodes, environ=environ)
-    screen = screen or Screen(nproc=nproc)
+    launch_plan(plan, preload=preload, screen=screen)
+
+
+def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = None) -> None:
+    """Run what a plan says, which is not a function, as a command does: see `launch_script`."""
+    if plan.kind == "script":
+        check_script(plan.argv[0])
+    elif plan.kind == "program":
+        check_program(plan.argv[0])
+    screen = screen or Screen(nproc=plan.nproc)
     start = time.monotonic()
-    screen.note(f"rankwise: starting {nproc} ranks")
-    with _terminated_by_signals(), Pool(environ, screen=screen, preload=preload, owner=True) as pool:
+    screen.note(f"rankwise: starting {plan.nproc} ranks")
+    with _terminated_by_signals(), Pool(plan.environ, screen=screen, preload=preload, owner=True) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         run(plan, pool)
-    screen.note(f"rankwise: {nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
+    screen.note(f"rankwise: {plan.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
 
 
 @contextmanager

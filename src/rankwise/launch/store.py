@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -13,6 +14,8 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
+from rankwise.errors import LaunchError
+from rankwise.launch.hosts import NumberedHosts
 from rankwise.launch.plan import Nodes
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session.store import serve
@@ -26,9 +29,9 @@ class LoopbackRendezvous(RendezvousHandler):
     Nobody else can take the port, and only this host can reach it.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, ports: Sequence[int] = (0,)) -> None:
         self._run_id = run_id
-        self._store, self._port = serve(one_host=True, timeout=_TIMEOUT)
+        self._store, self._port = _serve_first(ports)
         self._closed = False
 
     @property
@@ -59,11 +62,27 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
 
+def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
+    """Serve a store on the first of these ports that is free, and return it with the port.
+
+    Raises:
+        LaunchError: None is.
+    """
+    for port in ports:
+        try:
+            return serve(one_host=True, timeout=_TIMEOUT, port=port)
+        except OSError as error:
+            problem = error
+    raise LaunchError(
+        f"port {', '.join(map(str, ports))} of this host cannot be used: {problem.strerror}; name another, or none"
+    ) from problem
+
+
 def between_hosts(nodes: Nodes) -> RendezvousHandler:
-    """Return torch's rendezvous of the launchers of several hosts."""
-    options: dict[str, Any] = {**nodes.options}
+    """Return the rendezvous of the launchers of several hosts: ours if they are numbered, else torch's."""
     if nodes.backend == "static":
-        options["rank"] = nodes.node_rank
+        return NumberedHosts(nodes)
+    options: dict[str, Any] = {**nodes.options}
     return registry.get_rendezvous_handler(
         RendezvousParameters(
             backend=nodes.backend,

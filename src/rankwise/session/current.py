@@ -84,6 +84,15 @@ def opened_session() -> Session | None:
     return in_force.session
 
 
+def is_joined() -> bool:
+    """Return whether this process has joined others: a session, or somebody's process group, is open.
+
+    Local.
+    """
+    session = in_force.session
+    return foreign_group() is not None or (session is not None and session.group is None)
+
+
 def put_in_force(session: Session) -> None:
     """Make a session the process's."""
     forget()

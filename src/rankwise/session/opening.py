@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
@@ -24,13 +24,13 @@ import torch.distributed.nn.functional  # noqa: F401
 from rankwise._torch import gloo_on_loopback
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
-from rankwise.environment.reading import Reading
+from rankwise.environment.reading import Fact, Reading
 from rankwise.errors import JoinError, RankwiseError
 from rankwise.rendezvous import LOOPBACK, Endpoint, choose
 from rankwise.session import current, meeting, store
 from rankwise.session.device import bind, choose_backend, choose_device
 from rankwise.session.host import address_towards, host_id, starter
-from rankwise.session.roll_call import Hello, ranks_text
+from rankwise.session.roll_call import Answer, Hello, ranks_text
 from rankwise.session.session import Session
 
 log = logging.getLogger(__name__)
@@ -150,18 +150,27 @@ def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float)
         agents = store.connect(endpoint.host, endpoint.ports[0], timeout=timeout)
         joint = dist.PrefixStore(f"rankwise/{job}/{reading.attempt}", agents)
         answer, kept = store.roll_call(joint, hello, timeout=timeout)
-        return _Met(answer.complete(reading), kept, {})
+        return _Met(_complete(reading, answer, endpoint, endpoint.ports[0]), kept, {})
     if hello.rank == 0:
         kept, port = store.serve(one_host=endpoint.one_host, timeout=timeout)
         answer, lines = meeting.host(endpoint, hello, store_port=port, timeout=timeout)
-        return _Met(answer.complete(reading), kept, lines)
+        met_at = next((line.getsockname()[1] for line in lines.values()), endpoint.ports[0])
+        return _Met(_complete(reading, answer, endpoint, met_at), kept, lines)
     answer, line = meeting.attend(endpoint, hello, timeout=timeout)
     try:
-        complete = answer.complete(reading)
+        complete = _complete(reading, answer, endpoint, line.getpeername()[1])
         return _Met(complete, store.connect(endpoint.host, answer.store_port, timeout=timeout), {0: line})
     except JoinError:
         line.close()
         raise
+
+
+def _complete(reading: Reading, answer: Answer, endpoint: Endpoint, port: int) -> Reading:
+    """Return the reading with what rank zero answered, and with where the ranks met."""
+    host = (
+        reading.host if reading.host and reading.host.value == endpoint.host else Fact(endpoint.host, endpoint.source)
+    )
+    return replace(answer.complete(reading), host=host, port=reading.port or Fact(port, endpoint.source))
 
 
 def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endpoint: Endpoint | None) -> World:

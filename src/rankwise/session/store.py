@@ -19,13 +19,16 @@ from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
 _PAUSE_SECONDS: Final = 0.05
 
 
-def serve(*, one_host: bool, timeout: float) -> tuple[Store, int]:
-    """Serve a store on a port of its own, and return it with the port.
+def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]:
+    """Serve a store, and return it with its port: one that is free, if none is asked for.
 
     The socket listens before the store exists, so nobody else can take the port.
+
+    Raises:
+        OSError: The port that was asked for is taken, or not to be had.
     """
-    listener = listen(0, one_host=one_host)
-    port: int = listener.getsockname()[1]
+    listener = listen(port, one_host=one_host)
+    port = listener.getsockname()[1]
     store = TCPStore(
         LOOPBACK,
         port,
@@ -99,7 +102,7 @@ def roll_call(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, St
         if hello.rank == 0:
             _answer_all(world, hello, timeout=timeout)
         key = f"answer/{hello.rank}"
-        if not _wait_for(world, [key], timeout=timeout + ANSWER_SECONDS):
+        if not wait_for(world, [key], timeout=timeout + ANSWER_SECONDS):
             raise JoinTimeoutError(f"rank zero did not arrive within {timeout:g} s, or is stopped; was it started?")
         answer = Answer.decode(world.get(key).decode())
     finally:
@@ -110,7 +113,7 @@ def roll_call(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, St
     return answer, world
 
 
-def _wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
+def wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
     """Wait until all keys are set; False if they are not in time.
 
     By asking: a wait in C++ would not hear Ctrl-C, and says on stderr that it timed out.
@@ -127,7 +130,7 @@ def _wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
 
 def _answer_all(store: Store, own: Hello, *, timeout: float) -> None:
     ranks = range(own.world_size)
-    complete = _wait_for(store, [f"hello/{rank}" for rank in ranks], timeout=timeout)
+    complete = wait_for(store, [f"hello/{rank}" for rank in ranks], timeout=timeout)
     arrived = [rank for rank in ranks if complete or store.check([f"hello/{rank}"])]
     hellos = {rank: Hello.decode(store.get(f"hello/{rank}").decode()) for rank in arrived}
     problem = next((text for hello in hellos.values() if hello.rank and (text := conflict(own, hello))), "")

@@ -13,7 +13,7 @@ from rankwise.compat.ignite.identity import get_local_rank
 from rankwise.compat.ignite.installing import install, is_installed
 from rankwise.compat.ignite.joining import Method, check_backend, join, seconds
 from rankwise.errors import InvalidArgumentError
-from rankwise.launch.functions import launch_ranks
+from rankwise.launch.functions import launch_function
 from rankwise.launch.plan import Nodes, check_nproc
 
 _ACCEPTED: Final = (
@@ -75,7 +75,7 @@ def spawn(
         raise InvalidArgumentError(f"{fn!r} and its arguments cannot be carried to other processes: {error}") from error
 
     def run() -> None:
-        launch_ranks(_be_rank, (backend, joining, call, is_installed()), nproc=nproc_per_node, nodes=nodes)
+        launch_function(_be_rank, (backend, joining, call, is_installed()), nproc=nproc_per_node, nodes=nodes)
 
     if kwargs.get("join", True):
         run()

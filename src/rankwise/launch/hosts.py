@@ -1,0 +1,125 @@
+"""Where the launchers of several hosts meet that were told their numbers: at the first one, which serves the store.
+
+As torch's static rendezvous, but what goes wrong is said: who did not come, who came twice, who has the port.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from torch.distributed import PrefixStore, Store
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, LaunchError
+from rankwise.launch.plan import Nodes
+from rankwise.rendezvous import is_loopback, parse_address
+from rankwise.session.roll_call import ranks_text
+from rankwise.session.store import connect, serve, wait_for
+
+_TIMEOUT: Final = 600.0
+_PAUSE_SECONDS: Final = 0.2
+
+
+class NumberedHosts(RendezvousHandler):
+    """Torch's rendezvous for launchers that know which host of how many they are on."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        host, port = parse_address(nodes.endpoint)
+        self._nodes = nodes
+        self._host, self._port = host.value, port.value
+        try:
+            self._timeout = float(nodes.options.get("timeout", _TIMEOUT))
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"timeout={nodes.options['timeout']!r}, for hosts to meet, is no number of seconds"
+            ) from error
+        if not 0 <= nodes.node_rank < nodes.most:
+            raise InvalidArgumentError(f"node_rank={nodes.node_rank} is not one of {nodes.most} hosts, counted from 0")
+        self._store: Store | None = None
+        self._rounds = 0
+        self._closed = False
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "static"
+
+    def get_run_id(self) -> str:
+        return self._nodes.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        deadline = time.monotonic() + self._timeout
+        if self._store is None:
+            self._store = self._serve() if self._nodes.node_rank == 0 else self._find(deadline)
+        self._rounds += 1
+        store = PrefixStore(f"rankwise-agents/{self._nodes.run_id}/{self._rounds}", self._store)
+        try:
+            self._arrive(store, deadline)
+        except RuntimeError as error:
+            if isinstance(error, LaunchError):
+                raise
+            raise LaunchError(
+                f"the launcher of host 0 at {self._nodes.endpoint} has gone while host {self._nodes.node_rank} waited "
+                f"for the others; see what it printed: {error}"
+            ) from error
+        meeting = RendezvousStoreInfo(self._host, self._port)
+        return RendezvousInfo(store, self._nodes.node_rank, self._nodes.most, meeting)
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def set_closed(self) -> None:
+        self._closed = True
+
+    def shutdown(self) -> bool:
+        self._closed = True
+        return True
+
+    def _serve(self) -> Store:
+        try:
+            store, _ = serve(one_host=is_loopback(self._host), timeout=self._timeout, port=self._port)
+        except OSError as error:
+            raise LaunchError(
+                f"host 0 cannot listen on port {self._port}, where all hosts are to meet: {error.strerror}; "
+                "name another port on all hosts, or end what holds it"
+            ) from error
+        return store
+
+    def _find(self, deadline: float) -> Store:
+        """Connect to the first host, whose launcher may be started later than this one."""
+        while True:
+            try:
+                return connect(self._host, self._port, timeout=max(0.1, deadline - time.monotonic()))
+            except JoinError as error:
+                if isinstance(error, JoinTimeoutError) or time.monotonic() > deadline:
+                    raise LaunchError(
+                        f"host {self._nodes.node_rank} did not find host 0 within {self._timeout:g} s: {error}"
+                    ) from error
+            time.sleep(_PAUSE_SECONDS)
+
+    def _arrive(self, store: Store, deadline: float) -> None:
+        """Wait until all hosts are here.
+
+        Raises:
+            LaunchError: One did not come in time, or they do not make one world.
+        """
+        own, number = self._nodes.node_rank, self._nodes.most
+        if store.add(f"count/{own}", 1) > 1:
+            raise LaunchError(f"two launchers say that they are host {own} of {number}; give each its own number")
+        store.set(f"host/{own}", str(number))
+        keys = [f"host/{other}" for other in range(number)]
+        if not wait_for(store, keys, timeout=max(0.0, deadline - time.monotonic())):
+            absent = [other for other in range(number) if not store.check([keys[other]])]
+            raise LaunchError(
+                f"{ranks_text(absent).replace('rank', 'host')} of {number} did not come to {self._nodes.endpoint} "
+                f"within {self._timeout:g} s; was a launcher started there, and with the same number of hosts?"
+            )
+        told = {other: int(store.get(key)) for other, key in enumerate(keys)}
+        if set(told.values()) != {number}:
+            raise LaunchError(f"the hosts were told of different numbers of hosts: {told}")

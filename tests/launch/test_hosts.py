@@ -1,0 +1,118 @@
+"""Launchers of several hosts that are numbered: who did not come, who came twice, who has the port."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rankwise as rw
+from rankwise.launch.functions import launch_function
+from rankwise.launch.plan import Nodes
+from tests.session.worlds import clean_environ, free_port
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port that another program listens on, and that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def launch_on(port: int, rank: int, *, most: int = 2, timeout: str = "2") -> list[int] | Exception:
+    """Launch ranks that say who they are, as host `rank`, and return what came of it."""
+    nodes = Nodes(
+        least=most,
+        most=most,
+        backend="static",
+        endpoint=f"127.0.0.1:{port}",
+        run_id="test",
+        node_rank=rank,
+        options={"timeout": timeout},
+    )
+    try:
+        return launch_function(who_am_i, (), nproc=2, nodes=nodes)
+    except rw.RankwiseError as error:
+        return error
+
+
+def who_am_i() -> int:
+    with rw.init(timeout=30.0):
+        return rw.all_reduce(1) * 10 + rw.get_rank()
+
+
+def launch_all(*ranks: int, most: int = 2, timeout: str = "2") -> list[list[int] | Exception]:
+    """Launch on several hosts at the same time, each in a thread of this process."""
+    port = free_port()
+    ended: dict[int, list[int] | Exception] = {}
+
+    def be(place: int, rank: int) -> None:
+        ended[place] = launch_on(port, rank, most=most, timeout=timeout)
+
+    threads = [threading.Thread(target=be, args=pair) for pair in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    return [ended[place] for place in range(len(ranks))]
+
+
+def test_ranks_of_two_hosts_are_one_world() -> None:
+    assert launch_all(0, 1, timeout="40") == [[40, 41], [42, 43]]
+
+
+def test_a_host_that_does_not_come_is_named() -> None:
+    (error,) = launch_all(0, most=3)
+    assert isinstance(error, rw.LaunchError)
+    assert "hosts 1-2 of 3 did not come to 127.0.0.1:" in str(error)
+    assert "within 2 s" in str(error)
+
+
+def test_a_first_host_that_does_not_come_is_missed() -> None:
+    (error,) = launch_all(1)
+    assert isinstance(error, rw.LaunchError)
+    assert "host 1 did not find host 0 within 2 s" in str(error)
+
+
+def test_a_port_that_is_taken_is_an_error_on_every_host(taken_port: int) -> None:
+    first = launch_on(taken_port, 0)
+    assert isinstance(first, rw.LaunchError)
+    assert f"host 0 cannot listen on port {taken_port}" in str(first)
+    # In a process of its own: a client of torch's store cannot be stopped on a port that is silent.
+    command = [
+        str(Path(sys.executable).with_name("rankwise")),
+        "launch",
+        "-n",
+        "1",
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "1",
+    ]
+    second = subprocess.run(
+        [*command, "--rdzv-endpoint", f"127.0.0.1:{taken_port}", "--rdzv-conf", "timeout=2", "--no-python", "true"],
+        env=clean_environ(), capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert second.returncode == 1
+    assert "rankwise: host 1 did not find host 0 within 2 s" in second.stderr
+    assert "another program has the port" in second.stderr
+
+
+def test_two_hosts_of_one_number_are_told() -> None:
+    ended = launch_all(0, 1, 1, most=3)
+    assert any("two launchers say that they are host 1 of 3" in str(error) for error in ended)
+    assert any("host 2 of 3 did not come" in str(error) for error in ended)
+
+
+@pytest.mark.parametrize("options", [{"timeout": "soon"}, {}])
+def test_hosts_that_cannot_be_are_refused(options: dict[str, str]) -> None:
+    nodes = Nodes(
+        least=2, most=2, backend="static", endpoint="127.0.0.1:1", run_id="test", node_rank=2, options=options
+    )
+    with pytest.raises(rw.InvalidArgumentError, match="no number of seconds" if options else "not one of 2 hosts"):
+        launch_function(who_am_i, (), nproc=1, nodes=nodes)

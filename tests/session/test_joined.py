@@ -1,0 +1,33 @@
+"""What a process knows of having joined."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch.distributed as dist
+
+from rankwise.comm.comm import Comm
+from rankwise.session.current import is_joined, session_in_force
+
+
+@pytest.mark.ranks("serial", 2)
+def test_a_process_knows_whether_it_has_joined(comm: Comm) -> None:
+    assert is_joined() == dist.is_initialized() == (session_in_force().group is not None)
+
+
+def test_a_group_of_somebody_elses_counts() -> None:
+    hook = sys.excepthook
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert is_joined()
+    dist.destroy_process_group()
+    assert not is_joined()
+    sys.excepthook = hook
+
+
+@pytest.mark.ranks(2)
+def test_the_reading_says_where_the_ranks_met(comm: Comm) -> None:
+    reading = session_in_force().reading
+    assert str(reading.host) == "127.0.0.1 (from MASTER_ADDR)"
+    assert reading.port is not None
+    assert reading.port.source == "MASTER_PORT"
