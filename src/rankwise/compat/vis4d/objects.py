@@ -1,0 +1,139 @@
+"""Values between ranks, and values as tensors."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from rankwise.collectives import movement
+from rankwise.collectives.gathering import all_gather
+from rankwise.collectives.groups import comm_of
+from rankwise.collectives.trees import describe
+from rankwise.comm.buffers import contents, to_tensor
+from rankwise.comm.frame import Call
+from rankwise.errors import InvalidArgumentError, NotJoinedError
+from rankwise.session.current import is_joined, joined_session
+from rankwise.session.identity import get_rank, get_world_size
+
+# Backends that carry tensors of the CPU, and those that carry an accelerator's.
+_OF_THE_CPU: Final = frozenset({"gloo", "mpi", "ucc"})
+_OF_ACCELERATORS: Final = frozenset({"nccl", "xccl", "hccl"})
+
+
+class UnsupportedBackendError(InvalidArgumentError, AssertionError):
+    """The process group has no backend whose tensors this module knows how to make."""
+
+
+def broadcast(obj: Any, src: int = 0) -> Any:  # noqa: ANN401 - anything
+    """Return one rank's value on all; on `src`, and where nobody has joined, the very value.
+
+    Collective over the session.
+
+    Raises:
+        InvalidArgumentError: There is no rank `src`.
+        PayloadTypeError: The value cannot be pickled.
+        RemoteRankError: That happened on `src`.
+
+    Example:
+        >>> broadcast({"seed": 7})
+        {'seed': 7}
+    """
+    if not is_joined():
+        return obj
+    received = movement.broadcast(obj, src=src)
+    return obj if get_rank() == src else received
+
+
+def serialize_to_tensor(data: Any) -> torch.Tensor:  # noqa: ANN401 - anything
+    """Return the pickle of a value as a flat uint8 tensor, on a device whose tensors the process group carries.
+
+    Local. On the CPU if the group carries that.
+
+    Raises:
+        NotJoinedError: There is no process group.
+        UnsupportedBackendError: It has none of gloo, nccl and their like; an AssertionError too.
+    """
+    _require_joined("serialize_to_tensor")
+    session = joined_session()
+    backends = {part.rpartition(":")[2] for part in (session.backend or "").split(",")}
+    if backends & _OF_THE_CPU:
+        return obj2tensor(data, torch.device("cpu"))
+    if backends & _OF_ACCELERATORS:
+        return obj2tensor(data, session.device)
+    raise UnsupportedBackendError(
+        f"backend {session.backend!r} is none of {', '.join(sorted(_OF_THE_CPU | _OF_ACCELERATORS))}; "
+        "rankwise.all_gather(value) takes anything over any backend"
+    )
+
+
+def pad_to_largest_tensor(tensor: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+    """Return every rank's number of elements, and this rank's tensor with zeros up to the largest.
+
+    Collective over the session.
+
+    Raises:
+        NotJoinedError: There is no process group.
+        InvalidArgumentError: The tensor does not have one dimension.
+        RemoteRankError: That happened on another rank.
+    """
+    _require_joined("pad_to_largest_tensor")
+    with comm_of(None).taking_part(Call("pad_to_largest_tensor")):
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 1:
+            raise InvalidArgumentError(f"pad_to_largest_tensor takes a tensor of one dimension, got {describe(tensor)}")
+    sizes = all_gather(tensor.numel())
+    return sizes, nn.functional.pad(tensor, (0, max(sizes) - tensor.numel()))
+
+
+def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list[Any] | None:  # noqa: ANN401 - anything
+    """Return every rank's value, in the order of ranks: on rank zero, and None elsewhere; or on all ranks.
+
+    Collective over the session. Values travel as they are: over accelerators only what is there.
+
+    Args:
+        data: This rank's value.
+        rank_zero_return_only: The same on all ranks.
+
+    Raises:
+        NotJoinedError: There are several ranks, and nobody has joined them.
+        PayloadTypeError: The value cannot be pickled.
+        RemoteRankError: That happened on another rank.
+        MismatchError: The ranks differ in what they call.
+
+    Example:
+        >>> all_gather_object_gpu("alone")
+        ['alone']
+    """
+    if get_world_size() == 1:
+        return [data]
+    return movement.gather(data) if rank_zero_return_only else all_gather(data)
+
+
+def obj2tensor(pyobj: Any, device: torch.device = torch.device("cuda")) -> torch.Tensor:  # noqa: ANN401, B008 - the original's
+    """Return the pickle of a value as a flat uint8 tensor, on the CPU where there is no such device as CUDA.
+
+    Local.
+
+    Example:
+        >>> tensor2obj(obj2tensor([1, "two"]))
+        [1, 'two']
+    """
+    wanted = torch.device(device)
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        wanted = torch.device("cpu")
+    return to_tensor(pickle.dumps(pyobj)).to(wanted)
+
+
+def tensor2obj(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - anything
+    """Return the value whose pickle a tensor of bytes is, as `obj2tensor` makes it.
+
+    Local.
+    """
+    return pickle.loads(contents(tensor))
+
+
+def _require_joined(name: str) -> None:
+    if not is_joined():
+        raise NotJoinedError(f"{name} is for ranks that have joined others; call rankwise.init() first")

@@ -1,0 +1,113 @@
+"""Tensors reduced over ranks, and modules that wrap others to do so."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from rankwise._torch import is_compiled
+from rankwise.collectives.groups import comm_of
+from rankwise.collectives.reduction import all_reduce
+from rankwise.collectives.trees import describe
+from rankwise.comm.frame import Call
+from rankwise.comm.ops import Op
+from rankwise.errors import PayloadTypeError
+from rankwise.session.current import is_joined
+from rankwise.session.identity import get_world_size
+
+# Classes that wrap a module, where they are defined. Who has not imported that has no such module.
+_WRAPPERS: Final = (
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+    ("torch.distributed.fsdp", "FSDPModule"),
+    ("deepspeed", "DeepSpeedEngine"),
+)
+
+
+def reduce_mean(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the mean of a tensor over all ranks, as a new one; alone, or where nobody has joined, the tensor itself.
+
+    Collective over the session. The mean of integers is float64; half precision is averaged in float32.
+
+    Raises:
+        PayloadTypeError: It is no tensor, or of a type that has no mean.
+        MismatchError: The ranks' tensors differ in shape or type.
+
+    Example:
+        >>> reduce_mean(torch.tensor([1.0, 3.0]))
+        tensor([1., 3.])
+    """
+    if not is_joined() or get_world_size() == 1:
+        return tensor
+    return all_reduce(tensor, op="mean")
+
+
+def all_reduce_dict(
+    py_dict: Mapping[str, torch.Tensor],
+    reduce_op: str = "sum",
+    to_float: bool = True,
+) -> Mapping[str, torch.Tensor]:
+    """Return the reductions of a dict's tensors over all ranks; alone, or where nobody has joined, the dict itself.
+
+    Collective over the session. Keys are matched whatever their order, and every tensor is reduced in its own type.
+
+    Args:
+        py_dict: Tensors of the same keys, shapes and types on all ranks.
+        reduce_op: What `rankwise.all_reduce` takes: "sum", "mean", "max", ...
+        to_float: Floats are returned in place of integers (float64) and of half precision (float32).
+
+    Returns:
+        An OrderedDict, in the order of this rank's dict.
+
+    Raises:
+        InvalidArgumentError: There is no such op.
+        PayloadTypeError: A value is no tensor.
+        MismatchError: The ranks' keys, shapes, types or ops differ.
+
+    Example:
+        >>> all_reduce_dict({"loss": torch.tensor(0.5)})
+        {'loss': tensor(0.5000)}
+    """
+    if not is_joined() or get_world_size() == 1:
+        Op.parse(reduce_op)
+        return py_dict
+    with comm_of(None).taking_part(Call("all_reduce_dict", {"op": reduce_op, "to_float": to_float})):
+        Op.parse(reduce_op)
+        values = {key: _float_half(_checked(key, value), to_float=to_float) for key, value in py_dict.items()}
+    reduced = all_reduce(values, op=reduce_op)
+    return OrderedDict((key, _float_whole(reduced[key], to_float=to_float)) for key in py_dict)
+
+
+def is_module_wrapper(module: nn.Module) -> bool:
+    """Return whether a module, or one in it, wraps another: DataParallel, DDP, FSDP 1 and 2, DeepSpeed, torch.compile.
+
+    Local.
+
+    Example:
+        >>> is_module_wrapper(nn.Linear(1, 1)), is_module_wrapper(nn.DataParallel(nn.Linear(1, 1)))
+        (False, True)
+    """
+    loaded = [(sys.modules.get(home), name) for home, name in _WRAPPERS]
+    wrappers = tuple(getattr(home, name) for home, name in loaded if hasattr(home, name))
+    known = (nn.DataParallel, nn.parallel.DistributedDataParallel, *wrappers)
+    return any(isinstance(part, known) or is_compiled(part) for part in module.modules())
+
+
+def _checked(key: str, value: Any) -> torch.Tensor:  # noqa: ANN401 - looked at before it is believed
+    if not isinstance(value, torch.Tensor):
+        raise PayloadTypeError(f"all_reduce_dict takes a dict of tensors, got {describe(value)} for {key!r}")
+    return value
+
+
+def _float_half(value: torch.Tensor, *, to_float: bool) -> torch.Tensor:
+    """Return half precision as float32, before it is reduced."""
+    return value.float() if to_float and value.dtype in {torch.float16, torch.bfloat16} else value
+
+
+def _float_whole(value: torch.Tensor, *, to_float: bool) -> torch.Tensor:
+    """Return integers as float64, after they were reduced exactly."""
+    return value.double() if to_float and not (value.is_floating_point() or value.is_complex()) else value

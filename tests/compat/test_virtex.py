@@ -1,0 +1,129 @@
+"""The names of virtex's module: alone nothing raises and nothing moves; in a world they do what they say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+from rankwise.compat import virtex as dist
+
+mean = pytest.approx
+
+
+@pytest.mark.ranks("serial", 2, 4)
+def test_ranks_know_themselves(comm: Comm) -> None:
+    assert (dist.get_rank(), dist.get_world_size()) == (comm.rank, comm.size)
+    assert dist.is_master_process() == (comm.rank == 0)
+    dist.synchronize()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_are_right_before_they_join(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The original says rank 0 of 1 on every rank then, and so has as many writers of each file as ranks."""
+    monkeypatch.setenv("RANK", str(size - 1))
+    monkeypatch.setenv("WORLD_SIZE", str(size))
+    rw.finalize()
+    assert (dist.get_rank(), dist.get_world_size()) == (size - 1, size)
+    assert dist.is_master_process() == (size == 1)
+    dist.synchronize()
+    tensor = torch.ones(2)
+    dist.average_across_processes(tensor)
+    assert tensor.tolist() == [1.0, 1.0], "nobody has joined"
+
+
+@pytest.mark.ranks("serial", 2, 4)
+def test_a_tensor_becomes_its_mean_in_place(comm: Comm) -> None:
+    tensor = torch.full((3,), float(dist.get_rank()))
+    before = tensor.data_ptr()
+    dist.average_across_processes(tensor)
+    assert tensor.data_ptr() == before
+    assert tensor.tolist() == [(comm.size - 1) / 2] * 3
+
+
+@pytest.mark.ranks("serial", 2, 4)
+def test_a_dict_becomes_its_means_whatever_the_order_of_its_keys(comm: Comm) -> None:
+    """The original adds up one key of this rank and another one of that."""
+    rank = dist.get_rank()
+    values = {"a": torch.tensor(float(rank)), "b": torch.full((2, 2), 100.0 + rank)}
+    mine = OrderedDict(reversed(values.items())) if rank % 2 else values
+    dist.average_across_processes(mine)
+    assert values["a"].item() == mean((comm.size - 1) / 2)
+    assert values["b"].tolist() == [[100 + (comm.size - 1) / 2] * 2] * 2
+    assert list(mine) == (["b", "a"] if rank % 2 else ["a", "b"])
+
+
+@pytest.mark.ranks(2)
+def test_dicts_in_dicts_are_averaged_too(comm: Comm) -> None:
+    inner = torch.tensor(float(dist.get_rank()))
+    dist.average_across_processes({"losses": {"caption": inner}})  # type: ignore[dict-item]  # more than the original takes
+    assert inner.item() == 0.5
+
+
+@pytest.mark.ranks(2, 4)
+def test_half_precision_does_not_overflow(comm: Comm) -> None:
+    """The original sums first: 2 * 40000 is beyond float16."""
+    tensor = torch.full((2,), 40000.0, dtype=torch.float16)
+    dist.average_across_processes({"big": tensor})
+    assert tensor.tolist() == [40000.0, 40000.0]
+
+
+@pytest.mark.ranks(2, 4)
+def test_integers_are_refused_before_anything_is_sent(comm: Comm) -> None:
+    """The original raises too, when it has put the sum in their place."""
+    loss, seen = torch.tensor(float(dist.get_rank())), torch.tensor([3, dist.get_rank()])
+    with pytest.raises(rw.PayloadTypeError, match=r"int64 cannot hold a mean; average tensor.float\(\)"):
+        dist.average_across_processes({"loss": loss, "seen": seen})
+    assert (loss.item(), seen.tolist()) == (dist.get_rank(), [3, dist.get_rank()])
+    assert rw.all_reduce(1) == comm.size, "and the ranks go on"
+
+
+@pytest.mark.ranks(2, 4)
+def test_what_is_no_tensor_is_refused_and_one_ranks_mistake_reaches_all(comm: Comm) -> None:
+    """The original ignores it, and every rank keeps its own number."""
+    value = 1.0 if dist.get_rank() == 1 else torch.tensor(1.0)
+    error = rw.PayloadTypeError if dist.get_rank() == 1 else rw.RemoteRankError
+    with pytest.raises(error, match="in place, got a number"):
+        dist.average_across_processes(value)  # type: ignore[arg-type]  # which is the point
+    assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.ranks(2, 4)
+def test_ranks_with_other_keys_are_told(comm: Comm) -> None:
+    key = "other" if dist.get_rank() == 1 else "loss"
+    tensor = torch.ones(1)
+    with pytest.raises(rw.MismatchError):
+        dist.average_across_processes({key: tensor})
+    assert tensor.item() == 1.0
+
+
+@pytest.mark.ranks("serial", 2)
+def test_parameters_are_averaged_without_a_gradient(comm: Comm) -> None:
+    parameter = torch.nn.Parameter(torch.tensor([float(dist.get_rank())]))
+    dist.average_across_processes(parameter)
+    assert parameter.item() == (comm.size - 1) / 2
+    assert parameter.requires_grad
+    assert parameter.grad_fn is None
+
+
+@pytest.mark.ranks("serial", 2, 4)
+def test_memory_is_a_number_without_a_gpu_too(comm: Comm) -> None:
+    usage = dist.gpu_mem_usage()
+    assert isinstance(usage, int)
+    assert (usage > 0) == (torch.cuda.is_available() and torch.cuda.is_initialized())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_memory_is_what_is_in_use_now() -> None:
+    """The original shows the largest use so far."""
+    big = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    before = dist.gpu_mem_usage()
+    with contextlib.suppress(NameError):
+        del big
+    torch.cuda.empty_cache()
+    assert dist.gpu_mem_usage() <= before - 200
