@@ -14,7 +14,7 @@ from rankwise.collectives import movement
 from rankwise.collectives.gathering import all_gather
 from rankwise.collectives.groups import comm_of
 from rankwise.comm.frame import Call
-from rankwise.errors import CollectiveError, InvalidArgumentError
+from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
 from rankwise.session.current import is_joined
 from rankwise.session.identity import get_rank, get_world_size
 from rankwise.session.roll_call import ranks_text
@@ -72,7 +72,7 @@ def all_gather_object_cpu(
         NotJoinedError: There are several ranks, and nobody has joined them.
         InvalidArgumentError: Some ranks do not see `tmpdir`.
         RemoteRankError: Another rank could not pickle its value, or write or read a file.
-        CollectiveError: A rank is gone; or what it wrote does not show here.
+        CollectiveError: A rank is gone; or what it wrote does not show here, or has vanished.
 
     Example:
         >>> all_gather_object_cpu("alone")
@@ -84,20 +84,13 @@ def all_gather_object_cpu(
         return movement.gather(data) if rank_zero_return_only else all_gather(data)
     folder = Path(_folder_in(tmpdir))
     try:
-        sizes = _write(folder, data, rank_zero_return_only=rank_zero_return_only)
-        if rank_zero_return_only:
-            return _read(folder, sizes) if get_rank() == 0 else None
-        comm, call = comm_of(None), Call("all_gather_object_cpu", {"step": "read"})
-        with comm.taking_part(call):
-            values = _read(folder, sizes)
-            comm.agree(call)  # rank zero removes the files
+        return _exchange(folder, data, rank_zero_return_only=rank_zero_return_only)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # rank zero may be the one that is gone
         raise
     finally:
         if get_rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
-    return values
 
 
 def _folder_in(tmpdir: str) -> str:
@@ -113,25 +106,49 @@ def _folder_in(tmpdir: str) -> str:
     return folder
 
 
-def _write(folder: Path, data: Any, *, rank_zero_return_only: bool) -> list[int]:  # noqa: ANN401
-    """Write this rank's value, and return the sizes of all."""
+def _exchange(folder: Path, data: Any, *, rank_zero_return_only: bool) -> list[Any] | None:  # noqa: ANN401
+    """Write this rank's value, and read those of all, if this rank is to have them."""
     comm = comm_of(None)
     call = Call("all_gather_object_cpu", {"rank_zero_return_only": rank_zero_return_only})
     with comm.taking_part(call) as me:
-        with (folder / f"{me}.pkl").open("xb") as file:
-            pickle.dump(data, file)
-            size = file.tell()
-        return [int.from_bytes(message, "little") for message in comm.exchange(call, size.to_bytes(8, "little"))]
+        size = _write(folder / f"{me}.pkl", data)
+        sizes = [int.from_bytes(message, "little") for message in comm.exchange(call, size.to_bytes(8, "little"))]
+    if rank_zero_return_only:
+        values = _read(folder, sizes) if me == 0 else None
+    else:
+        call = Call("all_gather_object_cpu", {"step": "read"})
+        with comm.taking_part(call):
+            values = _read(folder, sizes)
+            comm.agree(call)  # then rank zero may remove the files
+    if not all(sizes) or (values is not None and len(values) < len(sizes)):
+        raise CollectiveError(
+            f"{folder} has vanished while ranks exchanged files in it; who else removes things there?"
+        )
+    return values
+
+
+def _write(path: Path, data: Any) -> int:  # noqa: ANN401 - anything
+    """Write a value, and return its size; 0 if the folder has vanished, as it does when a rank has failed."""
+    try:
+        file = path.open("xb")
+    except FileNotFoundError:
+        return 0  # what has failed is heard when sizes are exchanged
+    with file:
+        pickle.dump(data, file)
+        return file.tell()
 
 
 def _read(folder: Path, sizes: Sequence[int]) -> list[Any]:
-    values = []
+    """Return the values that ranks have written; not all of them if the folder vanishes."""
+    values: list[Any] = []
     for rank, size in enumerate(sizes):
         path = folder / f"{rank}.pkl"
         deadline = time.monotonic() + _SHOWN_SECONDS
-        while not (path.exists() and path.stat().st_size == size):
+        while _size(path) != size:
+            if not folder.is_dir() or not size:
+                return values
             if time.monotonic() > deadline:
-                raise CollectiveError(
+                raise CollectiveTimeoutError(
                     f"{path}, which rank {rank} has written, does not show here within {_SHOWN_SECONDS:g} s; "
                     "is its folder on a file system that all ranks share?"
                 )
@@ -139,6 +156,13 @@ def _read(folder: Path, sizes: Sequence[int]) -> list[Any]:
         with path.open("rb") as file:
             values.append(pickle.load(file))
     return values
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _new_folder(rank: int, *, use_system_tmp: bool) -> str:

@@ -1,0 +1,17 @@
+"""Wrap modules in what takes long to import, and say whether each is known for a wrapper."""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+import rankwise as rw
+from rankwise.compat import vis4d
+
+with rw.init():
+    mesh = init_device_mesh("cpu", (rw.get_world_size(),))
+    compiled = torch.compile(nn.Linear(4, 4), backend="eager")
+    sharded = nn.Linear(4, 4)
+    fully_shard(sharded, mesh=mesh)
+    wrapped = FullyShardedDataParallel(nn.Linear(4, 4), device_mesh=mesh)
+    print(*(vis4d.is_module_wrapper(nn.Sequential(module)) for module in (compiled, sharded, wrapped)))
