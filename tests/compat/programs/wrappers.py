@@ -10,8 +10,10 @@ from rankwise.compat import vis4d
 
 with rw.init():
     mesh = init_device_mesh("cpu", (rw.get_world_size(),))
-    compiled = torch.compile(nn.Linear(4, 4), backend="eager")
+    replicated = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    compiled: nn.Module = torch.compile(nn.Linear(4, 4), backend="eager")  # type: ignore[assignment]  # a module it is
     sharded = nn.Linear(4, 4)
     fully_shard(sharded, mesh=mesh)
-    wrapped = FullyShardedDataParallel(nn.Linear(4, 4), device_mesh=mesh)
-    print(*(vis4d.is_module_wrapper(nn.Sequential(module)) for module in (compiled, sharded, wrapped)))
+    wrapped = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(wrapped)  # its own wants an accelerator
+    print(*(vis4d.is_module_wrapper(nn.Sequential(module)) for module in (replicated, compiled, sharded, wrapped)))
