@@ -1,0 +1,55 @@
+"""mmcv's init_dist under real launchers: torchrun, Open MPI, MPICH, Slurm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters.test_launchers import run
+from tests.compat.adapted import PROGRAMS
+
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+JOIN = str(PROGRAMS / "join_mmcv.py")
+
+
+def check(told: list[dict[str, Any]], size: int) -> None:
+    """Check that ranks have joined each other, and find themselves in the environment."""
+    assert [said["rank"] for said in told] == list(range(size))
+    for said in told:
+        assert (said["RANK"], said["WORLD_SIZE"]) == (str(said["rank"]), str(size))
+        assert said["ranks"] == list(range(size))
+        assert said["total"] == said["size"] == size
+        assert int(said["LOCAL_RANK"]) < size
+    assert len({(said["MASTER_ADDR"], said["MASTER_PORT"]) for said in told}) == 1
+
+
+@pytest.mark.parametrize("launcher", ["pytorch", "auto"])
+def test_torchrun(launcher: str) -> None:
+    check(run([TORCHRUN, "--standalone", "--nproc-per-node=2", JOIN, launcher]), 2)
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "auto"])
+def test_mpirun(mpirun: tuple[str, ...], launcher: str) -> None:
+    """The original knows Open MPI alone, and does not join under that either."""
+    told = run([*mpirun, "-n", "3", sys.executable, JOIN, launcher])
+    check(told, 3)
+    assert sorted(said["LOCAL_RANK"] for said in told) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "auto"])
+def test_srun(cluster: dict[str, str], launcher: str) -> None:
+    """On two nodes of different size, where the original's local ranks are wrong."""
+    told = run(["srun", "-N2", "-n3", "--export=ALL,MASTER_ADDR=127.0.0.1", sys.executable, JOIN, launcher], **cluster)
+    check(told, 3)
+    assert [said["LOCAL_RANK"] for said in told] == ["0", "1", "0"]
+
+
+def test_srun_with_a_timeout_and_a_port(cluster: dict[str, str]) -> None:
+    """The original takes no timeout under Slurm; its ranks may choose a port each."""
+    options = '{"port": 23458, "seconds": 40, "backend": "gloo"}'
+    told = run(["srun", "-N1", "-n2", sys.executable, JOIN, "slurm", options], **cluster)
+    check(told, 2)
+    assert {said["MASTER_PORT"] for said in told} == {"23458"}
