@@ -122,7 +122,8 @@ def test_machines_need_not_be_started_in_order() -> None:
 
 def test_a_worker_may_be_started_by_hand() -> None:
     """As programs do that call `_job_worker` in processes of their own."""
-    url = f"tcp://127.0.0.1:{free_port()}"
+    port = free_port()
+    url = f"tcp://127.0.0.1:{port}"
     workers = [
         subprocess.Popen(
             [sys.executable, str(PROGRAMS / "worker.py"), str(local_rank), url],
@@ -132,4 +133,4 @@ def test_a_worker_may_be_started_by_hand() -> None:
     ]  # fmt: skip
     ends = [worker.communicate(timeout=50) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], ends
-    assert [out for out, _ in ends] == ["0 of 2: 3\n", "1 of 2: 3\n"]
+    assert [out for out, _ in ends] == [f"{rank} of 2: 3, met at {port} (from address)\n" for rank in range(2)]

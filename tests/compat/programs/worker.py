@@ -4,11 +4,12 @@ import sys
 
 import rankwise as rw
 from rankwise.compat import virtex as dist
+from rankwise.session.current import session_in_force
 
 
 def job(number: int) -> None:
     total = rw.all_reduce(dist.get_rank() + number)
-    print(f"{dist.get_rank()} of {dist.get_world_size()}: {total}")
+    print(f"{dist.get_rank()} of {dist.get_world_size()}: {total}, met at {session_in_force().reading.port}")
 
 
 dist._job_worker(int(sys.argv[1]), job, 2, 2, 0, sys.argv[2], (1,))
