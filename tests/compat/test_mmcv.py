@@ -96,6 +96,8 @@ def test_ranks_whose_parameters_differ_are_told_and_none_is_changed(comm: Comm) 
             mmcv.allreduce_params(parameters, coalesce)
     with pytest.raises(rw.MismatchError):
         mmcv.allreduce_params(parameters[:1] if rank else parameters)
+    with pytest.raises(rw.MismatchError, match="bucket_bytes"):
+        mmcv.allreduce_params(parameters[:1], bucket_size_mb=1 + rank)
     assert parameters[0].tolist() == [rank, rank]
     assert rw.all_reduce(1) == size
 
@@ -103,7 +105,7 @@ def test_ranks_whose_parameters_differ_are_told_and_none_is_changed(comm: Comm) 
 @pytest.mark.ranks(2)
 def test_what_has_no_mean_is_refused_before_anything_is_sent(comm: Comm) -> None:
     rank, _ = mmcv.get_dist_info()
-    kinds = [torch.eye(2).to_sparse(), torch.ones(2).to(torch.float8_e4m3fn)]
+    kinds = [torch.eye(2).to_sparse(), torch.ones(2).to(torch.float8_e4m3fn), torch.ones(1).expand(2)]
     for tensor in kinds:
         with pytest.raises(rw.RemoteRankError if rank else rw.PayloadTypeError):
             mmcv.allreduce_params([torch.ones(2) if rank else tensor])

@@ -20,7 +20,7 @@ from rankwise.comm.comm import dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op, plan
 from rankwise.environment.detect import LAUNCHERS
-from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session.current import is_joined
 from rankwise.session.identity import get_rank, get_world_size
@@ -123,7 +123,7 @@ def allreduce_params(params: Iterable[torch.Tensor], coalesce: bool = True, buck
 
     Raises:
         MismatchError: The ranks' tensors differ in number, shape or type; none is changed then.
-        PayloadTypeError: One is not dense.
+        PayloadTypeError: One is not dense, or of a type that has no mean.
     """
     if is_joined() and get_world_size() > 1:
         nbytes = _bucket_bytes(bucket_size_mb) if coalesce else 0
@@ -251,11 +251,11 @@ def _bucket_bytes(bucket_size_mb: int) -> int:
 def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_bytes: int) -> None:
     """Replace tensors by their sum over all ranks, divided, once all ranks agree on what they are."""
     comm = comm_of(None)
-    call = Call(name)
+    call = Call(name, {"bucket_bytes": bucket_bytes, "divisor": divisor})
     with comm.taking_part(call), torch.no_grad():
         tensors = [dense(tensor) for tensor in given]
         for tensor in tensors:
-            plan(tensor.dtype, Op.MEAN)  # raises for a type that has none, before anything is sent
+            _check(tensor)
         call.parts = lambda: {f"tensor {place}": describe(tensor) for place, tensor in enumerate(tensors)}
         call.content = str(call.parts())
         comm.agree(call)
@@ -267,6 +267,17 @@ def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_byte
             for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):
                 exact = tensor.is_floating_point() or tensor.is_complex()
                 tensor.copy_((part if exact else part.round()).view_as(tensor))
+
+
+def _check(tensor: torch.Tensor) -> None:
+    """Check that a tensor can be replaced by a mean, before anything is sent.
+
+    Raises:
+        PayloadTypeError: It cannot.
+    """
+    plan(tensor.dtype, Op.MEAN)
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise PayloadTypeError(f"{describe(tensor)} is expanded: several of its elements are one; pass tensor.clone()")
 
 
 def _buckets(tensors: Iterable[torch.Tensor], nbytes: int) -> Iterator[list[torch.Tensor]]:

@@ -6,7 +6,8 @@ import pickle
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +47,13 @@ def create_tmpdir(rank: int, tmpdir: str | None = None, use_system_tmp: bool = T
         return _new_folder(rank, use_system_tmp=use_system_tmp)
     with comm_of(None).taking_part(Call("create_tmpdir")):
         made = _new_folder(rank, use_system_tmp=use_system_tmp)
-    folder = movement.broadcast(made)
-    _check_seen_by_all(folder, "pass use_system_tmp=False, or a tmpdir on a file system that all share")
+    try:
+        folder = movement.broadcast(made)
+        _check_seen_by_all(folder, "pass use_system_tmp=False, or a tmpdir on a file system that all share")
+    except BaseException:
+        if made:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
     return folder
 
 
@@ -82,28 +88,29 @@ def all_gather_object_cpu(
         return [data]
     if tmpdir is None:
         return movement.gather(data) if rank_zero_return_only else all_gather(data)
-    folder = Path(_folder_in(tmpdir))
-    try:
+    with _folder_in(tmpdir) as folder:
         return _exchange(folder, data, rank_zero_return_only=rank_zero_return_only)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # rank zero may be the one that is gone
-        raise
-    finally:
-        if get_rank() == 0:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _folder_in(tmpdir: str) -> str:
-    """Return a new folder in a folder of the caller's, which all ranks see."""
+@contextmanager
+def _folder_in(tmpdir: str) -> Iterator[Path]:
+    """Make a folder in one of the caller's, which all ranks see, and remove it afterwards."""
     with comm_of(None).taking_part(Call("all_gather_object_cpu", {"step": "folder"})):
         made = ""
         if get_rank() == 0:
             Path(tmpdir).mkdir(parents=True, exist_ok=True)
             made = tempfile.mkdtemp(prefix="gather-", dir=Path(tmpdir).absolute())
-    name = Path(movement.broadcast(made)).name
-    folder = str(Path(tmpdir).absolute() / name)
-    _check_seen_by_all(folder, f"tmpdir={tmpdir!r} has to be on a file system that all ranks share")
-    return folder
+    folder = Path(made) if made else None
+    try:
+        folder = Path(tmpdir).absolute() / Path(movement.broadcast(made)).name
+        _check_seen_by_all(str(folder), f"tmpdir={tmpdir!r} has to be on a file system that all ranks share")
+        yield folder
+    except BaseException:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # rank zero may be the one that is gone
+        raise
+    if get_rank() == 0:
+        shutil.rmtree(folder)
 
 
 def _exchange(folder: Path, data: Any, *, rank_zero_return_only: bool) -> list[Any] | None:  # noqa: ANN401
@@ -173,9 +180,7 @@ def _new_folder(rank: int, *, use_system_tmp: bool) -> str:
 
 
 def _check_seen_by_all(folder: str, remedy: str) -> None:
-    """Check that every rank sees a folder that rank zero has made; if one does not, rank zero removes it again."""
+    """Check that every rank sees a folder that rank zero has made."""
     unseeing = [rank for rank, sees in enumerate(all_gather(Path(folder).is_dir())) if not sees]
     if unseeing:
-        if get_rank() == 0:
-            shutil.rmtree(folder, ignore_errors=True)
         raise InvalidArgumentError(f"{ranks_text(unseeing)} cannot see {folder}, which rank 0 has made; {remedy}")
