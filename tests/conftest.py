@@ -46,6 +46,13 @@ def comm(world: Session) -> Comm:
     return world.comm
 
 
+@pytest.fixture
+def torch_random() -> Iterator[None]:
+    """Give torch's random state back afterwards, for bodies that build models."""
+    with torch.random.fork_rng():
+        yield
+
+
 def _state() -> dict[str, object]:
     helpers = {"multiprocessing.forkserver", "multiprocessing.resource_tracker"}
     children = {

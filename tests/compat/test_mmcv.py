@@ -128,6 +128,7 @@ def test_gradients_become_their_means(comm: Comm, coalesce: bool, bucket_size_mb
 
 
 @pytest.mark.ranks(2, 4)
+@pytest.mark.usefixtures("torch_random")
 def test_sparse_gradients_are_averaged(comm: Comm) -> None:
     rank, size = mmcv.get_dist_info()
     embedding = nn.Embedding(4, 2, sparse=True)

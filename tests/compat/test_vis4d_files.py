@@ -22,7 +22,7 @@ PROGRAM = str(PROGRAMS / "die_writing.py")
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     """A folder of the caller's, which all ranks share, with something in it."""
-    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine").mkdir(exist_ok=True)
     (tmp_path / "mine" / "part_0.pkl").write_text("precious")
     return str(tmp_path / "mine")
 
@@ -84,9 +84,11 @@ def test_a_folder_that_cannot_be_made_is_an_error_on_all_ranks(comm: Comm, folde
 
 
 @pytest.mark.ranks(2)
-def test_a_folder_that_not_all_ranks_see_is_an_error_on_all(comm: Comm, folder: str) -> None:
+def test_a_folder_that_not_all_ranks_see_is_an_error_on_all(
+    comm: Comm, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two ranks that work elsewhere, as on two hosts that share nothing."""
-    os.chdir(folder if vis4d.get_rank() == 0 else "/")
+    monkeypatch.chdir(folder if vis4d.get_rank() == 0 else "/")
     with pytest.raises(rw.InvalidArgumentError, match=r"rank 1 cannot see .*; tmpdir=.*results' has to be on a file"):
         vis4d.all_gather_object_cpu("data", "results" if vis4d.get_rank() == 0 else "/nowhere/results")
     vis4d.synchronize()

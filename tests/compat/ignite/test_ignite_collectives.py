@@ -97,9 +97,8 @@ def test_all_gather_tensors_with_shapes(comm: Comm) -> None:
         assert part.equal(torch.full(shapes[other], other))
 
 
-def test_broadcast(comm: Comm, tmp_path_of_world: str) -> None:
+def test_broadcast(comm: Comm, tmp_path: Path) -> None:
     rank = rw.get_rank()
-    path = Path(tmp_path_of_world)
     for src in range(comm.size):
         mine = rank == src
         pairs: tuple[tuple[Any, Any], ...] = (
@@ -107,7 +106,7 @@ def test_broadcast(comm: Comm, tmp_path_of_world: str) -> None:
             (0.1, 0.0),
             (True, False),
             ("日本", ""),
-            (path, Path()),
+            (tmp_path, Path()),
             (2**70, 1),
             (1, 0.5),
         )
@@ -155,8 +154,8 @@ def test_a_list_of_ranks_makes_one_group(comm: Comm) -> None:
     assert len(comm._parts) == before
 
 
-def test_barrier_waits_for_all(comm: Comm, tmp_path_of_world: str) -> None:
-    mark = Path(tmp_path_of_world) / str(rw.get_rank())
+def test_barrier_waits_for_all(comm: Comm, tmp_path: Path) -> None:
+    mark = tmp_path / str(rw.get_rank())
     mark.touch()
     idist.barrier()
     assert len(list(mark.parent.iterdir())) == comm.size
@@ -179,9 +178,9 @@ def test_one_rank_only(comm: Comm, with_barrier: bool) -> None:
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_one_rank_first(comm: Comm, tmp_path_of_world: str, local: bool) -> None:
+def test_one_rank_first(comm: Comm, tmp_path: Path, local: bool) -> None:
     last = comm.size - 1
-    mark = Path(tmp_path_of_world) / "cache"
+    mark = tmp_path / "cache"
     with idist.one_rank_first(last, local=local):
         found = mark.exists()
         mark.touch()

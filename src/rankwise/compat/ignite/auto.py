@@ -58,7 +58,7 @@ def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  #
     return DataLoader(dataset, **kwargs)
 
 
-def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Module:  # noqa: ANN401, FBT002 - Ignite's signature
+def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Module:  # noqa: ANN401 - Ignite's signature
     """Return a model on this rank's device, in DistributedDataParallel if there are several ranks.
 
     Collective over the world if there are several ranks. Alone with several GPUs, it is in DataParallel.

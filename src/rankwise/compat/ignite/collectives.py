@@ -152,7 +152,7 @@ def all_gather_tensors_with_shapes(
     return gathering.all_gather(tensor, group=comm)
 
 
-def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noqa: ANN401, FBT002 - Ignite's signature
+def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noqa: ANN401 - Ignite's signature
     """Return one rank's tensor, number, string or path on all ranks; alone, what it is given.
 
     Collective over the world. Numbers keep their type and value. A tensor is received into the one that is passed.

@@ -20,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., Any]:  # noqa: FBT002 - Ignite's signature
+def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., Any]:
     """Return a decorator: the function runs on one rank, and returns None on the others.
 
     Local; Collective over the world with a barrier: the others wait until it has run, as long as it takes, and raise if
@@ -61,7 +61,7 @@ def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., An
 
 
 @contextmanager
-def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:  # noqa: FBT002 - Ignite's signature
+def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
     """Run a block on one rank, and only then on the others.
 
     Collective over the world; over the ranks of the node, if local. The others wait as long as it takes, and not after

@@ -41,7 +41,7 @@ class Parallel:
         0 runs on local rank
     """
 
-    def __init__(  # noqa: PLR0917 - Ignite's signature
+    def __init__(
         self,
         backend: str | None = None,
         nproc_per_node: int | None = None,

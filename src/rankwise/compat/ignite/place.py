@@ -102,7 +102,7 @@ def forget_hint() -> None:
     _hint.local_rank = None
 
 
-def sync(temporary: bool = False) -> None:  # noqa: ARG001, FBT002 - Ignite's signature
+def sync(temporary: bool = False) -> None:  # noqa: ARG001 - Ignite's signature
     """Look again at what was joined; over a process group that other code opened, ask all ranks where they are.
 
     Collective over such a process group; Local otherwise. Getters look by themselves, and never ask: it is needed only
