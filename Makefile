@@ -23,6 +23,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/testing.py
 
 clean:
 	rm -rf $(VENV)
