@@ -10,7 +10,6 @@ import pytest
 
 from rankwise.errors import InvalidArgumentError
 from rankwise.testing.marker import SERIAL, ranks_of, size_of
-from rankwise.testing.messages import Place
 
 if TYPE_CHECKING:
     from rankwise.testing.worlds import Worlds
@@ -24,7 +23,7 @@ class Dispatch:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._worlds: Worlds | None = None
-        self._following: dict[str, dict[int, Place]] = {}
+        self._following: dict[str, dict[int, pytest.Item]] = {}
         self._problems: dict[str, str] = {}
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -61,7 +60,7 @@ class Dispatch:
 
     def _prepare(self, session: pytest.Session) -> None:
         """Find out which tests run in ranks, and which test each rank runs next; start the ranks' server for them."""
-        latest: dict[int, Place] = {}
+        latest: dict[int, pytest.Item] = {}
         for item in reversed(session.items):
             try:
                 size = size_of(item)
@@ -71,7 +70,7 @@ class Dispatch:
             if size == SERIAL:
                 continue
             self._following[item.nodeid] = dict(latest)
-            latest |= dict.fromkeys(range(int(size)), Place(path=str(item.path), nodeid=item.nodeid))
+            latest |= dict.fromkeys(range(int(size)), item)
         if self._following:
             from rankwise.testing.worlds import Worlds  # noqa: PLC0415 - imports torch
 
@@ -91,11 +90,11 @@ class Dispatch:
             return broken(item, traceback.format_exc())
         return fold(item, outcome)
 
-    def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> Mapping[int, Place]:
+    def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> Mapping[int, pytest.Item]:
+        """Return the next test of each rank, if it has one."""
         if not hasattr(self._config, "workerinput"):
             return self._following[item.nodeid]
         # A worker of pytest-xdist runs its tests in another order than that in which it has found them.
         if nextitem is None or nextitem.nodeid not in self._following:
             return {}
-        place = Place(path=str(nextitem.path), nodeid=nextitem.nodeid)
-        return dict.fromkeys(range(int(size_of(nextitem))), place)
+        return dict.fromkeys(range(int(size_of(nextitem))), nextitem)

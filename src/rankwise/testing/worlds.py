@@ -54,7 +54,7 @@ class Worlds:
         self._config = config
         self._ranks: WarmRanks | None = self._new_ranks()
 
-    def run(self, item: pytest.Item, ranks: Ranks, size: int, following: Mapping[int, Place]) -> Outcome:
+    def run(self, item: pytest.Item, ranks: Ranks, size: int, following: Mapping[int, pytest.Item]) -> Outcome:
         """Run a test in `size` ranks.
 
         Args:
@@ -93,7 +93,7 @@ class Worlds:
     def _new_ranks(self) -> WarmRanks:
         return WarmRanks(captured=self._config.getoption("capture") != "no")
 
-    def _begin(self, warm: WarmRanks, item: pytest.Item, size: int, following: Mapping[int, Place]) -> Store:
+    def _begin(self, warm: WarmRanks, item: pytest.Item, size: int, following: Mapping[int, pytest.Item]) -> Store:
         """Tell the ranks of a test, once they are there, and return the store that they meet at."""
         store, port = serve(one_host=True, timeout=START_SECONDS)
         environs = fake_torchrun([size], address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)
@@ -110,8 +110,8 @@ class Worlds:
             rank = warm.ranks[number]
             rank.heard.clear()
             rank.printed()
-            place = Place(path=str(item.path), nodeid=item.nodeid)
-            rank.tell(Task(place=place, following=following.get(number), environ=environs[number], folder=folder))
+            following_here = None if number not in following else _place(following[number])
+            rank.tell(Task(place=_place(item), following=following_here, environ=environs[number], folder=folder))
         return store
 
     def _call(self, item: pytest.Item, number: int) -> bytes:
@@ -137,6 +137,10 @@ class Worlds:
     def _base(self) -> Path:
         base: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001
         return base
+
+
+def _place(item: pytest.Item) -> Place:
+    return Place(path=str(item.path), nodeid=item.nodeid)
 
 
 def _travels(value: object) -> bool:
