@@ -80,7 +80,7 @@ class World:
         pids = [int(word) for file in self.folder.glob("*.pids") for word in file.read_text().split()]
         assert len(pids) == 6
         deadline = time.monotonic() + LEFT_SECONDS
-        while left := [*filter(psutil.pid_exists, pids), *marked()]:
+        while left := [*filter(psutil.pid_exists, pids), *marked(self.folder)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.02)
         assert list((self.folder / "tmp").iterdir()) == []
@@ -88,12 +88,14 @@ class World:
         return said
 
 
-def marked() -> list[psutil.Process]:
-    """Return the processes of any launcher of this test's."""
+def marked(folder: Path) -> list[psutil.Process]:
+    """Return the processes of a world's launcher: other launchers have other folders, as the one of tests in ranks."""
     found = []
     for process in psutil.process_iter():
         try:
-            if MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+            environ = process.environ()
+            ours = MARK in environ and environ.get("TMPDIR") == str(folder / "tmp")
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
