@@ -46,12 +46,11 @@ def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  #
                 kwargs["num_workers"] = -(-kwargs["num_workers"] // nproc)
         if "batch_sampler" in kwargs:
             warnings.warn(
-                "Found batch_sampler in provided kwargs. Please, make sure that it is compatible with distributed "
-                "configuration",
+                "a batch_sampler is used as it is: each rank has to draw its own share from it",
                 stacklevel=2,
             )
         elif isinstance(dataset, IterableDataset):
-            log.info("an iterable dataset is not shared out: it has to give different data on different ranks")
+            log.info("an iterable dataset is not shared out: each rank has to read another part of it")
         else:
             _share_sampler(dataset, kwargs, world_size)
     kwargs.setdefault("pin_memory", device().type == "cuda")
@@ -82,7 +81,7 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
         if sync_bn:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if "device_ids" in kwargs:
-            raise InvalidArgumentError(f"Argument kwargs should not contain 'device_ids', but got {kwargs}")
+            raise InvalidArgumentError(f"device_ids={kwargs['device_ids']!r}: leave it out, it is this rank's device")
         # The device's own number: with one visible GPU for each rank it is not the local rank.
         return DistributedDataParallel(model, device_ids=None if own.type == "cpu" else [own], **kwargs)
     if own.type == "cuda" and torch.cuda.device_count() > 1:

@@ -61,7 +61,7 @@ def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  
     session = joined()
     comm = None if session is None else member_comm(session, group)
     if op not in _OPS:
-        error = InvalidArgumentError(f"Unsupported reduction operation: {op!r} is none of {', '.join(_OPS)}")
+        error = InvalidArgumentError(f"op={op!r} is none of {', '.join(_OPS)}")
         if comm is None:
             raise error
         refuse(comm, "all_reduce", error)
@@ -238,15 +238,13 @@ def _check_shapes(tensor: torch.Tensor, me: int, shapes: Sequence[Sequence[int]]
 
 def _check_payload(value: object, *, is_src: bool, safe_mode: bool) -> None:
     if value is None and is_src:
-        raise InvalidArgumentError(
-            "Source data can not be None: broadcast sends a tensor, a number, a string or a path"
-        )
+        raise InvalidArgumentError("broadcast got None on src: it sends a tensor, a number, a string or a path")
     if safe_mode and not is_src:
         return
     if value is None:
         raise InvalidArgumentError(
-            "Argument safe_mode should be True if None is passed on another rank than src; or pass something of the "
-            "kind that src sends"
+            "broadcast got None on a rank that receives: pass safe_mode=True on all ranks, or something of the kind "
+            "that src sends"
         )
     if not isinstance(value, (torch.Tensor, Number, str, Path)):
         refuse_type(None, "broadcast", value)

@@ -64,8 +64,7 @@ class Parallel:
             check_backend(backend)
         elif given:
             raise InvalidArgumentError(
-                f"If backend is None, argument {next(iter(given))!r} should be also None: without a backend there is "
-                "one process"
+                f"{next(iter(given))} is given, but no backend, and without one there is one process: pass a backend"
             )
         Method.parse(init_method)
         if init_method is not None:
@@ -107,5 +106,5 @@ class Parallel:
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
     """Check what has to be there for the number of hosts; `spawn` checks the rest."""
     if given.get("nnodes", 1) > 1 and "node_rank" not in given:
-        raise InvalidArgumentError("If number of nodes larger than one, arguments node_rank should be given")
+        raise InvalidArgumentError("nnodes is above 1: pass node_rank, which of the hosts this is")
     return given

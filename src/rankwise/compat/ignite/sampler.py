@@ -34,11 +34,13 @@ class DistributedProxySampler(DistributedSampler[Any]):
 
     def __init__(self, sampler: Sampler[Any], num_replicas: int | None = None, rank: int | None = None) -> None:
         if not isinstance(sampler, Sampler):
-            raise PayloadTypeError(f"Argument sampler should be instance of torch Sampler, but given: {type(sampler)}")
+            raise PayloadTypeError(f"sampler is no torch Sampler, but a {type(sampler).__qualname__}")
         if isinstance(sampler, DistributedSampler):
-            raise PayloadTypeError("Argument sampler must not be a distributed sampler already")
+            raise PayloadTypeError("sampler is a DistributedSampler, which shares out by itself")
         if not hasattr(sampler, "__len__"):
-            raise PayloadTypeError(f"Argument sampler should have length, which a {type(sampler).__qualname__} has not")
+            raise PayloadTypeError(
+                f"sampler, a {type(sampler).__qualname__}, has no length, so it cannot be shared out"
+            )
         replicas = get_world_size() if num_replicas is None else num_replicas
         number = get_rank() if rank is None else rank
         super().__init__(sampler, num_replicas=replicas, rank=number, shuffle=False)  # type: ignore[arg-type]  # torch asks for a dataset, and wants its length

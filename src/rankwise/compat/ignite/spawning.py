@@ -101,7 +101,9 @@ def _nodes(kwargs: Mapping[str, Any]) -> Nodes | None:
     if count == 1:
         return None
     if (method.address or method.path) and not (host is None and port is None):
-        raise InvalidArgumentError("master_addr and master_port should be None with an init_method other than env://")
+        raise InvalidArgumentError(
+            f"init_method={kwargs.get('init_method')!r} says where hosts meet: leave master_addr and master_port out"
+        )
     endpoint = method.address or (f"{host}:{port}" if host and port else "")
     if not endpoint:
         raise InvalidArgumentError(
