@@ -17,7 +17,7 @@ SOURCE = Path(rw.__file__).parent
 
 
 def test_the_environment_is_read_in_one_place_and_written_for_children_only() -> None:
-    """Rule 1. Launchers look at their own environment to hand it on; _torch looks where gloo will.
+    """Rule 1. Launchers look at their own environment to hand it on, tests hide it; _torch looks where gloo will.
 
     The one exception is a drop-in: mmcv's `init_dist` says there who a rank is, and other libraries read it.
     """
@@ -32,6 +32,7 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "launch/plan.py",
         "launch/rank.py",
         "session/current.py",
+        "testing/joined.py",
         "testing/rank.py",
         "testing/state.py",
     }

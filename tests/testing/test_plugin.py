@@ -140,7 +140,7 @@ def test_worlds_that_leak(programs: pytest.Pytester) -> None:
         "patch": "changed: time.monotonic",
         "variable": "changed: test_leaking.COUNT",
         "child": "children: ",
-        "handler": "signal handlers: ",
+        "handler": "handler of signal 10: ",
         "gradients_off": "gradients: True became False",
     }.items():
         assert re.search(rf"test_leaves\[leave_{leak}\]: {text}", told), told
@@ -159,7 +159,7 @@ def test_markers_that_cannot_be_used(programs: pytest.Pytester) -> None:
         "has the same size twice",
         "does not take time; it takes backend, timeout and device",
         "wants a timeout in seconds, above 0, got 0",
-        "methods of unittest.TestCase cannot run in several worlds",
+        "ranks(1, 2) cannot make several tests of this one: it is a method of unittest.TestCase",
     ):
         assert text in told, told
 
@@ -227,3 +227,38 @@ def test_importing_the_plugin_does_not_import_torch(programs: pytest.Pytester) -
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
     programs.makepyfile("import sys\ndef test_it():\n    assert 'torch' not in sys.modules")
     programs.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_what_few_tests_do(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "nowhere",
+        "MASTER_PORT": "1",
+        "TMPDIR": str(programs.path),
+    }
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    result = run(programs, "unusual", "-rA", "--setup-show", "--log-file=run.log")
+    told = result.stdout.str()
+    for line in (
+        "SUBFAILED*bad*test_a_subtest_fails*",
+        "FAILED *::test_a_subtest_fails - 1 of 2 ranks passed; rank 1 *",
+        "FAILED *::test_an_error_cannot_be_printed*",
+        "ERROR *::test_begins_what_ends_badly*",
+        "SKIPPED * not here (rank 1 of 2)",
+    ):
+        result.stdout.fnmatch_lines([f"*{line}"])
+    assert "a bad end of the session" in told
+    assert told.count("DeprecationWarning: mind the gap") == 1
+    replaced = told.partition("new processes:\n")[2].partition("=====")[0]
+    assert re.findall(r"::(test_\w+)", replaced) == ["test_begins_what_ends_badly"], replaced
+    result.assert_outcomes(passed=17, failed=4, skipped=1, errors=1, warnings=1)
+
+
+def test_a_rank_ends_the_run(programs: pytest.Pytester) -> None:
+    result = run(programs, "exiting", "--junitxml=report.xml")
+    assert result.ret == 7
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["!*that is enough*!"])
+    assert "called pytest.exit: that is enough" in (programs.path / "report.xml").read_text()

@@ -156,5 +156,8 @@ def summary(error: BaseException | None) -> str:
     """Return an error and where it was raised, in one line: "ValueError: no data (train.py:12)"."""
     frames = tracebacks.extract_tb(error.__traceback__) if error is not None else []
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    message = str(error).partition("\n")[0]
+    try:
+        message = str(error).partition("\n")[0]
+    except Exception:  # noqa: BLE001 - its class is the user's
+        message = "(which cannot be printed)"
     return f"{type(error).__name__}: {message}{where}"

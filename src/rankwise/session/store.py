@@ -15,8 +15,8 @@ from rankwise.rendezvous import LOOPBACK
 from rankwise.session.meeting import ANSWER_SECONDS, listen
 from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
 
-# The longest pause between two looks at the store.
-_PAUSE_SECONDS: Final = 0.05
+# The shortest and the longest pause between two looks at the store.
+_PAUSES_SECONDS: Final = (0.001, 0.05)
 
 
 def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]:
@@ -118,14 +118,18 @@ def wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
 
     By asking: a wait in C++ would not hear Ctrl-C, and says on stderr that it timed out.
     """
-    deadline = time.monotonic() + timeout
-    pause = 0.001
+    start = time.monotonic()
     while not store.check(keys):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - start
+        if waited > timeout:
             return False
-        time.sleep(pause)
-        pause = min(2 * pause, _PAUSE_SECONDS)
+        time.sleep(pause_after(waited))
     return True
+
+
+def pause_after(waited: float) -> float:
+    """Return how long to pause before looking again, so that looking costs little, and waiting a tenth more at most."""
+    return min(max(_PAUSES_SECONDS[0], waited / 10), _PAUSES_SECONDS[1])
 
 
 def _answer_all(store: Store, own: Hello, *, timeout: float) -> None:

@@ -17,7 +17,7 @@ import pytest
 from rankwise.errors import LaunchError, RankFailure
 from rankwise.launch.memory import kills, word
 from rankwise.launch.report import ending
-from rankwise.testing.messages import PHASES, Begun, Broken, Done, Phase
+from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Warned
 from rankwise.testing.warm import WarmRanks
 
 # How long ranks that are alive may take to start, with the modules of the tests.
@@ -36,6 +36,9 @@ class Attempt:
         ended: How the rank ended before the test did, "" if it did not.
         stack: Its stacks where it was stopped, or crashed.
         left: What the test left behind; None if the rank did not get so far.
+        joined: A process group stays open on it, of a fixture of wider scope.
+        asides: Reports of subtests.
+        warned: Its warnings.
     """
 
     phases: dict[str, Phase] = field(default_factory=dict)
@@ -43,6 +46,9 @@ class Attempt:
     ended: str = ""
     stack: str = ""
     left: tuple[str, ...] | None = None
+    joined: bool = False
+    asides: list[Aside] = field(default_factory=list)
+    warned: list[Warned] = field(default_factory=list)
 
     @property
     def has_failed(self) -> bool:
@@ -63,11 +69,15 @@ class Outcome:
         attempts: By rank.
         late: The ranks that were stopped because they did not come to an end.
         reason: Why they were: the limit, or the failure of another rank.
+        stop: What `pytest.exit` was called with, if it was.
+        afterwards: What went wrong when the ranks were ended after it.
     """
 
     attempts: Mapping[int, Attempt]
     late: tuple[int, ...] = ()
     reason: str = ""
+    stop: tuple[str, int | None] | None = None
+    afterwards: tuple[str, ...] = ()
 
     @property
     def left(self) -> list[str]:
@@ -99,6 +109,8 @@ class Conductor:
         self._begun: set[int] = set()
         self._let_go: set[int] = set()
         self._called = True
+        self._stop: tuple[str, int | None] | None = None
+        self._first_failed: int | None = None
         self._reason = f"the tests could not be collected within {START_SECONDS:g} s"
         self._kills = kills()
 
@@ -123,7 +135,7 @@ class Conductor:
         if not self._called:
             for attempt in self.attempts.values():
                 attempt.phases.pop("call", None)
-        return Outcome(attempts=self.attempts, late=late, reason=reason)
+        return Outcome(attempts=self.attempts, late=late, reason=reason, stop=self._stop)
 
     def _go_on(self) -> None:
         """Tell the ranks to begin with a phase; the body begins only where the fixtures of all are there."""
@@ -159,24 +171,37 @@ class Conductor:
 
     def _note(self, number: int, attempt: Attempt, message: Any) -> None:  # noqa: ANN401 - one of several classes
         if isinstance(message, Begun):
-            self._begun.add(number)
-            self._ranks.ranks[number].printed()  # by modules, when they were imported
-            if len(self._begun) == len(self.attempts):
-                self._limit(self._timeout, f"timeout: not over within {self._timeout:g} s")
+            self._note_begin(number)
         elif isinstance(message, Phase):
-            attempt.phases[message.when] = message
-            attempt.printed[message.when] = self._ranks.ranks[number].printed()
-            if message.when != "teardown" and message.report["outcome"] != "passed":
-                self._let_go.add(number)
-                self._ranks.ranks[number].tell(True)
-            if is_failure(message):
-                self._hurry(number)
+            self._note_phase(number, attempt, message)
+        elif isinstance(message, Aside):
+            attempt.asides.append(message)
+        elif isinstance(message, Warned):
+            attempt.warned.append(message)
         elif isinstance(message, Done):
-            attempt.left = message.left
+            attempt.left, attempt.joined = message.left, message.joined
         elif isinstance(message, Broken):
+            self._stop = self._stop or message.stop
             self._end(number, attempt, message.text)
         elif message.traceback:  # of what runs the tests
             self._end(number, attempt, f"failed outside of the test\n{message.traceback}")
+
+    def _note_begin(self, number: int) -> None:
+        self._begun.add(number)
+        self._ranks.ranks[number].printed()  # by modules, when they were imported
+        if len(self._begun) == len(self.attempts):
+            self._limit(self._timeout, f"timeout: not over within {self._timeout:g} s")
+        if self._first_failed is not None:
+            self._hurry(self._first_failed)
+
+    def _note_phase(self, number: int, attempt: Attempt, phase: Phase) -> None:
+        attempt.phases[phase.when] = phase
+        attempt.printed[phase.when] = self._ranks.ranks[number].printed()
+        if phase.when != "teardown" and phase.report["outcome"] != "passed":
+            self._let_go.add(number)
+            self._ranks.ranks[number].tell(True)
+        if is_failure(phase):
+            self._hurry(number)
 
     def _end(self, number: int, attempt: Attempt, how: str) -> None:
         attempt.ended = how
@@ -184,9 +209,12 @@ class Conductor:
         self._hurry(number)
 
     def _hurry(self, number: int) -> None:
-        """Give the others not much longer after a failure."""
-        if len(self._begun) == len(self.attempts):
-            self._limit(_GRACE_SECONDS, f"stopped: not over {_GRACE_SECONDS:g} s after rank {number} had failed")
+        """Give the others not much longer after a failure, once they have begun."""
+        if self._first_failed is None:
+            self._first_failed = number
+        if all(other in self._begun or attempt.is_over for other, attempt in self.attempts.items()):
+            first = self._first_failed
+            self._limit(_GRACE_SECONDS, f"stopped: not over {_GRACE_SECONDS:g} s after rank {first} had failed")
 
     def _limit(self, seconds: float, reason: str) -> None:
         deadline = time.monotonic() + seconds

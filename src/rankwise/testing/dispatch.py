@@ -25,6 +25,7 @@ class Dispatch:
         self._worlds: Worlds | None = None
         self._following: dict[str, dict[int, pytest.Item]] = {}
         self._problems: dict[str, str] = {}
+        self._last: pytest.Item | None = None
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -34,19 +35,27 @@ class Dispatch:
         try:
             return (yield)
         finally:
-            if self._worlds is not None:
-                self._worlds.close()
+            problems = () if self._worlds is None else self._worlds.close()
+            if problems and self._last is not None:
+                from rankwise.testing.folding import broken  # noqa: PLC0415 - imports torch
+
+                report = broken(self._last, "\n".join(problems), "teardown")
+                self._last.ihook.pytest_runtest_logreport(report=report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if item.nodeid not in self._following and item.nodeid not in self._problems:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._reports(item, nextitem):
+        self._last = item
+        reports, stop = self._run(item, nextitem)
+        for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         # What tests in this process have kept for more tests of the module, or class, goes with the last of these.
         item.session._setupstate.teardown_exact(nextitem)  # noqa: SLF001 - as the runner does after its own tests
+        if stop is not None:
+            pytest.exit(*stop)
         return True
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -76,19 +85,22 @@ class Dispatch:
 
             self._worlds = Worlds(self._config)
 
-    def _reports(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+    def _run(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> tuple[list[pytest.TestReport], tuple[str, int | None] | None]:
+        """Return what to report of a test, and what it has called `pytest.exit` with, if it has."""
         from rankwise.testing.folding import broken, fold  # noqa: PLC0415 - imports torch
 
         if item.nodeid in self._problems:
-            return broken(item, self._problems[item.nodeid])
+            return [broken(item, self._problems[item.nodeid])], None
         ranks, worlds = ranks_of(item), self._worlds
         if ranks is None or worlds is None:
             raise TypeError(f"{item.nodeid} is not a test for ranks")
         try:
             outcome = worlds.run(item, ranks, int(size_of(item)), self._next(item, nextitem))
+            return fold(item, outcome), outcome.stop
         except Exception:  # noqa: BLE001 - whatever it is, it is this test's, and the others go on
-            return broken(item, traceback.format_exc())
-        return fold(item, outcome)
+            return [broken(item, traceback.format_exc())], None
 
     def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> Mapping[int, pytest.Item]:
         """Return the next test of each rank, if it has one."""

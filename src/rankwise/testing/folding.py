@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -42,15 +42,28 @@ class _Story:
 def fold(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
     """Return one report for each phase that any rank began."""
     phases = [_WorldPhase(item, outcome, when) for when in PHASES]
-    return [phase.report() for phase in phases if phase.attempts]
+    reports = [*_subtests(item, outcome), *(phase.report() for phase in phases if phase.attempts)]
+    if outcome.afterwards:
+        reports.append(broken(item, "\n".join(outcome.afterwards), "teardown"))
+    return reports
 
 
-def broken(item: pytest.Item, text: str) -> list[pytest.TestReport]:
-    """Return the reports of a test that could not be begun."""
-    return [
-        pytest.TestReport(item.nodeid, item.location, _keywords(item), "failed", text, "setup"),
-        pytest.TestReport(item.nodeid, item.location, _keywords(item), "passed", None, "teardown"),
-    ]
+def broken(item: pytest.Item, text: str, when: Literal["setup", "teardown"] = "setup") -> pytest.TestReport:
+    """Return the report of what went wrong before a test, or after it."""
+    return pytest.TestReport(item.nodeid, item.location, _keywords(item), "failed", text, when)
+
+
+def _subtests(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
+    """Return the reports of subtests, of which the same on several ranks is told once."""
+    read: Callable[..., Any] = item.config.hook.pytest_report_from_serializable
+    told: dict[tuple[str, str], pytest.TestReport] = {}
+    for rank, attempt in outcome.attempts.items():
+        for aside in attempt.asides:
+            report = read(config=item.config, data=aside.report)
+            if report is not None:
+                report.sections.append(("World", f"on rank {rank} of {len(outcome.attempts)}"))
+                told.setdefault((str(aside.report.get("_report_type")) + report.outcome, report.longreprtext), report)
+    return list(told.values())
 
 
 class _WorldPhase:
@@ -87,9 +100,14 @@ class _WorldPhase:
             duration=max((report.duration for report in reports), default=0.0),
             start=min((report.start for report in reports), default=0.0),
             stop=max((report.stop for report in reports), default=0.0),
-            user_properties=list(dict.fromkeys(pair for report in reports for pair in report.user_properties)),
+            user_properties=_each_once(pair for report in reports for pair in report.user_properties),
         )
-        if xfail is not None:
+        for name, value in vars(reports[0]).items() if reports else ():
+            if not hasattr(report, name):  # what a plugin has put there
+                setattr(report, name, value)
+        if xfail is None:
+            vars(report).pop("wasxfail", None)
+        else:
             report.wasxfail = xfail
         return report
 
@@ -110,6 +128,8 @@ class _WorldPhase:
                 if not story.order[0] and rank in self._reports and story.what != _UNEXPECTED
             }
             late = {}
+        if skipped and not late and all(story.order[0] for story in stories.values()):
+            stories = {}  # they waited for one that skipped
         if stories or late:
             return "failed", self._told(stories, late), None
         if expected:
@@ -177,6 +197,15 @@ class _WorldPhase:
             (f"{title} ({ranks_text(ranks)})", shortened(text, _LONGEST_OUTPUT))
             for (title, text), ranks in found.items()
         ]
+
+
+def _each_once(values: Iterable[Any]) -> list[Any]:
+    """Return values, which need not be hashable, each once."""
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
 
 
 def _keywords(item: pytest.Item) -> dict[str, Literal[1]]:

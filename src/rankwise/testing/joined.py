@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import pytest
 
@@ -13,8 +15,13 @@ from rankwise.session.session import Session
 from rankwise.testing.marker import ranks_of
 from rankwise.testing.rank import FAILURE
 
+# How the variables begin that say who a process is.
+_OF_LAUNCHERS: Final = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_", "ROLE_", "MASTER_"),
+    *("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL"),
+)
 # Beyond the test's own limit, which tells more.
-_LATER_SECONDS = 5.0
+_LATER_SECONDS: Final = 5.0
 
 
 @contextmanager
@@ -33,7 +40,11 @@ def joined(item: pytest.Item) -> Iterator[Session]:
 
 @contextmanager
 def alone() -> Iterator[Session]:
-    """Be this process with nothing joined. Local."""
+    """Be this process with nothing joined, whatever launcher started pytest. Local."""
     forget()
-    yield session_in_force()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith(_OF_LAUNCHERS):
+                patch.delenv(name)
+        yield session_in_force()
     close_in_force()

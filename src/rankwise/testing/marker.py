@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,7 @@ PARAMETER: Final = "_ranks"
 Size = int | str
 
 _LARGEST: Final = 256
+_LONGEST_SECONDS: Final = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,15 @@ def ranks_of(item: pytest.Item) -> Ranks | None:
     Raises:
         InvalidArgumentError: The marker cannot be used.
     """
-    marker = item.get_closest_marker("ranks")
-    return None if marker is None else _read(marker, float(item.config.getini("ranks_timeout")))
+    if not isinstance(item, pytest.Function):  # a doctest, in a module with a marker
+        return None
+    own = [mark for mark in getattr(getattr(item, "callspec", None), "marks", ()) if mark.name == "ranks"]
+    marker = own[0] if own else item.get_closest_marker("ranks")
+    if marker is None:
+        return None
+    if own and PARAMETER in item.callspec.params:
+        raise InvalidArgumentError("pytest.param(marks=ranks(...)) in a test that runs in several worlds already")
+    return _read(marker, item.config.getini("ranks_timeout"))
 
 
 def size_of(item: pytest.Item) -> Size:
@@ -56,10 +65,13 @@ def size_of(item: pytest.Item) -> Size:
         return SERIAL
     if len(ranks.sizes) == 1:
         return ranks.sizes[0]
-    call = getattr(item, "callspec", None)
-    if call is None:
-        raise InvalidArgumentError("methods of unittest.TestCase cannot run in several worlds: give ranks() one size")
-    size: Size = call.params[PARAMETER]
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    if PARAMETER not in params:
+        raise InvalidArgumentError(
+            f"ranks{ranks.sizes} cannot make several tests of this one: it is a method of unittest.TestCase, or was "
+            "marked by pytest.param or after it was collected; give ranks() one size"
+        )
+    size: Size = params[PARAMETER]
     return size
 
 
@@ -68,8 +80,10 @@ def name_of(size: Size) -> str:
     return str(size) if isinstance(size, str) else f"{size}rank{'s' if size > 1 else ''}"
 
 
-def _read(marker: pytest.Mark, timeout: float) -> Ranks:
+def _read(marker: pytest.Mark, timeout: str) -> Ranks:
     options = {"backend": None, "timeout": timeout, "device": "cpu", **marker.kwargs}
+    with contextlib.suppress(TypeError, ValueError):
+        options["timeout"] = float(options["timeout"])
     unknown = sorted(options.keys() - {"backend", "timeout", "device"})
     problem = ""
     if unknown:
@@ -80,8 +94,8 @@ def _read(marker: pytest.Mark, timeout: float) -> Ranks:
         problem = f'takes numbers of ranks from 1 to {_LARGEST}, or "serial", got {wrong[0]!r}'
     elif len(set(marker.args)) < len(marker.args):
         problem = f"has the same size twice: {marker.args}"
-    elif not (isinstance(options["timeout"], (int, float)) and options["timeout"] > 0):
-        problem = f"wants a timeout in seconds, above 0, got {options['timeout']!r}"
+    elif not (isinstance(options["timeout"], float) and 0 < options["timeout"] < _LONGEST_SECONDS):
+        problem = f"wants a timeout in seconds, above 0, got {options['timeout']!r}; ranks_timeout is the default"
     if problem:
         raise InvalidArgumentError(f"@pytest.mark.ranks {problem}")
     return Ranks(sizes=marker.args, **options)

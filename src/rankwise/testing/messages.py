@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 PHASES: Final = ("setup", "call", "teardown")
@@ -15,11 +15,11 @@ class Place:
 
     Attributes:
         path: Its file.
-        nodeid: Its name in pytest.
+        name: Its name in that file, as pytest writes it: "TestClass::test_it[4ranks]".
     """
 
     path: str
-    nodeid: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class Task:
         place: Which one.
         following: The next one of this rank, for which fixtures of wider scope are kept.
         environ: The variables that tell the rank its place in the world.
-        folder: What `tmp_path` is, "" if the test does not ask for one.
+        folder: What `tmp_path` is, once a rank asks for it.
     """
 
     place: Place
     following: Place | None
     environ: Mapping[str, str]
-    folder: str = ""
+    folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +62,45 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Aside:
+    """A report that is not of a phase: of a subtest.
+
+    Attributes:
+        report: Pytest's report, as pytest serialises it.
+    """
+
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """A warning on a rank.
+
+    Attributes:
+        text: What it says.
+        category: Its class, by name.
+        filename, lineno: Where it was issued.
+        when: "collect" or "runtest".
+    """
+
+    text: str
+    category: str
+    filename: str
+    lineno: int
+    when: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """A rank has ended a test.
 
     Attributes:
         left: What the test has left behind, in words.
+        joined: A fixture of wider scope keeps a process group open, and needs the store where its ranks met.
     """
 
-    left: tuple[str, ...] = field(default=())
+    left: tuple[str, ...] = ()
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +109,8 @@ class Broken:
 
     Attributes:
         text: Why.
+        stop: What `pytest.exit` was called with, reason and status, if it was.
     """
 
     text: str
+    stop: tuple[str, int | None] | None = None

@@ -6,13 +6,16 @@ pytest-xdist: it writes no report and no cache.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
+import pickle
 import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,8 +28,8 @@ from rankwise.launch.rank import is_consequence
 from rankwise.launch.wire import packed, receive
 from rankwise.session.session import summary
 from rankwise.testing import coverage
-from rankwise.testing.messages import Begun, Broken, Done, Phase, Place, Task
-from rankwise.testing.state import State
+from rankwise.testing.messages import Aside, Begun, Broken, Done, Phase, Place, Task, Warned
+from rankwise.testing.state import RandomState, State
 
 # The name under which what makes a process a rank is registered with pytest.
 PLUGIN: Final = "rankwise-rank"
@@ -60,11 +63,12 @@ def be_rank(
     """
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     _leave_asserts_alone()
+    random_state = RandomState()
     with coverage.measured(measured):
         config = pytest.Config.fromdictargs(dict(options), args)
         config.workerinput = {"workerid": os.environ.get("PYTEST_XDIST_WORKER", "master"), "testrunuid": ""}  # type: ignore[attr-defined]  # as pytest-xdist does
         config.workeroutput = {}  # type: ignore[attr-defined]
-        config.pluginmanager.register(_Rank(connection, crashes, config), PLUGIN)
+        config.pluginmanager.register(_Rank(connection, crashes, config, random_state), PLUGIN)
         config.hook.pytest_cmdline_main(config=config)
 
 
@@ -73,10 +77,26 @@ def _leave_asserts_alone() -> None:
     rankwise.__doc__ = f"{rankwise.__doc__}\nPYTEST_DONT_REWRITE"
 
 
+def name_of(item: pytest.Item) -> str:
+    """Return a test's name in its file; how pytest spells the file depends on where it was started."""
+    return item.nodeid.partition("::")[2]
+
+
+def travels(value: object) -> bool:
+    """Return whether a value can be carried to another process; what cannot is some plugin's, of one process."""
+    try:
+        pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever pickle says of it
+        return False
+    return True
+
+
 class _Rank:
     """The hooks by which a session of pytest becomes a rank."""
 
-    def __init__(self, connection: socket.socket, crashes: int, config: pytest.Config) -> None:
+    def __init__(
+        self, connection: socket.socket, crashes: int, config: pytest.Config, random_state: RandomState
+    ) -> None:
         self._connection = connection
         self._crashes = crashes
         self._config = config
@@ -84,12 +104,16 @@ class _Rank:
         self._directories: dict[Path, pytest.Collector | None] = {}
         self._folder = ""
         self._problem = ""
-        self._state: State | None = None
+        self._state = State(config.rootpath, random_state)
+        self._error: BaseException | None = None
+        self._over = False
 
     @pytest.fixture
     def tmp_path(self) -> Path:
         """A folder of this test, the same on all ranks."""
-        return Path(self._folder)
+        folder = Path(self._folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
 
     def pytest_configure(self, config: pytest.Config) -> None:
         for name in _NOT_IN_RANKS:
@@ -106,7 +130,7 @@ class _Rank:
         faulthandler.enable(self._crashes)  # pytest has taken it, for stderr
         faulthandler.register(STACKS, file=self._crashes, all_threads=True)
         try:
-            while (task := receive(self._connection)) is not None:
+            while not self._over and (task := receive(self._connection)) is not None:
                 self._run(session, task)
         except EOFError:
             pass  # pytest is gone
@@ -130,6 +154,31 @@ class _Rank:
     def pytest_internalerror(self, excrepr: object) -> None:
         self._tell(Broken(text=f"pytest failed on this rank:\n{excrepr}"))
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        error = excinfo.value
+        if isinstance(error, pytest.exit.Exception):
+            self._tell(Broken(text=f"called pytest.exit: {error.msg}", stop=(str(error.msg), error.returncode)))
+        else:
+            self._tell(Broken(text=f"raised {type(error).__name__}"))
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
+        self._tell(
+            Warned(
+                text=str(warning_message.message),
+                category=warning_message.category.__name__,
+                filename=warning_message.filename,
+                lineno=warning_message.lineno,
+                when=when,
+            )
+        )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        if fixturedef.scope == "function":
+            return (yield)
+        with self._state.keeping():  # until the fixture ends, with a later test
+            return (yield)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
         if not self._may_go_on():
@@ -144,13 +193,22 @@ class _Rank:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        error = None if call.excinfo is None else call.excinfo.value
-        if error is not None:
-            item.stash[FAILURE] = summary(error)
-        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        consequence = error is not None and is_consequence(error)
-        self._tell(Phase(when=call.when, report=data, consequence=consequence, time_ns=time.monotonic_ns()))
+        self._error = None if call.excinfo is None else call.excinfo.value
+        if self._error is not None:
+            item.stash[FAILURE] = summary(self._error)
         return report
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # Here it is as plugins have left it, but for those that look when it is shown, and those of subtests come too.
+        self._config.hook.pytest_report_teststatus(report=report, config=self._config)
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        data = {name: value if travels(value) else repr(value) for name, value in data.items()}
+        if type(report) is not pytest.TestReport:
+            self._tell(Aside(report=data))
+            return
+        consequence = self._error is not None and is_consequence(self._error)
+        self._tell(Phase(when=report.when, report=data, consequence=consequence, time_ns=time.monotonic_ns()))
 
     def _run(self, session: pytest.Session, task: Task) -> None:
         os.environ.update(task.environ)
@@ -158,29 +216,33 @@ class _Rank:
         item = self._find(session, task.place)
         following = None if task.following is None else self._find(session, task.following)
         if item is None:
-            self._tell(Broken(text=self._problem or f"{task.place.nodeid} does not exist on this rank"))
+            missing = f"{task.place.name} does not exist on this rank; do names of tests differ between processes?"
+            self._tell(Broken(text=self._problem or missing))
             return
-        if self._state is None:
-            self._state = State(self._config.rootpath)
         self._state.begin()
         self._tell(Begun())
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        self._tell(Done(left=self._state.left()))
+        self._tell(Done(left=self._state.left(), joined=torch.distributed.is_initialized()))
 
     def _find(self, session: pytest.Session, place: Place) -> pytest.Item | None:
         if place.path not in self._items:
             self._problem = ""
-            self._state = None  # what modules do when they are imported is no test's doing
-            items = session.perform_collect([place.path])
-            self._items[place.path] = {item.nodeid: item for item in items if isinstance(item, pytest.Item)}
-        return self._items[place.path].get(place.nodeid)
+            # Relative, for pytest takes brackets in a path for parameters.
+            items = session.perform_collect([os.path.relpath(place.path, self._config.invocation_params.dir)])
+            self._items[place.path] = {name_of(item): item for item in items if isinstance(item, pytest.Item)}
+            self._state.settle()  # what modules do when they are imported is no test's doing
+        return self._items[place.path].get(place.name)
 
     def _may_go_on(self) -> bool:
-        answer: bool = receive(self._connection)
-        return answer
+        if not self._over:
+            answer: bool | None = receive(self._connection)
+            self._over = answer is None  # in the middle of a test that did not come to an end elsewhere
+            return bool(answer)
+        return False
 
     def _tell(self, message: object) -> None:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(Exception):  # a test may have put anything there
+                stream.flush()
         ctypes.CDLL(None).fflush(None)  # what compiled code has printed
         self._connection.sendall(packed(message))

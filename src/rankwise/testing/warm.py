@@ -17,11 +17,13 @@ from rankwise.errors import LaunchError
 from rankwise.launch.descendants import MARK, SECONDS_TO_END
 from rankwise.launch.fork_server import ForkServer, received
 from rankwise.launch.plan import common_environ, search_path
-from rankwise.launch.wire import Event, Request, packed, take
+from rankwise.launch.wire import Event, Outcome, Request, packed, take
+from rankwise.testing.messages import Broken
 from rankwise.testing.rank import STACKS
 
-# How long ranks may take to end by themselves: their fixtures of wider scope, their coverage.
-_LEAVE_SECONDS: Final = 5.0
+# How long ranks may take to put away their fixtures of wider scope and write their coverage, and then to end.
+_LEAVE_SECONDS: Final = 60.0
+_END_SECONDS: Final = 5.0
 # How long a stack takes to write; ranks that are alive all can.
 _STACK_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.02
@@ -54,6 +56,20 @@ class WarmRank:
     def runs(self) -> bool:
         """Its process has not ended."""
         return self.exitcode is None
+
+    @property
+    def has_told_outcome(self) -> bool:
+        """What it ran has ended, and it has told how."""
+        return any(isinstance(message, Outcome) for message in self.heard)
+
+    def problems(self) -> list[str]:
+        """Return what went wrong when it ended."""
+        texts = [message.text for message in self.heard if isinstance(message, Broken)]
+        outcomes = [message for message in self.heard if isinstance(message, Outcome)]
+        texts += [f"failed at its end\n{outcome.traceback}" for outcome in outcomes if outcome.traceback]
+        if not texts and self.runs and not self.has_told_outcome:
+            texts = [f"did not put away its fixtures of wider scope within {_LEAVE_SECONDS:g} s"]
+        return texts
 
     def tell(self, message: object) -> None:
         """Tell it something, if it is still there."""
@@ -139,16 +155,26 @@ class WarmRanks:
                 break
         return stacks
 
-    def retire(self) -> None:
-        """End all ranks, and what they have started: those that can by themselves, the others by SIGKILL."""
-        for rank in self.ranks.values():
+    def retire(self) -> list[str]:
+        """End all ranks, and what they have started: those that can by themselves, the others by SIGKILL.
+
+        Returns:
+            What went wrong when they put away their fixtures of wider scope.
+        """
+        alive = {number: rank for number, rank in self.ranks.items() if rank.runs}
+        for rank in alive.values():
+            rank.heard.clear()
             rank.tell(None)
-        if not self._have_ended(_LEAVE_SECONDS):
+        # What they run tells its outcome at last; threads may keep the process for longer, and for nothing.
+        self.wait(lambda: all(rank.has_told_outcome or not rank.runs for rank in alive.values()), _in(_LEAVE_SECONDS))
+        problems = [f"rank {number} {text}" for number, rank in alive.items() for text in rank.problems()]
+        if not self._have_ended(_END_SECONDS):
             self.kill()
         self._swept = False
         self._server.sweep()
         self.wait(lambda: self._swept, _in(SECONDS_TO_END))
         self._let_go()
+        return problems
 
     def kill(self, numbers: Iterable[int] | None = None) -> None:
         """Kill ranks at once; all, if none are named."""
@@ -157,20 +183,22 @@ class WarmRanks:
                 self._server.signal(number, signal.SIGKILL)
         self._have_ended(SECONDS_TO_END, numbers)
 
-    def close(self, *, gently: bool = True) -> None:
-        """End everything, the server included.
+    def close(self, *, gently: bool = True) -> list[str]:
+        """End everything, the server included, and return what went wrong on ranks then.
 
         Args:
             gently: Let ranks end by themselves.
         """
+        problems: list[str] = []
         try:
             if gently:
                 with contextlib.suppress(LaunchError):
-                    self.retire()
+                    problems = self.retire()
         finally:
             self._server.close()
             self._let_go()
             self._selector.close()
+        return problems
 
     def _let_go(self) -> None:
         for rank in self.ranks.values():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
+import builtins
+import os
+import random
 import uuid
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +23,7 @@ from rankwise.testing.conduct import START_SECONDS, Conductor, Outcome
 from rankwise.testing.environments import fake_torchrun
 from rankwise.testing.marker import Ranks
 from rankwise.testing.messages import Place, Task
-from rankwise.testing.rank import be_rank
+from rankwise.testing.rank import be_rank, name_of, travels
 from rankwise.testing.warm import WarmRanks
 
 # Ranks write no reports, choose no tests and start no workers.
@@ -41,6 +45,10 @@ _OPTIONS_OF_RANKS: Final[Mapping[str, Any]] = {
     "pastebin": None,
     "durations": None,
     "pyargs": False,
+    "setupshow": False,
+    "setuponly": False,
+    "setupplan": False,
+    "log_file": os.devnull,
 }
 # What the parser finds by itself.
 _OF_THE_COMMAND_LINE: Final = frozenset({"file_or_dir", "_raise_print_help"})
@@ -52,6 +60,9 @@ class Worlds:
     def __init__(self, config: pytest.Config) -> None:
         self.left: list[tuple[str, str]] = []
         self._config = config
+        self._number = 0
+        self._stores: list[Store] = []
+        self._seed = random.randrange(1 << 32)  # noqa: S311 - for examples, not for secrets
         self._ranks: WarmRanks | None = self._new_ranks()
 
     def run(self, item: pytest.Item, ranks: Ranks, size: int, following: Mapping[int, pytest.Item]) -> Outcome:
@@ -66,29 +77,41 @@ class Worlds:
         if self._ranks is None:
             self._ranks = self._new_ranks()
         try:
-            store = self._begin(self._ranks, item, size, following)
+            self._stores.append(self._begin(self._ranks, item, size, following))
             outcome = Conductor(self._ranks, size, ranks.timeout).conduct()
-            del store
         except BaseException:
             self.close(gently=False)
             raise
         self.left += [(item.nodeid, text) for text in outcome.left]
+        self._tell_warnings(item, outcome)
+        if not any(attempt.joined for attempt in outcome.attempts.values()):
+            self._stores.clear()
         if not outcome.is_clean or self._config.getoption("ranks_fresh"):
             try:
-                self._ranks.retire()
+                outcome = replace(outcome, afterwards=tuple(self._ranks.retire()))
             except LaunchError:  # the outcome tells of it
                 self.close(gently=False)
         return outcome
 
-    def close(self, *, gently: bool = True) -> None:
-        """End all ranks, and what they are forked from.
+    def close(self, *, gently: bool = True) -> list[str]:
+        """End all ranks, and what they are forked from, and return what went wrong on them then.
 
         Args:
             gently: Let ranks end by themselves.
         """
         ranks, self._ranks = self._ranks, None
-        if ranks is not None:
-            ranks.close(gently=gently)
+        return [] if ranks is None else ranks.close(gently=gently)
+
+    def _tell_warnings(self, item: pytest.Item, outcome: Outcome) -> None:
+        """Tell pytest of the warnings of ranks, each once."""
+        for warned in dict.fromkeys(warned for attempt in outcome.attempts.values() for warned in attempt.warned):
+            if warned.when == "runtest":
+                category = getattr(builtins, warned.category, UserWarning)
+                text = warned.text if category.__name__ == warned.category else f"{warned.category}: {warned.text}"
+                message = warnings.WarningMessage(category(text), category, warned.filename, warned.lineno)
+                self._config.hook.pytest_warning_recorded.call_historic(
+                    kwargs={"warning_message": message, "when": "runtest", "nodeid": item.nodeid, "location": None}
+                )
 
     def _new_ranks(self) -> WarmRanks:
         return WarmRanks(captured=self._config.getoption("capture") != "no")
@@ -97,7 +120,8 @@ class Worlds:
         """Tell the ranks of a test, once they are there, and return the store that they meet at."""
         store, port = serve(one_host=True, timeout=START_SECONDS)
         environs = fake_torchrun([size], address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)
-        folder = self._folder(item)
+        self._number += 1
+        folder = str(self._base() / "ranks" / str(self._number))
         warm.start(
             range(size),
             lambda number: (
@@ -117,22 +141,18 @@ class Worlds:
     def _call(self, item: pytest.Item, number: int) -> bytes:
         """Return what makes a process a rank of this run."""
         given = vars(self._config.option)
-        options = {name: given[name] for name in given.keys() - _OF_THE_COMMAND_LINE if _travels(given[name])}
+        options = {name: given[name] for name in given.keys() - _OF_THE_COMMAND_LINE if travels(given[name])}
         options |= {name: value for name, value in _OPTIONS_OF_RANKS.items() if name in options}
+        if options.get("hypothesis_seed", self) is None:
+            options["hypothesis_seed"] = self._seed  # ranks that draw different examples part ways
         options["plugins"] = [*options["plugins"], "no:terminal"]
         options["basetemp"] = str(self._base() / f"rank{number}")
         options["rootdir"] = str(self._config.rootpath)
         options["inifilename"] = None if self._config.inipath is None else str(self._config.inipath)
-        call: bytes = cloudpickle.dumps((be_rank, (options, [str(item.path)], coverage.settings())))
+        # All of the run's, for what conftest files declare; packages by name are found by the file of the test.
+        args = [str(item.path)] if self._config.getoption("pyargs") else list(self._config.args)
+        call: bytes = cloudpickle.dumps((be_rank, (options, args, coverage.settings())))
         return call
-
-    def _folder(self, item: pytest.Item) -> str:
-        """Return a new folder for the ranks of a test, if it asks for one."""
-        if "tmp_path" not in getattr(item, "fixturenames", ()):
-            return ""
-        name = "".join(letter if letter.isalnum() else "_" for letter in item.name)[:30]
-        factory = self._config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001 - what the fixture returns
-        return str(factory.mktemp(name, numbered=True))
 
     def _base(self) -> Path:
         base: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -140,13 +160,4 @@ class Worlds:
 
 
 def _place(item: pytest.Item) -> Place:
-    return Place(path=str(item.path), nodeid=item.nodeid)
-
-
-def _travels(value: object) -> bool:
-    """Return whether an option can be carried to another process; what cannot is some plugin's, of this process."""
-    try:
-        pickle.dumps(value)
-    except Exception:  # noqa: BLE001 - whatever pickle says of it
-        return False
-    return True
+    return Place(path=str(item.path), name=name_of(item))

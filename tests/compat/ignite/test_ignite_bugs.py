@@ -184,7 +184,7 @@ def test_samplers_that_cannot_be_shared_out_are_refused() -> None:
     with pytest.raises(ValueError, match="draws nothing"):
         iter(idist.DistributedProxySampler(Empty(), num_replicas=2, rank=0))
     for wrong in (Endless(), range(3), idist.DistributedProxySampler(Empty(), num_replicas=2, rank=0)):
-        with pytest.raises(TypeError, match="^sampler"):
+        with pytest.raises(TypeError, match=r"^sampler"):
             idist.DistributedProxySampler(wrong, num_replicas=2, rank=0)  # type: ignore[arg-type]
 
 
