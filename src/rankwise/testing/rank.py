@@ -58,8 +58,8 @@ def be_rank(
         connection: To pytest's own process.
         crashes: Where to write stacks when asked to.
         options: The options of pytest's command line.
-        args: The file of the first test.
-        measured: What of the coverage is measured, "" if it is not.
+        args: What pytest was asked to collect, whose `conftest.py` files count from the beginning.
+        measured: What of the coverage is measured; nothing, if it is empty.
     """
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     _leave_asserts_alone()
@@ -222,6 +222,7 @@ class _Rank:
         self._state.begin()
         self._tell(Begun())
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        self._error = None  # whose traceback holds what the test has held
         self._tell(Done(left=self._state.left(), joined=torch.distributed.is_initialized()))
 
     def _find(self, session: pytest.Session, place: Place) -> pytest.Item | None:
@@ -234,11 +235,12 @@ class _Rank:
         return self._items[place.path].get(place.name)
 
     def _may_go_on(self) -> bool:
-        if not self._over:
-            answer: bool | None = receive(self._connection)
-            self._over = answer is None  # in the middle of a test that did not come to an end elsewhere
-            return bool(answer)
-        return False
+        """Wait for the other ranks, and return whether all are ready for the next phase."""
+        if self._over:
+            return False
+        answer: bool | None = receive(self._connection)
+        self._over = answer is None  # the test did not come to an end elsewhere, so this rank ends too
+        return bool(answer)
 
     def _tell(self, message: object) -> None:
         for stream in (sys.stdout, sys.stderr):
