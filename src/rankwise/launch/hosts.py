@@ -21,7 +21,30 @@ _TIMEOUT: Final = 600.0
 _PAUSE_SECONDS: Final = 0.2
 
 
-class NumberedHosts(RendezvousHandler):
+class FixedRendezvous(RendezvousHandler):
+    """Torch's rendezvous where it is known who comes, and the launcher serves the store: nobody waits to join later."""
+
+    _closed = False
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def set_closed(self) -> None:
+        self._closed = True
+
+    def shutdown(self) -> bool:
+        self._closed = True
+        return True
+
+
+class NumberedHosts(FixedRendezvous):
     """Torch's rendezvous for launchers that know which host of how many they are on."""
 
     def __init__(self, nodes: Nodes) -> None:
@@ -38,11 +61,6 @@ class NumberedHosts(RendezvousHandler):
             raise InvalidArgumentError(f"node_rank={nodes.node_rank} is not one of {nodes.most} hosts, counted from 0")
         self._store: Store | None = None
         self._rounds = 0
-        self._closed = False
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
 
     def get_backend(self) -> str:
         return "static"
@@ -67,19 +85,6 @@ class NumberedHosts(RendezvousHandler):
             ) from error
         meeting = RendezvousStoreInfo(self._host, self._port)
         return RendezvousInfo(store, self._nodes.node_rank, self._nodes.most, meeting)
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def is_closed(self) -> bool:
-        return self._closed
-
-    def set_closed(self) -> None:
-        self._closed = True
-
-    def shutdown(self) -> bool:
-        self._closed = True
-        return True
 
     def _serve(self) -> Store:
         try:

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from rankwise.errors import LaunchError
-from rankwise.launch.hosts import NumberedHosts
+from rankwise.launch.hosts import FixedRendezvous, NumberedHosts
 from rankwise.launch.plan import Nodes
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session.store import serve
@@ -23,7 +23,7 @@ from rankwise.session.store import serve
 _TIMEOUT: Final = 300.0
 
 
-class LoopbackRendezvous(RendezvousHandler):
+class LoopbackRendezvous(FixedRendezvous):
     """Torch's rendezvous for one agent, which is this process.
 
     Nobody else can take the port, and only this host can reach it.
@@ -32,11 +32,6 @@ class LoopbackRendezvous(RendezvousHandler):
     def __init__(self, run_id: str, ports: Sequence[int] = (0,)) -> None:
         self._run_id = run_id
         self._store, self._port = _serve_first(ports)
-        self._closed = False
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
 
     def get_backend(self) -> str:
         return "rankwise-loopback"
@@ -47,19 +42,6 @@ class LoopbackRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         store = PrefixStore("rankwise-agent", self._store)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def is_closed(self) -> bool:
-        return self._closed
-
-    def set_closed(self) -> None:
-        self._closed = True
-
-    def shutdown(self) -> bool:
-        self._closed = True
-        return True
 
 
 def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
