@@ -22,7 +22,8 @@ NAMES = {"rankwise": "`@pytest.mark.ranks(4)`", "spawn": "`mp.spawn`", "torch": 
 def seconds(harness: str, tests: int) -> float:
     """Return how long a run of pytest takes."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
-    environ = {**os.environ, "TESTS": str(tests), "OMP_NUM_THREADS": "1"}
+    # Torch's stores ask the name server for every address that connects, and where an answer is lost wait 5 s.
+    environ = {**os.environ, "TESTS": str(tests), "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
     start = time.perf_counter()
     subprocess.run(
         [*command, f"harness_{harness}.py"], cwd=PROGRAMS, env=environ, check=True, stdout=subprocess.DEVNULL
