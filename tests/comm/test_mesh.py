@@ -123,7 +123,7 @@ def test_a_member_that_leaves_in_the_middle_of_its_data_is_gone(meshes: list[Mes
     def talk(place: int) -> None:
         swap(meshes[place], [b""] * SIZE)
         if place == 0:
-            meshes[0].transfer({1: memoryview(data)}, {}, timeout=0.3)
+            meshes[0].transfer({1: memoryview(data)}, {}, timeout=10.0)
         elif place == 1:
             room = bytearray(len(data))
             meshes[1]._peers[0].receive()
