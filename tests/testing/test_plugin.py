@@ -247,13 +247,14 @@ def test_what_few_tests_do(programs: pytest.Pytester, monkeypatch: pytest.Monkey
         "FAILED *::test_an_error_cannot_be_printed*",
         "ERROR *::test_begins_what_ends_badly*",
         "SKIPPED * not here (rank 1 of 2)",
+        "SUBFAILED*worse*test_a_subtest_fails*",
     ):
         result.stdout.fnmatch_lines([f"*{line}"])
     assert "a bad end of the session" in told
     assert told.count("DeprecationWarning: mind the gap") == 1
     replaced = told.partition("new processes:\n")[2].partition("=====")[0]
     assert re.findall(r"::(test_\w+)", replaced) == ["test_begins_what_ends_badly"], replaced
-    result.assert_outcomes(passed=17, failed=4, skipped=1, errors=1, warnings=1)
+    result.assert_outcomes(passed=17, failed=5, skipped=1, errors=1, warnings=1)
 
 
 def test_a_rank_ends_the_run(programs: pytest.Pytester) -> None:

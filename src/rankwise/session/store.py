@@ -123,13 +123,9 @@ def wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
         waited = time.monotonic() - start
         if waited > timeout:
             return False
-        time.sleep(pause_after(waited))
+        shortest, longest = _PAUSES_SECONDS
+        time.sleep(min(max(shortest, waited / 10), longest))  # so that looking adds a tenth to the wait at most
     return True
-
-
-def pause_after(waited: float) -> float:
-    """Return how long to pause before looking again, so that looking costs little, and waiting a tenth more at most."""
-    return min(max(_PAUSES_SECONDS[0], waited / 10), _PAUSES_SECONDS[1])
 
 
 def _answer_all(store: Store, own: Hello, *, timeout: float) -> None:

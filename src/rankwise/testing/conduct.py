@@ -232,6 +232,5 @@ class Conductor:
             self.attempts[number].stack = stack
         self._ranks.kill(late)
         for number in late:
-            printed = self._ranks.ranks[number].printed()
-            self.attempts[number].printed[self._phase] = printed
+            self.attempts[number].printed[self._phase] = self._ranks.ranks[number].printed()
         return late

@@ -56,13 +56,13 @@ def broken(item: pytest.Item, text: str, when: Literal["setup", "teardown"] = "s
 def _subtests(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
     """Return the reports of subtests, of which the same on several ranks is told once."""
     read: Callable[..., Any] = item.config.hook.pytest_report_from_serializable
-    told: dict[tuple[str, str], pytest.TestReport] = {}
+    told: dict[tuple[str, str, str], pytest.TestReport] = {}
     for rank, attempt in outcome.attempts.items():
         for aside in attempt.asides:
             report = read(config=item.config, data=aside.report)
             if report is not None:
                 report.sections.append(("World", f"on rank {rank} of {len(outcome.attempts)}"))
-                told.setdefault((str(aside.report.get("_report_type")) + report.outcome, report.longreprtext), report)
+                told.setdefault((repr(getattr(report, "context", "")), report.outcome, report.longreprtext), report)
     return list(told.values())
 
 
@@ -103,11 +103,9 @@ class _WorldPhase:
             user_properties=_each_once(pair for report in reports for pair in report.user_properties),
         )
         for name, value in vars(reports[0]).items() if reports else ():
-            if not hasattr(report, name):  # what a plugin has put there
+            if name != "wasxfail" and not hasattr(report, name):  # what a plugin has put there
                 setattr(report, name, value)
-        if xfail is None:
-            vars(report).pop("wasxfail", None)
-        else:
+        if xfail is not None:
             report.wasxfail = xfail
         return report
 

@@ -150,7 +150,7 @@ def _changed(
     return [
         name
         for name, value in known.items()
-        if now.get(name, gone) not in _Identities(value, first.get(name, value))
+        if not any(now.get(name, gone) is earlier for earlier in (value, first.get(name, value)))
         and (every or (isinstance(value, _CODE) and not _is_own(module, now.get(name))))
         and not name.startswith(("__", "@"))
         and (module.__name__, name) not in _OF_TORCH
@@ -161,16 +161,6 @@ def _is_own(module: types.ModuleType, value: object) -> bool:
     """Return whether a package has replaced its own code by its own, as torch does when it loads its compiler."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and home.partition(".")[0] == module.__name__.partition(".")[0]
-
-
-class _Identities:
-    """Some objects, which are looked for by identity."""
-
-    def __init__(self, *objects: object) -> None:
-        self._objects = objects
-
-    def __contains__(self, value: object) -> bool:
-        return any(value is known for known in self._objects)
 
 
 def _facts() -> dict[str, object]:

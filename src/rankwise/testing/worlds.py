@@ -119,7 +119,7 @@ class Worlds:
     def _begin(self, warm: WarmRanks, item: pytest.Item, size: int, following: Mapping[int, pytest.Item]) -> Store:
         """Tell the ranks of a test, once they are there, and return the store that they meet at."""
         store, port = serve(one_host=True, timeout=START_SECONDS)
-        environs = fake_torchrun([size], address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)
+        environs = fake_torchrun(size, address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)
         self._number += 1
         folder = str(self._base() / "ranks" / str(self._number))
         warm.start(
