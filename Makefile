@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/rankwise launch -n 4 examples/digits.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
 check: $(VENV)/.installed
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure

@@ -24,13 +24,24 @@ pytest_plugins = ["pytester"]
 
 torch.set_num_threads(1)
 
-# A folder for temporary files of this run alone, so that what is left in it was left by a test; ranks share it.
-TEMPORARY = Path(os.environ.get("RANKWISE_TESTS_TEMPORARY") or tempfile.mkdtemp(prefix="tests-"))
-os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
+# Tests start some hundred interpreters. Where images of machines forbid to keep compiled code, each compiles all of it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Torch's stores ask the name server for every address that connects, and where an answer is lost wait 5 s.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+# A folder for temporary files of this run alone, so that what is left in it was left by a test. Each worker of
+# pytest-xdist has its own, which its ranks share.
 if "RANKWISE_TESTS_TEMPORARY" not in os.environ:
-    os.environ["RANKWISE_TESTS_TEMPORARY"] = str(TEMPORARY)
+    os.environ["RANKWISE_TESTS_TEMPORARY"] = tempfile.mkdtemp(prefix="tests-")
     # After multiprocessing has removed its own.
-    multiprocessing.util.Finalize(None, shutil.rmtree, args=(TEMPORARY, True), exitpriority=-200)
+    multiprocessing.util.Finalize(
+        None, shutil.rmtree, args=(os.environ["RANKWISE_TESTS_TEMPORARY"], True), exitpriority=-200
+    )
+TEMPORARY = Path(os.environ["RANKWISE_TESTS_TEMPORARY"], os.environ.get("PYTEST_XDIST_WORKER", "main"))
+TEMPORARY.mkdir(exist_ok=True)
+os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 
 # The folders of pytest and of the fork server that ranks come from.
 HARNESS = ("pytest-of-", "pymp-")

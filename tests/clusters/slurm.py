@@ -6,6 +6,7 @@ Debian's packages refuse two nodes on one host name, but not two that claim diff
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -67,7 +68,7 @@ def why_not() -> str:
 @contextmanager
 def slurm(folder: Path, *, nodes: int) -> Iterator[dict[str, str]]:
     """Run a cluster in a folder, and give the variables that its clients need."""
-    port, variables = 17300, {"SLURM_CONF": str(folder / "slurm.conf")}
+    port, variables = _free_ports(nodes + 1), {"SLURM_CONF": str(folder / "slurm.conf")}
     for name in ("run", "log", "state", "spool"):
         (folder / name).mkdir(parents=True)
     (folder / "slurm.conf").write_text(
@@ -76,8 +77,8 @@ def slurm(folder: Path, *, nodes: int) -> Iterator[dict[str, str]]:
             port=port,
             folder=folder,
             last=nodes - 1,
-            first_port=port + 100,
-            last_port=port + 99 + nodes,
+            first_port=port + 1,
+            last_port=port + nodes,
         )
     )
     # slurmd loads a cgroup plugin though nothing uses it, and fails where it cannot tell which.
@@ -101,6 +102,17 @@ def slurm(folder: Path, *, nodes: int) -> Iterator[dict[str, str]]:
         yield variables
     finally:
         _end([int(path.read_text()) for path in (folder / "run").glob("*.pid")])
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of so many ports in a row that were free a moment ago, each process looking elsewhere."""
+    first = 17300 + os.getpid() % 500 * 20
+    for start in range(first, first + 1000, 20):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(start, start + count):
+                stack.enter_context(socket.create_server(("", port)))
+            return start
+    raise OSError(f"no {count} ports in a row are free from {first} on")
 
 
 def _start(program: str, *args: str, **variables: str) -> None:

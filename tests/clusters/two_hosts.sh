@@ -16,6 +16,7 @@ shift 2
 unshare --net --uts sh "$0" right "$@" &
 right=$!
 while [ "$(readlink /proc/$right/ns/net)" = "$(readlink /proc/self/ns/net)" ]; do sleep 0.02; done
+exec 9<"/proc/$right/ns/net" # the cable goes with either end, so both stay until this one has ended
 ip link set lo up
 ip link add left0 type veth peer name right0
 ip link set right0 netns $right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -56,7 +57,7 @@ class World:
     def __init__(self, folder: Path, how: str) -> None:
         self.folder = folder
         (folder / "tmp").mkdir()
-        self.shared_memory = set(os.listdir("/dev/shm"))  # noqa: PTH208
+        self.shared_memory = nobodys_shared_memory()
         self.launcher = subprocess.Popen(
             [*LAUNCH, str(PROGRAMS / "stay.py"), str(folder), how],
             env=clean_environ(TMPDIR=str(folder / "tmp")),
@@ -84,8 +85,18 @@ class World:
             assert time.monotonic() < deadline, left
             time.sleep(0.02)
         assert list((self.folder / "tmp").iterdir()) == []
-        assert set(os.listdir("/dev/shm")) <= self.shared_memory  # noqa: PTH208
+        assert not nobodys_shared_memory() - self.shared_memory
         return said
+
+
+def nobodys_shared_memory() -> set[str]:
+    """Return the names of shared memory that no process has: what other tests use at the same time is not left."""
+    names = {str(path) for path in Path("/dev/shm").iterdir()}
+    for process in psutil.process_iter() if names else ():
+        with contextlib.suppress(psutil.Error):
+            names -= {region.path for region in process.memory_maps()}
+            names -= {file.path for file in process.open_files()}
+    return set(filter(os.path.exists, names))
 
 
 def marked(folder: Path) -> list[psutil.Process]:

@@ -42,7 +42,7 @@ def told_of(result: pytest.RunResult, test: str) -> str:
 
 def test_worlds_that_pass(programs: pytest.Pytester) -> None:
     result = run(programs, "passing", "-W", "error", "--strict-markers")
-    result.assert_outcomes(passed=27)
+    result.assert_outcomes(passed=31)
     result.stdout.no_fnmatch_line("*ranks that were replaced*")
 
 
@@ -180,7 +180,7 @@ def test_ranks_are_kept_and_may_be_fresh(programs: pytest.Pytester) -> None:
 def test_xdist(programs: pytest.Pytester) -> None:
     shutil.copy(PROGRAMS / "failing.py", programs.path / "test_failing.py")
     result = run(programs, "passing", "-n", "2", "test_failing.py", "-k", "passing or one_rank or fixture")
-    result.assert_outcomes(passed=28, failed=1, errors=2)
+    result.assert_outcomes(passed=32, failed=1, errors=2)
     assert "rank 2 failed: AssertionError: this is not for rank two" in told_of(result, "test_on_one_rank")
 
 

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from typing import Final
 
 import pytest
+import torch.distributed as dist
 
 from rankwise.session.current import close_in_force, forget, session_in_force
 from rankwise.session.joining import init
 from rankwise.session.session import Session
 from rankwise.testing.marker import ranks_of
-from rankwise.testing.rank import FAILURE
+from rankwise.testing.rank import CLOSED, FAILURE
 
 # How the variables begin that say who a process is.
 _OF_LAUNCHERS: Final = (
@@ -34,6 +35,8 @@ def joined(item: pytest.Item) -> Iterator[Session]:
     try:
         yield session
     finally:
+        closed: list[object] = [dist.group.WORLD]
+        item.stash[CLOSED] = closed
         failure = item.stash.get(FAILURE, "")
         close_in_force(reason=f"left with {failure}" if failure else "left the test", failed=bool(failure))
 

@@ -28,6 +28,7 @@ from rankwise.launch.rank import is_consequence
 from rankwise.launch.wire import packed, receive
 from rankwise.session.session import summary
 from rankwise.testing import coverage
+from rankwise.testing.letting_go import LettingGo
 from rankwise.testing.messages import Aside, Begun, Broken, Done, Phase, Place, Task, Warned
 from rankwise.testing.state import RandomState, State
 
@@ -37,6 +38,8 @@ PLUGIN: Final = "rankwise-rank"
 STACKS: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
 # Why a test failed here, for the fixture that closes the session.
 FAILURE: Final = pytest.StashKey[str]()
+# The closed process group of a test, which is let go of once all has been told.
+CLOSED: Final = pytest.StashKey[list[object]]()
 
 # They time or repeat a test in one rank alone.
 _NOT_IN_RANKS: Final = ("timeout", "rerunfailures")
@@ -106,6 +109,7 @@ class _Rank:
         self._problem = ""
         self._state = State(config.rootpath, random_state)
         self._error: BaseException | None = None
+        self._letting_go = LettingGo()
         self._over = False
 
     @pytest.fixture
@@ -134,6 +138,7 @@ class _Rank:
                 self._run(session, task)
         except EOFError:
             pass  # pytest is gone
+        self._letting_go.wait()
         return True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -224,6 +229,7 @@ class _Rank:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         self._error = None  # whose traceback holds what the test has held
         self._tell(Done(left=self._state.left(), joined=torch.distributed.is_initialized()))
+        self._letting_go.begin(item.stash.get(CLOSED, []))
 
     def _find(self, session: pytest.Session, place: Place) -> pytest.Item | None:
         if place.path not in self._items:

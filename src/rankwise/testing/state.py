@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import random
@@ -201,11 +202,11 @@ def _stays(thread: threading.Thread) -> bool:
 
 def _children() -> set[int]:
     """Return this process's children, where the kernel tells."""
-    try:
-        lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
-    except OSError:
-        return set()
-    return {int(pid) for text in lists for pid in text.split()}
+    children: set[int] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            children.update(map(int, task.read_text().split()))
+    return children
 
 
 def _change(before: Any, after: Any) -> str:  # noqa: ANN401 - of whatever kind a fact is

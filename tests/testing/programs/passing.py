@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,6 +146,15 @@ def test_options(world: Session) -> None:
 def test_random_numbers_begin_anew(time: str) -> None:
     number = int(torch.randint(1 << 40, (1,)))
     assert SEEN.setdefault("random", number) == number
+
+
+@pytest.mark.parametrize("time", range(4))
+def test_groups_are_let_go_of(world: Session, time: int) -> None:
+    """The kernel counts gloo's threads too, Python's `threading` only a test's own."""
+    assert threading.enumerate() == [threading.main_thread()]
+    first = SEEN.setdefault("threads", len(list(Path("/proc/self/task").iterdir())))
+    while len(list(Path("/proc/self/task").iterdir())) > first:
+        pass  # until the test's limit
 
 
 @pytest.mark.ranks("serial")
