@@ -46,9 +46,11 @@ os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 # The folders of pytest and of the fork server that ranks come from.
 HARNESS = ("pytest-of-", "pymp-")
 
-# Started in the background of a shell, a run ignores Ctrl-C, and so does whatever it starts; but tests send it.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started in the background of a shell, a run ignores SIGINT and SIGQUIT, and so does whatever it starts; but tests send
+# the one, and compare what programs do with both.
+for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_signal) == signal.SIG_IGN:
+        signal.signal(_signal, _handler)
 
 # What launchers set: a test run started by one of them must not take itself for a rank.
 for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID"):
