@@ -6,7 +6,6 @@ Debian's packages refuse two nodes on one host name, but not two that claim diff
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -18,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+from tests.session.worlds import free_port
 
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 CONFIGURATION = """\
@@ -68,7 +69,7 @@ def why_not() -> str:
 @contextmanager
 def slurm(folder: Path, *, nodes: int) -> Iterator[dict[str, str]]:
     """Run a cluster in a folder, and give the variables that its clients need."""
-    port, variables = _free_ports(nodes + 1), {"SLURM_CONF": str(folder / "slurm.conf")}
+    port, variables = free_port(nodes + 1), {"SLURM_CONF": str(folder / "slurm.conf")}
     for name in ("run", "log", "state", "spool"):
         (folder / name).mkdir(parents=True)
     (folder / "slurm.conf").write_text(
@@ -102,17 +103,6 @@ def slurm(folder: Path, *, nodes: int) -> Iterator[dict[str, str]]:
         yield variables
     finally:
         _end([int(path.read_text()) for path in (folder / "run").glob("*.pid")])
-
-
-def _free_ports(count: int) -> int:
-    """Return the first of so many ports in a row that were free a moment ago, each process looking elsewhere."""
-    first = 17300 + os.getpid() % 500 * 20
-    for start in range(first, first + 1000, 20):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(start, start + count):
-                stack.enter_context(socket.create_server(("", port)))
-            return start
-    raise OSError(f"no {count} ports in a row are free from {first} on")
 
 
 def _start(program: str, *args: str, **variables: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -16,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
+_PORTS = itertools.count(int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) * 1000, 10)
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
 
 
@@ -25,11 +28,17 @@ def clean_environ(**variables: str) -> dict[str, str]:
     return own | {"OMP_NUM_THREADS": "1"} | variables
 
 
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+def free_port(count: int = 1) -> int:
+    """Return the first of some ports in a row that were free a moment ago.
+
+    They are of those that the kernel gives to nobody by itself, and each worker of pytest-xdist has its own.
+    """
+    while True:
+        first = 20000 + next(_PORTS) % 12000
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("", port)))
+            return first
 
 
 def run_ranks(
