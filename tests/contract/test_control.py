@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed import Store
 
 import rankwise as rw
 from rankwise.comm import members
@@ -106,6 +108,40 @@ def test_rank_zero_first_is_a_decorator_and_knows_nodes(comm: Comm, tmp_path: Pa
 
     assert load() is (rw.get_rank() != 0)
     assert load() is True
+
+
+class _SlowWay:
+    """The way to a store, on which a note takes its time, as the kernel may let it; nothing overtakes it there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._notes: list[threading.Thread] = []
+
+    def set(self, key: str, value: str) -> None:
+        def arrive() -> None:
+            time.sleep(0.1)
+            self._store.set(key, value)
+
+        self._notes.append(threading.Thread(target=arrive))
+        self._notes[-1].start()
+
+    def __getattr__(self, name: str) -> Any:
+        while self._notes:
+            self._notes.pop().join()
+        return getattr(self._store, name)
+
+
+@pytest.mark.ranks(2, 3)
+def test_what_comes_after_a_turn_does_not_overtake_its_end(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = comm.board()
+    assert board is not None
+    slow = _SlowWay(board)
+    monkeypatch.setattr(comm, "board", lambda: slow)
+    for _ in range(2):
+        with rw.in_rank_order():
+            pass
+        rw.barrier()
+        assert rw.one_rank_only()(lambda: "done")() == "done"
 
 
 def test_ranks_run_one_after_the_other(comm: Comm, tmp_path: Path) -> None:

@@ -74,6 +74,9 @@ class Turn:
         if self._board is not None and self._readers:
             with contextlib.suppress(RuntimeError):  # nobody serves the store any more: then nobody waits
                 self._board.set(self._key, json.dumps(outcome))
+                # To set is not to be answered, and what this rank does next may be heard of before the note is there;
+                # an answer on the same connection comes after it.
+                self._board.check([self._key])
 
     def wait(self) -> None:
         """Wait until the other rank has worked.
