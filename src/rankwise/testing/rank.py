@@ -229,7 +229,8 @@ class _Rank:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         self._error = None  # whose traceback holds what the test has held
         self._tell(Done(left=self._state.left(), joined=torch.distributed.is_initialized()))
-        self._letting_go.begin(item.stash.get(CLOSED, []))
+        if CLOSED in item.stash:
+            self._letting_go.begin(item.stash[CLOSED])
 
     def _find(self, session: pytest.Session, place: Place) -> pytest.Item | None:
         if place.path not in self._items:

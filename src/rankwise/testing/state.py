@@ -11,7 +11,6 @@ import sys
 import threading
 import types
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +82,7 @@ class State:
         self._facts = _facts()
         self._threads = set(threading.enumerate())
 
-    @contextmanager
+    @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
         """Let what changes in the block stay, or be put back later."""
         before = _facts()
