@@ -183,6 +183,14 @@ def test_a_closed_session_lets_go_of_its_groups(tmp_path: Path) -> None:
         assert (process.returncode, process.stdout) == (0, "[]\n"), process.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what threads are at from /proc")
+def test_a_closed_session_waits_for_threads_of_a_group_that_a_model_holds(tmp_path: Path) -> None:
+    """A thread that gives back Python's objects while the model goes, or the interpreter, hangs or dies of SIGSEGV."""
+    port, folder = free_port(), {"TMPDIR": str(tmp_path)}  # torch leaves a folder
+    for process in run_ranks("late_thread.py", [plain(rank, 2, port, **folder) for rank in range(2)], fresh=True):
+        assert (process.returncode, process.stdout) == (0, "synced\n"), process.stderr
+
+
 def test_alone_there_is_a_group_of_one() -> None:
     with rw.init() as session:
         assert (session.rank, session.world_size, dist.get_world_size()) == (0, 1, 1)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -39,6 +40,11 @@ log = logging.getLogger(__name__)
 _FAREWELL_SECONDS: Final = 10.0
 # How long rank zero waits for the others at the end before it says so.
 _PATIENCE_SECONDS = 5.0
+# How long the threads of a group that lives on may take to come to rest, how often in a row they are to be seen there,
+# and the pause between two looks.
+_REST_SECONDS: Final = 10.0
+_LOOKS_AT_REST: Final = 3
+_LOOK_SECONDS: Final = 0.001
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class _Opened:
         self.comm.close(reason)
         if still_ours:
             dist.destroy_process_group()
+        _await_rest()
         before, torchs = self.hooks
         if sys.excepthook is torchs:
             sys.excepthook = before
@@ -94,6 +101,31 @@ def _outlive(lines: dict[int, socket.socket], *, timeout: float) -> None:
                 told = True
                 absent = sorted(key.data for key in selector.get_map().values())
                 log.warning("rank 0 waits up to %g s until %s leave(s)", timeout, ranks_text(absent))
+
+
+def _await_rest() -> None:
+    """Let the threads of groups that live on, as a DDP model keeps one, finish what they are at.
+
+    A thread that has just ended a collective may have objects of Python's to give back, for which it needs Python's
+    lock. If the model goes meanwhile, it waits for the thread and has the lock: for good. If the interpreter ends
+    meanwhile, the thread takes it down. See docs/decisions/0006-letting-go-of-a-group.md.
+    """
+    start = time.monotonic()
+    at_rest = 0
+    while at_rest < _LOOKS_AT_REST and time.monotonic() - start < _REST_SECONDS and (states := _gloo_states()):
+        # One that waits for the lock sleeps too, but gets it in the pause.
+        at_rest = at_rest + 1 if states == {"S"} else 0
+        time.sleep(_LOOK_SECONDS)
+
+
+def _gloo_states() -> set[str]:
+    """Return what gloo's threads that run collectives are at: "R" for running, "S" for sleeping. Empty but on Linux."""
+    states = set()
+    for stat in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            _, _, rest = stat.read_text().partition("(pt_gloo_runloop) ")
+            states.add(rest[:1])
+    return states - {""}
 
 
 def open_session(
