@@ -43,7 +43,7 @@ _PATIENCE_SECONDS = 5.0
 # How long the threads of a group that lives on may take to come to rest, how often in a row they are to be seen there,
 # and the pause between two looks.
 _REST_SECONDS: Final = 10.0
-_LOOKS_AT_REST: Final = 3
+_LOOKS_AT_REST: Final = 2
 _LOOK_SECONDS: Final = 0.001
 
 
@@ -111,21 +111,18 @@ def _await_rest() -> None:
     meanwhile, the thread takes it down. See docs/decisions/0006-letting-go-of-a-group.md.
     """
     start = time.monotonic()
+    threads = [stat for stat in Path("/proc/self/task").glob("*/stat") if "(pt_gloo_runloop)" in _read(stat)]
     at_rest = 0
-    while at_rest < _LOOKS_AT_REST and time.monotonic() - start < _REST_SECONDS and (states := _gloo_states()):
-        # One that waits for the lock sleeps too, but gets it in the pause.
-        at_rest = at_rest + 1 if states == {"S"} else 0
-        time.sleep(_LOOK_SECONDS)
+    while threads and at_rest < _LOOKS_AT_REST and time.monotonic() - start < _REST_SECONDS:
+        time.sleep(_LOOK_SECONDS)  # one that sleeps until it gets the lock gets it now
+        at_rest = 0 if any(") R " in _read(stat) for stat in threads) else at_rest + 1
 
 
-def _gloo_states() -> set[str]:
-    """Return what gloo's threads that run collectives are at: "R" for running, "S" for sleeping. Empty but on Linux."""
-    states = set()
-    for stat in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            _, _, rest = stat.read_text().partition("(pt_gloo_runloop) ")
-            states.add(rest[:1])
-    return states - {""}
+def _read(stat: Path) -> str:
+    """Return what Linux says of a thread, "7 (NAME) R ..." for one that runs; "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return stat.read_text()
+    return ""
 
 
 def open_session(
