@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -214,14 +215,24 @@ def test_large_arguments_results_and_errors_travel() -> None:
 
 
 def test_the_callers_process_stays_as_it_is() -> None:
+    """After a success, and after a failure whose error is kept."""
+
+    def fail() -> None:
+        raise ValueError
+
+    rw.launch(rw.get_rank, nproc=2)  # torch's first store in a process opens a pipe for good
+    gc.collect()  # what earlier tests have left goes now, and not while descriptors are counted
     before = [signal.getsignal(number) for number in signal.valid_signals()]
     variables, descriptors = dict(os.environ), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     threads = threading.active_count()
     rw.launch(rw.get_rank, nproc=2)
+    with pytest.raises(rw.RankFailedError) as kept:
+        rw.launch(fail, nproc=2)
     assert [signal.getsignal(number) for number in signal.valid_signals()] == before
     assert dict(os.environ) == variables
     assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
     assert threading.active_count() == threads
+    assert isinstance(kept.value.__cause__, ValueError)
 
 
 def test_functions_of_a_script_without_a_guard_run(tmp_path: Path) -> None:

@@ -97,6 +97,18 @@ def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
         LaunchError: The ranks could not be started.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended.
     """
+    killed = kills()
+    size = _conduct(plan, pool)
+    raise_failures(pool.ranks, size, returning=plan.kind == "function", kernel=word(killed, kills()))
+    return pool.ranks
+
+
+def _conduct(plan: Plan, pool: Pool) -> int:
+    """Run a plan to its end, and return how many ranks its world had.
+
+    The agent and its store live here alone: an error of the ranks is raised where nothing refers to them, so whoever
+    keeps the error does not keep a store open.
+    """
     rendezvous = LoopbackRendezvous(uuid.uuid4().hex, plan.ports) if plan.nodes is None else between_hosts(plan.nodes)
     spec = WorkerSpec(
         role="default",
@@ -107,16 +119,13 @@ def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
         monitor_interval=1e-6,  # the pool waits, and for what happens
     )
     agent = RankAgent(spec, plan, pool)
-    killed = kills()
     with _quiet():
         try:
             agent.run()
         finally:
             rendezvous.shutdown()
     workers = agent.get_worker_group().workers
-    size = workers[0].world_size if workers else plan.nproc
-    raise_failures(pool.ranks, size, returning=plan.kind == "function", kernel=word(killed, kills()))
-    return pool.ranks
+    return workers[0].world_size if workers else plan.nproc
 
 
 def _variables(group: WorkerGroup, worker: Worker, attempt: int) -> dict[str, str]:
