@@ -48,7 +48,7 @@ def test_worlds_that_pass(programs: pytest.Pytester) -> None:
 
 def test_worlds_that_fail(programs: pytest.Pytester) -> None:
     result = run(programs, "failing", "--junitxml=report.xml")
-    result.assert_outcomes(passed=2, failed=11, errors=2)
+    result.assert_outcomes(passed=3, failed=11, errors=3)
 
     told = told_of(result, "test_on_one_rank")
     assert told.startswith("3 of 4 ranks passed\nrank 2 failed: AssertionError: this is not for rank two")
@@ -84,11 +84,12 @@ def test_worlds_that_fail(programs: pytest.Pytester) -> None:
     assert "rank 1 ended with exit code 3" in told_of(result, "test_ended")
     assert "rank 1 failed: SystemExit: 3" in told_of(result, "test_left")
     assert "the process that ranks are forked from was killed by SIGKILL" in told_of(result, "test_server_killed")
+    assert "bad end of the module" in told_of(result, "test_the_next_one_is_not_poisoned")
     assert "ranks 0-3 [XPASS(strict)]" in told_of(result, "test_unexpectedly_passed")
 
     result.stdout.fnmatch_lines(["FAILED *test_on_one_rank - 3 of 4 ranks passed; rank 2 *"])
     cases = ET.parse(programs.path / "report.xml").getroot().iter("testcase")  # noqa: S314 - pytest has written it
-    assert len({case.get("name") for case in cases}) == 14
+    assert len({case.get("name") for case in cases}) == 15
 
 
 def test_worlds_that_do_not_end(programs: pytest.Pytester) -> None:
@@ -192,8 +193,9 @@ def test_coverage_of_what_only_ranks_run(programs: pytest.Pytester) -> None:
 
 
 def test_pytest_timeout_ends_a_world(programs: pytest.Pytester) -> None:
-    result = run(programs, "slow", "-k", "sleeps")
-    result.assert_outcomes(failed=1)
+    result = run(programs, "slow", "-k", "not interrupted")
+    result.assert_outcomes(passed=1, failed=1, errors=1)
+    assert "Timeout (>3.0s)" in told_of(result, "test_ends_ranks_that_end_late")
     assert re.search(r"Timeout.*3.*: ranks 0-1 in sleep, test_slow.py:\d+", told_of(result, "test_sleeps"))
 
 

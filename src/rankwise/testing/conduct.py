@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -112,30 +112,40 @@ class Conductor:
         self._stop: tuple[str, int | None] | None = None
         self._first_failed: int | None = None
         self._reason = f"the tests could not be collected within {START_SECONDS:g} s"
+        self._stopped = ""
         self._kills = kills()
 
+    def gather(self) -> None:
+        """Wait until the ranks, which have been told of the test, begin it."""
+        self._wait(self._are_gathered)
+
     def conduct(self) -> Outcome:
-        """Lead the ranks through the test, of which they have been told."""
-        reason = ""
+        """Lead the ranks through the test."""
+        for self._phase in PHASES:
+            self._go_on()
+            if not self._wait(self._is_through):
+                break
+        else:
+            self._wait(self._is_over)
+        late = self._stop_the_late() if self._stopped else ()
+        if not self._called:
+            for attempt in self.attempts.values():
+                attempt.phases.pop("call", None)
+        return Outcome(attempts=self.attempts, late=late, reason=self._stopped, stop=self._stop)
+
+    def _wait(self, until: Callable[[], bool]) -> bool:
+        """Wait until the ranks are so far; False if they are to be stopped instead, or have all ended."""
         try:
-            for self._phase in PHASES:
-                self._go_on()
-                if not self._ranks.wait(self._is_through, lambda: self._deadline):
-                    reason = self._reason
-                    break
-            if not reason and not self._ranks.wait(self._is_over, lambda: self._deadline):
-                reason = self._reason
+            if self._ranks.wait(until, lambda: self._deadline):
+                return True
+            self._stopped = self._reason
         except pytest.fail.Exception as timeout:  # of pytest-timeout, which raises wherever this process is
-            reason = str(timeout)
+            self._stopped = str(timeout)
         except LaunchError as error:
             self._listen()
             for attempt in self.attempts.values():
                 attempt.ended = attempt.ended or f"ended: {error}"
-        late = self._stop_the_late() if reason else ()
-        if not self._called:
-            for attempt in self.attempts.values():
-                attempt.phases.pop("call", None)
-        return Outcome(attempts=self.attempts, late=late, reason=reason, stop=self._stop)
+        return False
 
     def _go_on(self) -> None:
         """Tell the ranks to begin with a phase; the body begins only where the fixtures of all are there."""
@@ -148,6 +158,10 @@ class Conductor:
             self._called = len(ready) == len(self.attempts)
         for number in ready:
             self._ranks.ranks[number].tell(self._called or self._phase == "teardown")
+
+    def _are_gathered(self) -> bool:
+        self._listen()
+        return self._have_begun()
 
     def _is_through(self) -> bool:
         self._listen()
@@ -212,9 +226,12 @@ class Conductor:
         """Give the others not much longer after a failure, once they have begun."""
         if self._first_failed is None:
             self._first_failed = number
-        if all(other in self._begun or attempt.is_over for other, attempt in self.attempts.items()):
+        if self._have_begun():
             first = self._first_failed
             self._limit(_GRACE_SECONDS, f"stopped: not over {_GRACE_SECONDS:g} s after rank {first} had failed")
+
+    def _have_begun(self) -> bool:
+        return all(number in self._begun or attempt.is_over for number, attempt in self.attempts.items())
 
     def _limit(self, seconds: float, reason: str) -> None:
         deadline = time.monotonic() + seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -12,6 +12,7 @@ from rankwise.errors import InvalidArgumentError
 from rankwise.testing.marker import SERIAL, ranks_of, size_of
 
 if TYPE_CHECKING:
+    from rankwise.testing.conduct import Outcome
     from rankwise.testing.worlds import Worlds
 
 _TESTS_NAMED: Final = 10
@@ -26,6 +27,7 @@ class Dispatch:
         self._following: dict[str, dict[int, pytest.Item]] = {}
         self._problems: dict[str, str] = {}
         self._last: pytest.Item | None = None
+        self._current: Callable[[], Outcome] | str | None = None
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -42,18 +44,27 @@ class Dispatch:
                 report = broken(self._last, "\n".join(problems), "teardown")
                 self._last.ihook.pytest_runtest_logreport(report=report)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_protocol")
+    def pytest_runtest_protocol_outermost(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        """Let ranks begin a test, before pytest-timeout does: it is to measure the test, not the start of ranks."""
         if item.nodeid not in self._following and item.nodeid not in self._problems:
-            return None
+            return (yield)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._last = item
-        reports, stop = self._run(item, nextitem)
-        for report in reports:
+        self._current = self._problems.get(item.nodeid) or self._begun(item, nextitem)
+        try:
+            return (yield)
+        finally:
+            self._current = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        if self._current is None:
+            return None
+        reports, stop = self._finished(item, self._current)
+        for report in [*reports, *_put_away(item, nextitem)]:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        # What tests in this process have kept for more tests of the module, or class, goes with the last of these.
-        item.session._setupstate.teardown_exact(nextitem)  # noqa: SLF001 - as the runner does after its own tests
         if stop is not None:
             pytest.exit(*stop)
         return True
@@ -85,21 +96,28 @@ class Dispatch:
 
             self._worlds = Worlds(self._config)
 
-    def _run(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> tuple[list[pytest.TestReport], tuple[str, int | None] | None]:
-        """Return what to report of a test, and what it has called `pytest.exit` with, if it has."""
-        from rankwise.testing.folding import broken, fold  # noqa: PLC0415 - imports torch
-
-        if item.nodeid in self._problems:
-            return [broken(item, self._problems[item.nodeid])], None
+    def _begun(self, item: pytest.Item, nextitem: pytest.Item | None) -> Callable[[], Outcome] | str:
+        """Return what runs a test to its end, now that ranks have begun it, or why they have not."""
         ranks, worlds = ranks_of(item), self._worlds
         if ranks is None or worlds is None:
             raise TypeError(f"{item.nodeid} is not a test for ranks")
         try:
-            outcome = worlds.run(item, ranks, int(size_of(item)), self._next(item, nextitem))
-            return fold(item, outcome), outcome.stop
+            return worlds.begin(item, ranks, int(size_of(item)), self._next(item, nextitem))
         except Exception:  # noqa: BLE001 - whatever it is, it is this test's, and the others go on
+            return traceback.format_exc()
+
+    def _finished(
+        self, item: pytest.Item, finish: Callable[[], Outcome] | str
+    ) -> tuple[list[pytest.TestReport], tuple[str, int | None] | None]:
+        """Return what to report of a test, and what it has called `pytest.exit` with, if it has."""
+        from rankwise.testing.folding import broken, fold  # noqa: PLC0415 - imports torch
+
+        if isinstance(finish, str):
+            return [broken(item, finish)], None
+        try:
+            outcome = finish()
+            return fold(item, outcome), outcome.stop
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - as above; pytest-timeout raises the other one
             return [broken(item, traceback.format_exc())], None
 
     def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> Mapping[int, pytest.Item]:
@@ -110,3 +128,13 @@ class Dispatch:
         if nextitem is None or nextitem.nodeid not in self._following:
             return {}
         return dict.fromkeys(range(int(size_of(nextitem))), nextitem)
+
+
+def _put_away(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+    """End what tests of this process have kept for more tests of the module, or class, and return what went wrong."""
+    call = pytest.CallInfo.from_call(
+        lambda: item.session._setupstate.teardown_exact(nextitem),  # noqa: SLF001 - as the runner does after its own
+        "teardown",
+        reraise=(pytest.exit.Exception, KeyboardInterrupt),
+    )
+    return [] if call.excinfo is None else [item.ihook.pytest_runtest_makereport(item=item, call=call)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
 import random
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -65,8 +66,10 @@ class Worlds:
         self._seed = random.randrange(1 << 32)  # noqa: S311 - for examples, not for secrets
         self._ranks: WarmRanks | None = self._new_ranks()
 
-    def run(self, item: pytest.Item, ranks: Ranks, size: int, following: Mapping[int, pytest.Item]) -> Outcome:
-        """Run a test in `size` ranks.
+    def begin(
+        self, item: pytest.Item, ranks: Ranks, size: int, following: Mapping[int, pytest.Item]
+    ) -> Callable[[], Outcome]:
+        """Let ranks begin a test, which are started where they are not there yet, and return what runs it to its end.
 
         Args:
             item: The test.
@@ -76,22 +79,11 @@ class Worlds:
         """
         if self._ranks is None:
             self._ranks = self._new_ranks()
-        try:
-            self._stores.append(self._begin(self._ranks, item, size, following))
-            outcome = Conductor(self._ranks, size, ranks.timeout).conduct()
-        except BaseException:
-            self.close(gently=False)
-            raise
-        self.left += [(item.nodeid, text) for text in outcome.left]
-        self._tell_warnings(item, outcome)
-        if not any(attempt.joined for attempt in outcome.attempts.values()):
-            self._stores.clear()
-        if not outcome.is_clean or self._config.getoption("ranks_fresh"):
-            try:
-                outcome = replace(outcome, afterwards=tuple(self._ranks.retire()))
-            except LaunchError:  # the outcome tells of it
-                self.close(gently=False)
-        return outcome
+        with self._closed_if_broken():
+            self._stores.append(self._tell(self._ranks, item, size, following))
+            conductor = Conductor(self._ranks, size, ranks.timeout)
+            conductor.gather()
+        return lambda: self._finish(item, conductor)
 
     def close(self, *, gently: bool = True) -> list[str]:
         """End all ranks, and what they are forked from, and return what went wrong on them then.
@@ -101,6 +93,35 @@ class Worlds:
         """
         ranks, self._ranks = self._ranks, None
         return [] if ranks is None else ranks.close(gently=gently)
+
+    @contextlib.contextmanager
+    def _closed_if_broken(self) -> Iterator[None]:
+        """Let nothing run on that nobody leads any more."""
+        try:
+            yield
+        except BaseException:
+            self.close(gently=False)
+            raise
+
+    def _finish(self, item: pytest.Item, conductor: Conductor) -> Outcome:
+        """Lead ranks that have begun a test to its end."""
+        with self._closed_if_broken():
+            outcome = conductor.conduct()
+            self.left += [(item.nodeid, text) for text in outcome.left]
+            self._tell_warnings(item, outcome)
+            if not any(attempt.joined for attempt in outcome.attempts.values()):
+                self._stores.clear()
+            if outcome.is_clean and not self._config.getoption("ranks_fresh"):
+                return outcome
+            return replace(outcome, afterwards=self._retired())
+
+    def _retired(self) -> tuple[str, ...]:
+        """End the ranks, and return what went wrong then."""
+        try:
+            return () if self._ranks is None else tuple(self._ranks.retire())
+        except LaunchError:  # the outcome tells of it
+            self.close(gently=False)
+            return ()
 
     def _tell_warnings(self, item: pytest.Item, outcome: Outcome) -> None:
         """Tell pytest of the warnings of ranks, each once."""
@@ -116,7 +137,7 @@ class Worlds:
     def _new_ranks(self) -> WarmRanks:
         return WarmRanks(captured=self._config.getoption("capture") != "no")
 
-    def _begin(self, warm: WarmRanks, item: pytest.Item, size: int, following: Mapping[int, pytest.Item]) -> Store:
+    def _tell(self, warm: WarmRanks, item: pytest.Item, size: int, following: Mapping[int, pytest.Item]) -> Store:
         """Tell the ranks of a test, once they are there, and return the store that they meet at."""
         store, port = serve(one_host=True, timeout=START_SECONDS)
         environs = fake_torchrun(size, address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)

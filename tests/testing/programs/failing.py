@@ -105,5 +105,16 @@ def test_server_killed(world: Session) -> None:
     time.sleep(100)
 
 
+@pytest.fixture(scope="module")
+def ends_badly_after_the_last_test() -> Iterator[None]:
+    yield
+    raise RuntimeError("bad end of the module")
+
+
+@pytest.mark.ranks("serial")
+def test_serial_before_the_last_test(ends_badly_after_the_last_test: None) -> None:
+    pass
+
+
 def test_the_next_one_is_not_poisoned(world: Session) -> None:
     assert rw.all_reduce(1) == 4
