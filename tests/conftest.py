@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -43,8 +44,9 @@ TEMPORARY = Path(os.environ["RANKWISE_TESTS_TEMPORARY"], os.environ.get("PYTEST_
 TEMPORARY.mkdir(exist_ok=True)
 os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 
-# The folders of pytest and of the fork server that ranks come from.
-HARNESS = ("pytest-of-", "pymp-")
+# The folders of pytest and of the fork server that ranks come from, and the file by which a process finds out that it
+# may write there, gone in a moment: eight characters alone, to which the names of all other files add something.
+HARNESS = re.compile(r"pytest-of-.*|pymp-.*|[a-z0-9_]{8}")
 
 # Started in the background of a shell, a run ignores SIGINT and SIGQUIT, and so does whatever it starts; but tests send
 # the one, and compare what programs do with both.
@@ -88,7 +90,7 @@ def _state() -> dict[str, object]:
         "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},
         "except hook": sys.excepthook,
         "random state": bytes(torch.random.get_rng_state().tolist()),
-        "temporary files": {path.name for path in TEMPORARY.iterdir() if not path.name.startswith(HARNESS)},
+        "temporary files": {path.name for path in TEMPORARY.iterdir() if not HARNESS.fullmatch(path.name)},
     }
 
 
