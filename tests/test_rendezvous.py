@@ -74,7 +74,7 @@ def test_the_agents_store_is_where_it_says() -> None:
 @pytest.mark.parametrize(
     ("environ", "named"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT are not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "but MASTER_PORT is not set"),
         ({"RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "2"}, "RANKWISE_MASTER_ADDR and RANKWISE_MASTER_PORT"),
         (MPICH | {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}, "mpiexec -genv"),

@@ -112,10 +112,11 @@ def _nowhere(reading: Reading) -> LauncherEnvironmentError:
     missing = [f"{prefix}MASTER_ADDR"] if reading.host is None else []
     if reading.port is None and (reading.job is None or reading.agent_store):
         missing.append(f"{prefix}MASTER_PORT")
+    are, them = ("are", "them") if len(missing) > 1 else ("is", "it")
     return LauncherEnvironmentError(
-        f"the world has {reading.world_size} ranks, but {' and '.join(missing)} is not set, so they cannot meet; set "
-        "it to where rank zero shall listen, the same for all ranks (export, mpirun -x, mpiexec -genv), or pass "
-        "address='host:port' to rankwise.init()"
+        f"the world has {reading.world_size} ranks, but {' and '.join(missing)} {are} not set, so they cannot meet; "
+        f"set {them} to where rank zero shall listen, the same for all ranks (export, mpirun -x, mpiexec -genv), or "
+        "pass address='host:port' to rankwise.init()"
     )
 
 

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -102,7 +102,7 @@ def slurm(folder: Path, *, nodes: int) -> Iterator[dict[str, str]]:
         _wait_until_idle(nodes, variables)
         yield variables
     finally:
-        _end([int(path.read_text()) for path in (folder / "run").glob("*.pid")])
+        _end(folder)
 
 
 def _start(program: str, *args: str, **variables: str) -> None:
@@ -123,13 +123,25 @@ def _wait_until_idle(nodes: int, variables: dict[str, str]) -> None:
     raise TimeoutError(f"the nodes are not idle: {told.stdout} {told.stderr}")
 
 
-def _end(pids: list[int]) -> None:
+def _end(folder: Path) -> None:
+    pids = [int(path.read_text()) for path in (folder / "run").glob("*.pid")]
     daemons = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     for daemon in daemons:
         daemon.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs(daemons, timeout=5)
-    for daemon in alive:
-        daemon.kill()
+    # A step's own daemon has no file. One that had yet to tell slurmctld of its end would try to for ever.
+    for process in [*alive, *_working_in(folder / "log")]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _working_in(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cwd() == str(folder):
+                found.append(process)
+    return found
 
 
 def _which(program: str) -> str | None:

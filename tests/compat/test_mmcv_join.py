@@ -110,7 +110,7 @@ def test_none_joins_nothing() -> None:
         ("pytorch", {"RANK": "0"}, {}, "WORLD_SIZE is not set, but RANK=0 is"),
         ("pytorch", {"RANK": "zero", "WORLD_SIZE": "2"}, {}, "RANK='zero' is not a whole number"),
         ("pytorch", {"RANK": "2", "WORLD_SIZE": "2"}, {}, "rank 2 (from RANK) is not below world_size 2"),
-        ("pytorch", {"RANK": "0", "WORLD_SIZE": "2"}, {}, "MASTER_ADDR and MASTER_PORT is not set"),
+        ("pytorch", {"RANK": "0", "WORLD_SIZE": "2"}, {}, "MASTER_ADDR and MASTER_PORT are not set"),
         ("auto", {"WORLD_SIZE": "2"}, {}, "RANK is not set, but WORLD_SIZE=2 is"),
         ("slurm", slurm(0, 2), {"port": 99999}, "MASTER_PORT=99999 is not a port"),
         ("pytorch", plain(0, 1, 1), {"port": 5}, "port=5, but plain says the port: leave it out"),

@@ -76,7 +76,7 @@ def test_a_stranger_on_the_port_is_named_on_every_rank() -> None:
 
 def test_a_missing_address_says_what_to_set() -> None:
     (error,) = refused([{"RANK": "0", "WORLD_SIZE": "2"}])
-    assert "MASTER_ADDR and MASTER_PORT is not set" in error
+    assert "MASTER_ADDR and MASTER_PORT are not set" in error
 
 
 def test_a_backend_that_is_not_there_is_told_to_every_rank() -> None:
