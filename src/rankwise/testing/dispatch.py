@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rankwise.testing.worlds import Worlds
 
 _TESTS_NAMED: Final = 10
+_WITHOUT_TESTS: Final = ("collectonly", "setuponly", "setupplan")
 
 
 class Dispatch:
@@ -24,7 +25,7 @@ class Dispatch:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._worlds: Worlds | None = None
-        self._following: dict[str, dict[int, pytest.Item]] = {}
+        self._following: dict[str, pytest.Item | None] = {}
         self._problems: dict[str, str] = {}
         self._last: pytest.Item | None = None
         self._current: Callable[[], Outcome] | str | None = None
@@ -32,7 +33,7 @@ class Dispatch:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
         # Innermost, so that ranks have written their coverage before it is combined.
-        if not self._config.getoption("collectonly"):
+        if not any(map(self._config.getoption, _WITHOUT_TESTS)):
             self._prepare(session)
         try:
             return (yield)
@@ -79,8 +80,8 @@ class Dispatch:
                 terminalreporter.line(f"{nodeid}: {text}")
 
     def _prepare(self, session: pytest.Session) -> None:
-        """Find out which tests run in ranks, and which test each rank runs next; start the ranks' server for them."""
-        latest: dict[int, pytest.Item] = {}
+        """Find out which tests run in ranks, and which of them comes next; start the ranks' server for them."""
+        following: pytest.Item | None = None
         for item in reversed(session.items):
             try:
                 size = size_of(item)
@@ -89,8 +90,8 @@ class Dispatch:
                 continue
             if size == SERIAL:
                 continue
-            self._following[item.nodeid] = dict(latest)
-            latest |= dict.fromkeys(range(int(size)), item)
+            self._following[item.nodeid] = following
+            following = item
         if self._following:
             from rankwise.testing.worlds import Worlds  # noqa: PLC0415 - imports torch
 
@@ -102,7 +103,10 @@ class Dispatch:
         if ranks is None or worlds is None:
             raise TypeError(f"{item.nodeid} is not a test for ranks")
         try:
-            return worlds.begin(item, ranks, int(size_of(item)), self._next(item, nextitem))
+            size, following = int(size_of(item)), self._next(item, nextitem)
+            # A fixture of wider scope belongs to the world that it was made in.
+            stays = following is not None and size_of(following) == size
+            return worlds.begin(item, ranks, size, following if stays else None)
         except Exception:  # noqa: BLE001 - whatever it is, it is this test's, and the others go on
             return traceback.format_exc()
 
@@ -120,14 +124,12 @@ class Dispatch:
         except (Exception, pytest.fail.Exception):  # noqa: BLE001 - as above; pytest-timeout raises the other one
             return [broken(item, traceback.format_exc())], None
 
-    def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> Mapping[int, pytest.Item]:
-        """Return the next test of each rank, if it has one."""
+    def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Item | None:
+        """Return the next test that runs in ranks, if it is known."""
         if not hasattr(self._config, "workerinput"):
             return self._following[item.nodeid]
         # A worker of pytest-xdist runs its tests in another order than that in which it has found them.
-        if nextitem is None or nextitem.nodeid not in self._following:
-            return {}
-        return dict.fromkeys(range(int(size_of(nextitem))), nextitem)
+        return nextitem if nextitem is not None and nextitem.nodeid in self._following else None
 
 
 def _put_away(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:

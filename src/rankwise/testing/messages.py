@@ -10,6 +10,26 @@ PHASES: Final = ("setup", "call", "teardown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run of pytest, as its ranks have to know it.
+
+    Attributes:
+        options: Of pytest's command line.
+        args: Of pytest's command line: which plugins there are none of, and what pytest was asked to collect, whose
+            `conftest.py` files count from the beginning.
+        workerinput: What plugins find under pytest-xdist's name for it.
+        markers: All that pytest's own process knows.
+        measured: What of the coverage is measured; nothing, if it is empty.
+    """
+
+    options: dict[str, Any]
+    args: list[str]
+    workerinput: dict[str, Any]
+    markers: list[str]
+    measured: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a test is found.
 
@@ -28,7 +48,7 @@ class Task:
 
     Attributes:
         place: Which one.
-        following: The next one of this rank, for which fixtures of wider scope are kept.
+        following: The next one of this world, for which fixtures of wider scope are kept.
         environ: The variables that tell the rank its place in the world.
         folder: What `tmp_path` is, once a rank asks for it.
     """

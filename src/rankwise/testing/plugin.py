@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from rankwise.errors import InvalidArgumentError
-from rankwise.testing.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
+from rankwise.testing.marker import PARAMETER, name_of, ranks_of, size_of
 
 if TYPE_CHECKING:
     from rankwise.session.session import Session
@@ -67,12 +67,8 @@ def world(request: pytest.FixtureRequest) -> Iterator[Session]:
     """
     from rankwise.testing.joined import alone, joined  # noqa: PLC0415 - imports torch
 
-    if size_of(request.node) == SERIAL:
-        with alone() as session:
-            yield session
-    else:
-        with joined(request.node) as session:
-            yield session
+    with joined(request.node) if _is_rank(request.config) else alone() as session:
+        yield session
 
 
 def _is_rank(config: pytest.Config) -> bool:

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from rankwise.launch.wire import packed, receive
 from rankwise.session.session import summary
 from rankwise.testing import coverage
 from rankwise.testing.letting_go import LettingGo
-from rankwise.testing.messages import Aside, Begun, Broken, Done, Phase, Place, Task, Warned
+from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Place, Run, Task, Warned
 from rankwise.testing.state import RandomState, State
 
 # The name under which what makes a process a rank is registered with pytest.
@@ -41,8 +41,10 @@ FAILURE: Final = pytest.StashKey[str]()
 # The closed process group of a test, which is let go of once all has been told.
 CLOSED: Final = pytest.StashKey[list[object]]()
 
-# They time or repeat a test in one rank alone.
-_NOT_IN_RANKS: Final = ("timeout", "rerunfailures")
+_NOT_REPORTED: Final = (
+    "a plugin runs tests in its own way, without reporting each phase when it is over; so ranks cannot wait for each "
+    "other (-p no:NAME switches a plugin off)"
+)
 
 
 def load_plugins() -> None:
@@ -52,25 +54,23 @@ def load_plugins() -> None:
     config._ensure_unconfigure()  # noqa: SLF001 - a configuration that was not used has no other end
 
 
-def be_rank(
-    connection: socket.socket, crashes: int, options: Mapping[str, Any], args: list[str], measured: Mapping[str, Any]
-) -> None:
+def be_rank(connection: socket.socket, crashes: int, run: Run) -> None:
     """Run tests until there are no more.
 
     Args:
         connection: To pytest's own process.
         crashes: Where to write stacks when asked to.
-        options: The options of pytest's command line.
-        args: What pytest was asked to collect, whose `conftest.py` files count from the beginning.
-        measured: What of the coverage is measured; nothing, if it is empty.
+        run: What to know of the run of pytest.
     """
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     _leave_asserts_alone()
     random_state = RandomState()
-    with coverage.measured(measured):
-        config = pytest.Config.fromdictargs(dict(options), args)
-        config.workerinput = {"workerid": os.environ.get("PYTEST_XDIST_WORKER", "master"), "testrunuid": ""}  # type: ignore[attr-defined]  # as pytest-xdist does
+    with coverage.measured(run.measured):
+        config = pytest.Config.fromdictargs(dict(run.options), run.args)
+        config.workerinput = dict(run.workerinput)  # type: ignore[attr-defined]  # as pytest-xdist does
         config.workeroutput = {}  # type: ignore[attr-defined]
+        for marker in run.markers:
+            config.addinivalue_line("markers", marker)
         config.pluginmanager.register(_Rank(connection, crashes, config, random_state), PLUGIN)
         config.hook.pytest_cmdline_main(config=config)
 
@@ -110,6 +110,8 @@ class _Rank:
         self._state = State(config.rootpath, random_state)
         self._error: BaseException | None = None
         self._letting_go = LettingGo()
+        self._reported = ""
+        self._may_go_on = False
         self._over = False
 
     @pytest.fixture
@@ -118,12 +120,6 @@ class _Rank:
         folder = Path(self._folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
-
-    def pytest_configure(self, config: pytest.Config) -> None:
-        for name in _NOT_IN_RANKS:
-            plugin = config.pluginmanager.get_plugin(name)
-            if plugin is not None:
-                config.pluginmanager.unregister(plugin)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> bool:
@@ -186,12 +182,10 @@ class _Rank:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
-        if not self._may_go_on():
+        if self._reported != "setup":
+            pytest.fail(_NOT_REPORTED, pytrace=False)
+        if not self._may_go_on:
             pytest.skip("the fixtures of another rank failed")
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_teardown(self) -> None:
-        self._may_go_on()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -214,6 +208,9 @@ class _Rank:
             return
         consequence = self._error is not None and is_consequence(self._error)
         self._tell(Phase(when=report.when, report=data, consequence=consequence, time_ns=time.monotonic_ns()))
+        self._reported = report.when
+        if report.when != PHASES[-1]:
+            self._wait_for_others()
 
     def _run(self, session: pytest.Session, task: Task) -> None:
         os.environ.update(task.environ)
@@ -225,8 +222,12 @@ class _Rank:
             self._tell(Broken(text=self._problem or missing))
             return
         self._state.begin()
+        self._reported = ""
         self._tell(Begun())
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if not self._reported:
+            self._tell(Broken(text=_NOT_REPORTED))
+            return
         self._error = None  # whose traceback holds what the test has held
         self._tell(Done(left=self._state.left(), joined=torch.distributed.is_initialized()))
         if CLOSED in item.stash:
@@ -241,13 +242,14 @@ class _Rank:
             self._state.settle()  # what modules do when they are imported is no test's doing
         return self._items[place.path].get(place.name)
 
-    def _may_go_on(self) -> bool:
-        """Wait for the other ranks, and return whether all are ready for the next phase."""
-        if self._over:
-            return False
-        answer: bool | None = receive(self._connection)
+    def _wait_for_others(self) -> None:
+        """Wait for the other ranks, and take note whether all are ready for the next phase.
+
+        Between two phases, and not where a phase begins: there another plugin's hook may raise first.
+        """
+        answer: bool | None = None if self._over else receive(self._connection)
         self._over = answer is None  # the test did not come to an end elsewhere, so this rank ends too
-        return bool(answer)
+        self._may_go_on = bool(answer)
 
     def _tell(self, message: object) -> None:
         for stream in (sys.stdout, sys.stderr):

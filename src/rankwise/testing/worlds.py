@@ -10,7 +10,9 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import cloudpickle
@@ -23,7 +25,7 @@ from rankwise.testing import coverage
 from rankwise.testing.conduct import START_SECONDS, Conductor, Outcome
 from rankwise.testing.environments import fake_torchrun
 from rankwise.testing.marker import Ranks
-from rankwise.testing.messages import Place, Task
+from rankwise.testing.messages import Place, Run, Task
 from rankwise.testing.rank import be_rank, name_of, travels
 from rankwise.testing.warm import WarmRanks
 
@@ -50,7 +52,12 @@ _OPTIONS_OF_RANKS: Final[Mapping[str, Any]] = {
     "setuponly": False,
     "setupplan": False,
     "log_file": os.devnull,
+    "store_durations": False,
 }
+# Plugins that time a test, repeat it or fork it, in one rank alone.
+_NOT_IN_RANKS: Final = ("pytest_timeout", "pytest_rerunfailures", "pytest_retry", "flaky", "pytest_forked")
+# Of pytest-xdist, where plugins tell its workers what they need to know.
+_CONFIGURE_NODE: Final = "pytest_configure_node"
 # What the parser finds by itself.
 _OF_THE_COMMAND_LINE: Final = frozenset({"file_or_dir", "_raise_print_help"})
 
@@ -66,16 +73,14 @@ class Worlds:
         self._seed = random.randrange(1 << 32)  # noqa: S311 - for examples, not for secrets
         self._ranks: WarmRanks | None = self._new_ranks()
 
-    def begin(
-        self, item: pytest.Item, ranks: Ranks, size: int, following: Mapping[int, pytest.Item]
-    ) -> Callable[[], Outcome]:
+    def begin(self, item: pytest.Item, ranks: Ranks, size: int, following: pytest.Item | None) -> Callable[[], Outcome]:
         """Let ranks begin a test, which are started where they are not there yet, and return what runs it to its end.
 
         Args:
             item: The test.
             ranks: What its marker asks for.
             size: How many ranks.
-            following: The next test of each rank, if it has one.
+            following: The next test, if it runs in the same world, so that fixtures of wider scope stay for it.
         """
         if self._ranks is None:
             self._ranks = self._new_ranks()
@@ -137,7 +142,7 @@ class Worlds:
     def _new_ranks(self) -> WarmRanks:
         return WarmRanks(captured=self._config.getoption("capture") != "no")
 
-    def _tell(self, warm: WarmRanks, item: pytest.Item, size: int, following: Mapping[int, pytest.Item]) -> Store:
+    def _tell(self, warm: WarmRanks, item: pytest.Item, size: int, following: pytest.Item | None) -> Store:
         """Tell the ranks of a test, once they are there, and return the store that they meet at."""
         store, port = serve(one_host=True, timeout=START_SECONDS)
         environs = fake_torchrun(size, address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)
@@ -151,12 +156,12 @@ class Worlds:
             ),
             START_SECONDS,
         )
+        place, following_place = _place(item), None if following is None else _place(following)
         for number in range(size):
             rank = warm.ranks[number]
             rank.heard.clear()
             rank.printed()
-            following_here = None if number not in following else _place(following[number])
-            rank.tell(Task(place=_place(item), following=following_here, environ=environs[number], folder=folder))
+            rank.tell(Task(place=place, following=following_place, environ=environs[number], folder=folder))
         return store
 
     def _call(self, item: pytest.Item, number: int) -> bytes:
@@ -166,14 +171,43 @@ class Worlds:
         options |= {name: value for name, value in _OPTIONS_OF_RANKS.items() if name in options}
         if options.get("hypothesis_seed", self) is None:
             options["hypothesis_seed"] = self._seed  # ranks that draw different examples part ways
-        options["plugins"] = [*options["plugins"], "no:terminal"]
         options["basetemp"] = str(self._base() / f"rank{number}")
         options["rootdir"] = str(self._config.rootpath)
         options["inifilename"] = None if self._config.inipath is None else str(self._config.inipath)
         # All of the run's, for what conftest files declare; packages by name are found by the file of the test.
         args = [str(item.path)] if self._config.getoption("pyargs") else list(self._config.args)
-        call: bytes = cloudpickle.dumps((be_rank, (options, args, coverage.settings())))
+        run = Run(
+            options=options,
+            args=[*self._without_plugins(), *args],
+            # Without pytest-xdist plugins give nothing, and what they look for there is an option of theirs.
+            workerinput={**options, **self._workerinput},
+            markers=self._config.getini("markers"),
+            measured=coverage.settings(),
+        )
+        call: bytes = cloudpickle.dumps((be_rank, (run,)))
         return call
+
+    def _without_plugins(self) -> list[str]:
+        """Return the arguments that keep plugins from ranks, before they are loaded, for their fixtures would stay."""
+        unwanted = [
+            name
+            for name, plugin in self._config.pluginmanager.list_name_plugin()
+            if plugin is None or getattr(plugin, "__name__", "").partition(".")[0] in _NOT_IN_RANKS
+        ]
+        return [f"-pno:{name}" for name in ["terminal", *unwanted]]
+
+    @cached_property
+    def _workerinput(self) -> dict[str, Any]:
+        """What plugins give to workers of pytest-xdist, for one of which they take a rank."""
+        given = getattr(self._config, "workerinput", None)  # of this process, if it is one
+        if given is None:
+            given = {"workerid": "master", "testrunuid": uuid.uuid4().hex}
+            manager = self._config.pluginmanager
+            if hasattr(manager.hook, _CONFIGURE_NODE):
+                node = SimpleNamespace(config=self._config, workerinput=given, gateway=SimpleNamespace(id="master"))
+                # What pytest-cov does there works in a run of several workers alone.
+                manager.subset_hook_caller(_CONFIGURE_NODE, [manager.get_plugin("_cov")])(node=node)
+        return {name: value for name, value in given.items() if travels(value)}
 
     def _base(self) -> Path:
         base: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001

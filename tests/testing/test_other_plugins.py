@@ -1,0 +1,38 @@
+"""The plugin beside others: hooks that come before its own, and what plugins expect of workers of pytest-xdist."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from tests.testing.test_plugin import PROGRAMS, programs, run, told_of
+
+__all__ = ["programs"]
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(autouse=True)
+def hooks(programs: pytest.Pytester) -> None:
+    shutil.copy(PROGRAMS / "hooks.py", programs.path / "conftest.py")
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2"), ("-p", "no:xdist")])
+def test_hooks_that_come_first(programs: pytest.Pytester, options: tuple[str, ...]) -> None:
+    result = run(programs, "hooked", "--strict-markers", *options)
+    result.assert_outcomes(passed=8, failed=2, errors=2)
+    told = result.stdout.str()
+    assert "ranks 0-1 failed: ValueError: refused\n" in told
+    assert "ranks 0-1 failed: ValueError: refused again\n" in told
+    for test in ("test_reported_late", "test_reported_never"):
+        assert "a plugin runs tests in its own way" in told_of(result, test)
+
+
+@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
+def test_options_with_which_no_test_runs(programs: pytest.Pytester, option: str) -> None:
+    result = run(programs, "hooked", option, "-k", "body")
+    assert result.ret == 0
+    assert not (programs.path / "ran").exists()
+    assert re.search(r"SETUP +F world\n", result.stdout.str())
