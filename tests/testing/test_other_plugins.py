@@ -15,13 +15,15 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(autouse=True)
-def hooks(programs: pytest.Pytester) -> None:
+def hooks(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     shutil.copy(PROGRAMS / "hooks.py", programs.path / "conftest.py")
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "2"), ("-p", "no:xdist")])
 def test_hooks_that_come_first(programs: pytest.Pytester, options: tuple[str, ...]) -> None:
-    result = run(programs, "hooked", "--strict-markers", *options)
+    programs.makeini("[pytest]\naddopts = --strict-markers --strict-config\ntimeout = 100\ntimeout_method = signal")
+    result = run(programs, "hooked", *options)
     result.assert_outcomes(passed=8, failed=2, errors=2)
     told = result.stdout.str()
     assert "ranks 0-1 failed: ValueError: refused\n" in told

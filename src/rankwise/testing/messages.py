@@ -15,8 +15,8 @@ class Run:
 
     Attributes:
         options: Of pytest's command line.
-        args: Of pytest's command line: which plugins there are none of, and what pytest was asked to collect, whose
-            `conftest.py` files count from the beginning.
+        args: Which plugins are switched off, and what pytest was asked to collect, whose `conftest.py` files count from
+            the beginning.
         workerinput: What plugins find under pytest-xdist's name for it.
         markers: All that pytest's own process knows.
         measured: What of the coverage is measured; nothing, if it is empty.

@@ -171,6 +171,7 @@ class Worlds:
         options |= {name: value for name, value in _OPTIONS_OF_RANKS.items() if name in options}
         if options.get("hypothesis_seed", self) is None:
             options["hypothesis_seed"] = self._seed  # ranks that draw different examples part ways
+        options["plugins"] = [*options["plugins"], "no:terminal", *map("no:{}".format, self._not_in_ranks())]
         options["basetemp"] = str(self._base() / f"rank{number}")
         options["rootdir"] = str(self._config.rootpath)
         options["inifilename"] = None if self._config.inipath is None else str(self._config.inipath)
@@ -178,7 +179,7 @@ class Worlds:
         args = [str(item.path)] if self._config.getoption("pyargs") else list(self._config.args)
         run = Run(
             options=options,
-            args=[*self._without_plugins(), *args],
+            args=[*map("-pno:{}".format, self._switched_off()), *args],
             # Without pytest-xdist plugins give nothing, and what they look for there is an option of theirs.
             workerinput={**options, **self._workerinput},
             markers=self._config.getini("markers"),
@@ -187,14 +188,17 @@ class Worlds:
         call: bytes = cloudpickle.dumps((be_rank, (run,)))
         return call
 
-    def _without_plugins(self) -> list[str]:
-        """Return the arguments that keep plugins from ranks, before they are loaded, for their fixtures would stay."""
-        unwanted = [
+    def _not_in_ranks(self) -> list[str]:
+        """Return the names of plugins that are loaded, for their options and markers, and then switched off."""
+        return [
             name
             for name, plugin in self._config.pluginmanager.list_name_plugin()
-            if plugin is None or getattr(plugin, "__name__", "").partition(".")[0] in _NOT_IN_RANKS
+            if getattr(plugin, "__name__", "").partition(".")[0] in _NOT_IN_RANKS
         ]
-        return [f"-pno:{name}" for name in ["terminal", *unwanted]]
+
+    def _switched_off(self) -> list[str]:
+        """Return the names of plugins that are not loaded in this run."""
+        return [name for name, plugin in self._config.pluginmanager.list_name_plugin() if plugin is None]
 
     @cached_property
     def _workerinput(self) -> dict[str, Any]:
