@@ -34,6 +34,7 @@ class Attempt:
         phases: By name.
         printed: What it printed in each, on stdout and stderr.
         ended: How the rank ended before the test did, "" if it did not.
+        ended_ns: When that was heard of, on the host's monotonic clock.
         stack: Its stacks where it was stopped, or crashed.
         left: What the test left behind; None if the rank did not get so far.
         joined: A process group stays open on it, of a fixture of wider scope.
@@ -44,6 +45,7 @@ class Attempt:
     phases: dict[str, Phase] = field(default_factory=dict)
     printed: dict[str, tuple[str, str]] = field(default_factory=dict)
     ended: str = ""
+    ended_ns: int = 0
     stack: str = ""
     left: tuple[str, ...] | None = None
     joined: bool = False
@@ -104,14 +106,15 @@ class Conductor:
         self.attempts = {number: Attempt() for number in range(size)}
         self._ranks = ranks
         self._timeout = timeout
-        self._deadline = time.monotonic() + START_SECONDS
         self._phase = PHASES[0]
         self._begun: set[int] = set()
         self._let_go: set[int] = set()
         self._called = True
         self._stop: tuple[str, int | None] | None = None
+        # Until when, on the monotonic clock, and what to say then: for the whole test, and for a phase that one failed.
+        self._limit = (time.monotonic() + START_SECONDS, f"the tests could not be collected within {START_SECONDS:g} s")
+        self._grace: tuple[float, str] | None = None
         self._first_failed: int | None = None
-        self._reason = f"the tests could not be collected within {START_SECONDS:g} s"
         self._stopped = ""
         self._kills = kills()
 
@@ -136,9 +139,9 @@ class Conductor:
     def _wait(self, until: Callable[[], bool]) -> bool:
         """Wait until the ranks are so far; False if they are to be stopped instead, or have all ended."""
         try:
-            if self._ranks.wait(until, lambda: self._deadline):
+            if self._ranks.wait(until, lambda: self._nearest_limit()[0]):
                 return True
-            self._stopped = self._reason
+            self._stopped = self._nearest_limit()[1]
         except pytest.fail.Exception as timeout:  # of pytest-timeout, which raises wherever this process is
             self._stopped = str(timeout)
         except LaunchError as error:
@@ -151,6 +154,7 @@ class Conductor:
         """Tell the ranks to begin with a phase; the body begins only where the fixtures of all are there."""
         if self._phase == "setup":
             return
+        self._first_failed = self._grace = None  # nobody waits any more for one that failed before
         ready = {
             number for number, attempt in self.attempts.items() if not attempt.is_over and number not in self._let_go
         }
@@ -204,7 +208,7 @@ class Conductor:
         self._begun.add(number)
         self._ranks.ranks[number].printed()  # by modules, when they were imported
         if len(self._begun) == len(self.attempts):
-            self._limit(self._timeout, f"timeout: not over within {self._timeout:g} s")
+            self._limit = (time.monotonic() + self._timeout, f"timeout: not over within {self._timeout:g} s")
         if self._first_failed is not None:
             self._hurry(self._first_failed)
 
@@ -218,25 +222,23 @@ class Conductor:
             self._hurry(number)
 
     def _end(self, number: int, attempt: Attempt, how: str) -> None:
-        attempt.ended = how
+        attempt.ended, attempt.ended_ns = how, time.monotonic_ns()
         attempt.printed[self._phase] = self._ranks.ranks[number].printed()
         self._hurry(number)
 
     def _hurry(self, number: int) -> None:
-        """Give the others not much longer after a failure, once they have begun."""
+        """Give the others not much longer in a phase that one has failed, once they have begun."""
         if self._first_failed is None:
             self._first_failed = number
-        if self._have_begun():
-            first = self._first_failed
-            self._limit(_GRACE_SECONDS, f"stopped: not over {_GRACE_SECONDS:g} s after rank {first} had failed")
+        if self._have_begun() and self._grace is None:
+            reason = f"stopped: not over {_GRACE_SECONDS:g} s after rank {self._first_failed} had failed"
+            self._grace = (time.monotonic() + _GRACE_SECONDS, reason)
 
     def _have_begun(self) -> bool:
         return all(number in self._begun or attempt.is_over for number, attempt in self.attempts.items())
 
-    def _limit(self, seconds: float, reason: str) -> None:
-        deadline = time.monotonic() + seconds
-        if deadline < self._deadline:
-            self._deadline, self._reason = deadline, reason
+    def _nearest_limit(self) -> tuple[float, str]:
+        return self._limit if self._grace is None else min(self._limit, self._grace)
 
     def _stop_the_late(self) -> tuple[int, ...]:
         """Ask those that are not through for their stacks, and kill them."""

@@ -25,8 +25,8 @@ class Dispatch:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._worlds: Worlds | None = None
-        self._following: dict[str, pytest.Item | None] = {}
-        self._problems: dict[str, str] = {}
+        self._following: dict[pytest.Item, pytest.Item | None] = {}
+        self._problems: dict[pytest.Item, str] = {}
         self._last: pytest.Item | None = None
         self._current: Callable[[], Outcome] | str | None = None
 
@@ -48,11 +48,11 @@ class Dispatch:
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_protocol")
     def pytest_runtest_protocol_outermost(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         """Let ranks begin a test, before pytest-timeout does: it is to measure the test, not the start of ranks."""
-        if item.nodeid not in self._following and item.nodeid not in self._problems:
+        if item not in self._following and item not in self._problems:
             return (yield)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._last = item
-        self._current = self._problems.get(item.nodeid) or self._begun(item, nextitem)
+        self._current = self._problems.get(item) or self._begun(item, nextitem)
         try:
             return (yield)
         finally:
@@ -63,7 +63,9 @@ class Dispatch:
         if self._current is None:
             return None
         reports, stop = self._finished(item, self._current)
-        for report in [*reports, *_put_away(item, nextitem)]:
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        for report in _put_away(item, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if stop is not None:
@@ -86,11 +88,11 @@ class Dispatch:
             try:
                 size = size_of(item)
             except InvalidArgumentError as error:
-                self._problems[item.nodeid] = str(error)
+                self._problems[item] = str(error)
                 continue
             if size == SERIAL:
                 continue
-            self._following[item.nodeid] = following
+            self._following[item] = following
             following = item
         if self._following:
             from rankwise.testing.worlds import Worlds  # noqa: PLC0415 - imports torch
@@ -104,8 +106,9 @@ class Dispatch:
             raise TypeError(f"{item.nodeid} is not a test for ranks")
         try:
             size, following = int(size_of(item)), self._next(item, nextitem)
-            # A fixture of wider scope belongs to the world that it was made in.
-            stays = following is not None and size_of(following) == size
+            # A fixture of wider scope belongs to the world that it was made in. A test that comes twice in a row begins
+            # anew: ranks know it by its name.
+            stays = following is not None and size_of(following) == size and following.nodeid != item.nodeid
             return worlds.begin(item, ranks, size, following if stays else None)
         except Exception:  # noqa: BLE001 - whatever it is, it is this test's, and the others go on
             return traceback.format_exc()
@@ -127,13 +130,15 @@ class Dispatch:
     def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Item | None:
         """Return the next test that runs in ranks, if it is known."""
         if not hasattr(self._config, "workerinput"):
-            return self._following[item.nodeid]
+            return self._following[item]
         # A worker of pytest-xdist runs its tests in another order than that in which it has found them.
-        return nextitem if nextitem is not None and nextitem.nodeid in self._following else None
+        return nextitem if nextitem in self._following else None
 
 
 def _put_away(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
     """End what tests of this process have kept for more tests of the module, or class, and return what went wrong."""
+    if item.session.shouldfail or item.session.shouldstop:
+        nextitem = None
     call = pytest.CallInfo.from_call(
         lambda: item.session._setupstate.teardown_exact(nextitem),  # noqa: SLF001 - as the runner does after its own
         "teardown",

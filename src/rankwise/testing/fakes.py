@@ -157,7 +157,8 @@ def fake_group(*, rank: int = 0, world_size: int = 2) -> Iterator[Session]:
 
     Args:
         rank: Who this process is.
-        world_size: How many ranks it thinks there are; above 64, where ranks do not connect to each other.
+        world_size: How many ranks it thinks there are. Collectives of rankwise need more than 64: up to that many ranks
+            connect to each other first, and there are none.
 
     Example:
         >>> from rankwise.testing.fakes import fake_group

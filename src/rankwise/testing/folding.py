@@ -147,7 +147,9 @@ class _WorldPhase:
             elif attempt.ended and _stopped_in(attempt) == self._when:
                 what, _, rest = attempt.ended.partition("\n")
                 details = f"{rest}\n{stacks.trimmed(attempt.stack)}".strip()
-                stories[rank] = _Story(what=what, where=f"{what}\n{details}", details=details, order=(False, 0))
+                stories[rank] = _Story(
+                    what=what, where=f"{what}\n{details}", details=details, order=(False, attempt.ended_ns)
+                )
         return dict(sorted(stories.items(), key=lambda entry: entry[1].order))
 
     def _told(self, stories: Mapping[int, _Story], late: Mapping[int, str]) -> ExceptionChainRepr:

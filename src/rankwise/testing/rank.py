@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,12 +101,16 @@ class _Rank:
         self, connection: socket.socket, crashes: int, config: pytest.Config, random_state: RandomState
     ) -> None:
         self._connection = connection
+        self._process = os.getpid()
         self._crashes = crashes
         self._config = config
         self._items: dict[str, dict[str, pytest.Item]] = {}
         self._directories: dict[Path, pytest.Collector | None] = {}
         self._folder = ""
+        self._basetemp = config.option.basetemp
+        self._folders = 1
         self._problem = ""
+        self._problems: dict[str, str] = {}
         self._state = State(config.rootpath, random_state)
         self._error: BaseException | None = None
         self._letting_go = LettingGo()
@@ -127,7 +131,6 @@ class _Rank:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        faulthandler.enable(self._crashes)  # pytest has taken it, for stderr
         faulthandler.register(STACKS, file=self._crashes, all_threads=True)
         try:
             while not self._over and (task := receive(self._connection)) is not None:
@@ -149,8 +152,8 @@ class _Rank:
         items[:] = found
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self._problem = f"{report.nodeid} cannot be collected on this rank:\n{report.longreprtext}"
+        if not report.passed:
+            self._problem = f"{report.nodeid} was not collected on this rank:\n{report.longreprtext}"
 
     def pytest_internalerror(self, excrepr: object) -> None:
         self._tell(Broken(text=f"pytest failed on this rank:\n{excrepr}"))
@@ -219,8 +222,9 @@ class _Rank:
         following = None if task.following is None else self._find(session, task.following)
         if item is None:
             missing = f"{task.place.name} does not exist on this rank; do names of tests differ between processes?"
-            self._tell(Broken(text=self._problem or missing))
+            self._tell(Broken(text=self._problems[task.place.path] or missing))
             return
+        faulthandler.enable(self._crashes)  # pytest takes it at first, and torch where a function has its `record`
         self._state.begin()
         self._reported = ""
         self._tell(Begun())
@@ -230,15 +234,30 @@ class _Rank:
             return
         self._error = None  # whose traceback holds what the test has held
         self._tell(Done(left=self._state.left(), joined=torch.distributed.is_initialized()))
+        if following is None:
+            self._state.forget()
+            self._make_folder_anew()
         if CLOSED in item.stash:
             self._letting_go.begin(item.stash[CLOSED])
+
+    def _make_folder_anew(self) -> None:
+        """Let fixtures of wider scope, which have all ended, find an empty folder when they are made again."""
+        self._folders += 1
+        self._config.option.basetemp = f"{self._basetemp}-{self._folders}"
+        factory = pytest.TempPathFactory.from_config(self._config, _ispytest=True)
+        self._config._tmp_path_factory = factory  # type: ignore[attr-defined]  # noqa: SLF001 - where pytest keeps it
 
     def _find(self, session: pytest.Session, place: Place) -> pytest.Item | None:
         if place.path not in self._items:
             self._problem = ""
-            # Relative, for pytest takes brackets in a path for parameters.
-            items = session.perform_collect([os.path.relpath(place.path, self._config.invocation_params.dir)])
+            items: Sequence[object] = ()
+            try:
+                # Relative, for pytest takes brackets in a path for parameters.
+                items = session.perform_collect([os.path.relpath(place.path, self._config.invocation_params.dir)])
+            except pytest.UsageError as error:
+                self._problem = str(error)
             self._items[place.path] = {name_of(item): item for item in items if isinstance(item, pytest.Item)}
+            self._problems[place.path] = self._problem
             self._state.settle()  # what modules do when they are imported is no test's doing
         return self._items[place.path].get(place.name)
 
@@ -252,6 +271,9 @@ class _Rank:
         self._may_go_on = bool(answer)
 
     def _tell(self, message: object) -> None:
+        if os.getpid() != self._process:
+            os.write(2, b"a process that the test has forked came to the end of the test\n")
+            os._exit(1)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # a test may have put anything there
                 stream.flush()

@@ -71,10 +71,13 @@ class State:
         self._first: dict[str, dict[str, object]] = {}
 
     def settle(self) -> None:
-        """Take what is now for as it should be."""
+        """Take what is now in modules for as it should be."""
+        self._patched()
+
+    def forget(self) -> None:
+        """Allow nothing any more, when the last fixture of wider scope has ended."""
         self._allowed.clear()
         self._first.clear()
-        self._patched()
 
     def begin(self) -> None:
         """Remember how a test begins, and let random generators begin as ever."""
@@ -183,6 +186,7 @@ def _facts() -> dict[str, object]:
         "gradients": torch.is_grad_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch's threads": torch.get_num_threads(),
+        "alarm": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
     }
 
 

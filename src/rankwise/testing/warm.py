@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
-from rankwise.errors import LaunchError
+from rankwise.errors import LaunchError, RankFailure
 from rankwise.launch.descendants import MARK, SECONDS_TO_END
 from rankwise.launch.fork_server import ForkServer, received
 from rankwise.launch.plan import common_environ, search_path
+from rankwise.launch.report import ending
 from rankwise.launch.wire import Event, Outcome, Request, packed, take
 from rankwise.testing.messages import Broken
 from rankwise.testing.rank import STACKS
@@ -41,6 +42,7 @@ class WarmRank:
         heard: What it has told in the test that runs.
         pid: Its process; 0 until it runs.
         exitcode: How that ended, once it has.
+        is_over: What it ran has ended, and it has told how.
     """
 
     connection: socket.socket
@@ -51,25 +53,26 @@ class WarmRank:
     heard: list[Any] = field(default_factory=list)
     pid: int = 0
     exitcode: int | None = None
+    is_over: bool = False
 
     @property
     def runs(self) -> bool:
         """Its process has not ended."""
         return self.exitcode is None
 
-    @property
-    def has_told_outcome(self) -> bool:
-        """What it ran has ended, and it has told how."""
-        return any(isinstance(message, Outcome) for message in self.heard)
-
-    def problems(self) -> list[str]:
+    def problems(self, number: int) -> list[str]:
         """Return what went wrong when it ended."""
         texts = [message.text for message in self.heard if isinstance(message, Broken)]
         outcomes = [message for message in self.heard if isinstance(message, Outcome)]
         texts += [f"failed at its end\n{outcome.traceback}" for outcome in outcomes if outcome.traceback]
-        if not texts and self.runs and not self.has_told_outcome:
+        if not texts and not self.is_over:
             texts = [f"did not put away its fixtures of wider scope within {_LEAVE_SECONDS:g} s"]
-        return texts
+            if self.exitcode is not None:
+                failure = RankFailure(rank=number, host=socket.gethostname(), exitcode=self.exitcode)
+                texts = [
+                    f"{ending(failure, '')} while it put away its fixtures of wider scope\n{self.stack()}".rstrip()
+                ]
+        return [f"rank {number} {text}" for text in texts]
 
     def tell(self, message: object) -> None:
         """Tell it something, if it is still there."""
@@ -166,8 +169,8 @@ class WarmRanks:
             rank.heard.clear()
             rank.tell(None)
         # What they run tells its outcome at last; threads may keep the process for longer, and for nothing.
-        self.wait(lambda: all(rank.has_told_outcome or not rank.runs for rank in alive.values()), _in(_LEAVE_SECONDS))
-        problems = [f"rank {number} {text}" for number, rank in alive.items() for text in rank.problems()]
+        self.wait(lambda: all(rank.is_over or not rank.runs for rank in alive.values()), _in(_LEAVE_SECONDS))
+        problems = [text for number, rank in alive.items() for text in rank.problems(number)]
         if not self._have_ended(_END_SECONDS):
             self.kill()
         self._swept = False
@@ -235,7 +238,9 @@ class WarmRanks:
         piece = received(rank.connection)
         if piece:
             rank.inbox += piece
-            rank.heard += take(rank.inbox)
+            heard = take(rank.inbox)
+            rank.heard += heard
+            rank.is_over = rank.is_over or any(isinstance(message, Outcome) for message in heard)
         else:
             self._hang_up(rank)
 

@@ -157,11 +157,14 @@ class Worlds:
             START_SECONDS,
         )
         place, following_place = _place(item), None if following is None else _place(following)
+        errors = self._base() / "errors"
+        errors.mkdir(exist_ok=True)
         for number in range(size):
             rank = warm.ranks[number]
             rank.heard.clear()
             rank.printed()
-            rank.tell(Task(place=place, following=following_place, environ=environs[number], folder=folder))
+            environ = environs[number] | {"TORCHELASTIC_ERROR_FILE": str(errors / f"{self._number}-{number}.json")}
+            rank.tell(Task(place=place, following=following_place, environ=environ, folder=folder))
         return store
 
     def _call(self, item: pytest.Item, number: int) -> bytes:

@@ -50,7 +50,8 @@ def test_ranks_have_the_plugins_of_the_run(request: pytest.FixtureRequest) -> No
 
 
 @pytest.fixture(scope="module")
-def open_for_long() -> Iterator[int]:
+def open_for_long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    tmp_path_factory.mktemp("data", numbered=False)
     dist.init_process_group("gloo")
     yield int(os.environ["WORLD_SIZE"])
     dist.destroy_process_group()

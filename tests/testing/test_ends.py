@@ -1,0 +1,75 @@
+"""How tests in ranks end: late, badly, with fixtures that outlive them; and what the next ones find."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.testing.test_plugin import programs, run, told_of
+
+__all__ = ["programs"]
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_what_happens_at_the_end_is_told(programs: pytest.Pytester) -> None:
+    result = run(programs, "ending")
+    result.assert_outcomes(passed=4, failed=2, xfailed=1, errors=1)
+    assert told_of(result, "test_fails").startswith("0 of 2 ranks passed\nranks 0-1 failed: ValueError\n")
+    told = told_of(result, "test_one_exits_when_the_other_has_failed")
+    assert told.startswith("0 of 2 ranks passed\nrank 1 failed: ValueError: no data\n")
+    assert told.endswith("rank 0 ended with exit code 7")
+    told = told_of(result, "test_leaves_something")
+    assert "rank 0 ended with exit code 3 while it put away its fixtures of wider scope" in told
+
+
+def test_a_run_that_stops_tells_all(programs: pytest.Pytester) -> None:
+    result = run(programs, "mixed", "-x")
+    result.assert_outcomes(passed=1, failed=1, errors=1)
+    assert "a bad end of the module" in told_of(result, "test_in_ranks")
+    assert "ranks 0-1 failed: ValueError: no data" in result.stdout.str()
+
+
+def test_a_limit_may_be_longer_than_that_of_the_start(programs: pytest.Pytester) -> None:
+    programs.makeconftest("from rankwise.testing import conduct\nconduct.START_SECONDS = 4")
+    programs.makepyfile("import pytest, time\n@pytest.mark.ranks(2, timeout=100)\ndef test_it(): time.sleep(5)")
+    programs.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_a_test_may_come_twice(programs: pytest.Pytester) -> None:
+    run(programs, "fresh", "--keep-duplicates", "test_fresh.py").assert_outcomes(passed=4)
+
+
+def test_what_the_next_file_does_is_not_this_ones(programs: pytest.Pytester) -> None:
+    (programs.mkdir("files[1]") / "test_d.py").write_text("import pytest\n@pytest.mark.ranks(2)\ndef test_d(): ...")
+    programs.makepyfile(
+        test_a="""
+            import os, pytest
+            @pytest.fixture(scope="module", autouse=True)
+            def variable():
+                os.environ["VARIABLE"] = "1"
+                yield
+                del os.environ["VARIABLE"]
+            @pytest.mark.ranks(2)
+            def test_a(): ...
+        """,
+        test_b="""
+            import os, pytest
+            if "RANK" in os.environ:
+                raise RuntimeError("not on ranks")
+            @pytest.mark.ranks(2)
+            def test_b(): ...
+        """,
+        test_c="""
+            import os, pytest
+            if "RANK" in os.environ:
+                pytest.skip("neither on ranks", allow_module_level=True)
+            @pytest.mark.ranks(2)
+            def test_c(): ...
+        """,
+    )
+    result = programs.runpytest_subprocess("-p", "no:cacheprovider", *(f"test_{name}.py" for name in "abc"), ".")
+    result.assert_outcomes(passed=1, errors=3)
+    assert "RuntimeError: not on ranks" in told_of(result, "test_b")
+    assert "neither on ranks" in told_of(result, "test_c")
+    assert "cannot contain [] parametrization" in told_of(result, "test_d")
+    result.stdout.no_fnmatch_line("*ranks that were replaced*")
