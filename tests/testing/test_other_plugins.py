@@ -20,7 +20,7 @@ def hooks(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(PROGRAMS / "hooks.py", programs.path / "conftest.py")
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2"), ("-p", "no:xdist")])
+@pytest.mark.parametrize("options", [("-n", "2"), ("-p", "no:xdist")])
 def test_hooks_that_come_first(programs: pytest.Pytester, options: tuple[str, ...]) -> None:
     programs.makeini("[pytest]\naddopts = --strict-markers --strict-config\ntimeout = 100\ntimeout_method = signal")
     result = run(programs, "hooked", *options)

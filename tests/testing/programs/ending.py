@@ -27,10 +27,6 @@ def test_is_expected_to_fail(slow_to_end: None) -> None:
     raise ValueError
 
 
-def test_fails(slow_to_end: None) -> None:
-    raise ValueError
-
-
 def test_one_exits_when_the_other_has_failed(world: Session) -> None:
     if world.rank == 1:
         raise ValueError("no data")
