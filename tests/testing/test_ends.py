@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.testing.test_plugin import programs, run, told_of
-
-__all__ = ["programs"]
+from tests.testing.running import run, told_of
 
 pytestmark = pytest.mark.timeout(180)
 

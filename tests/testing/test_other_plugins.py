@@ -7,9 +7,7 @@ import shutil
 
 import pytest
 
-from tests.testing.test_plugin import PROGRAMS, programs, run, told_of
-
-__all__ = ["programs"]
+from tests.testing.running import PROGRAMS, run, told_of
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -10,34 +10,13 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import psutil
 import pytest
 
-PROGRAMS = Path(__file__).parent / "programs"
+from tests.testing.running import PROGRAMS, run, told_of
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def programs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A project of its own, to which `run` adds tests."""
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return pytester
-
-
-def run(programs: pytest.Pytester, name: str, *args: str) -> pytest.RunResult:
-    shutil.copy(PROGRAMS / f"{name}.py", programs.path / f"test_{name}.py")
-    return programs.runpytest_subprocess("-p", "no:cacheprovider", f"test_{name}.py", *args, timeout=150)
-
-
-def told_of(result: pytest.RunResult, test: str) -> str:
-    """Return what a run says of a test that failed."""
-    match = re.search(rf"_+ (ERROR at \w+ of )?{test} _+\n(.*?)\n(_{{5,}} |={{5,}} )", result.stdout.str(), re.DOTALL)
-    assert match is not None, result.stdout.str()
-    return match[2]
 
 
 def test_worlds_that_pass(programs: pytest.Pytester) -> None:

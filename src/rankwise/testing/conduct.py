@@ -6,7 +6,6 @@ that fails goes ahead to the end, which tells those that wait for it.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-from rankwise.errors import LaunchError, RankFailure
+from rankwise.errors import LaunchError
 from rankwise.launch.memory import kills, word
-from rankwise.launch.report import ending
 from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Warned
 from rankwise.testing.warm import WarmRanks
 
@@ -183,8 +181,7 @@ class Conductor:
             for message in heard:
                 self._note(number, attempt, message)
             if not rank.runs and not attempt.is_over:
-                failure = RankFailure(rank=number, host=socket.gethostname(), exitcode=rank.exitcode or 0)
-                self._end(number, attempt, ending(failure, word(self._kills, kills())))
+                self._end(number, attempt, rank.ending(number, word(self._kills, kills())))
                 attempt.stack = rank.stack()
 
     def _note(self, number: int, attempt: Attempt, message: Any) -> None:  # noqa: ANN401 - one of several classes

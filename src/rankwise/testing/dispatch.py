@@ -105,11 +105,7 @@ class Dispatch:
         if ranks is None or worlds is None:
             raise TypeError(f"{item.nodeid} is not a test for ranks")
         try:
-            size, following = int(size_of(item)), self._next(item, nextitem)
-            # A fixture of wider scope belongs to the world that it was made in. A test that comes twice in a row begins
-            # anew: ranks know it by its name.
-            stays = following is not None and size_of(following) == size and following.nodeid != item.nodeid
-            return worlds.begin(item, ranks, size, following if stays else None)
+            return worlds.begin(item, ranks, int(size_of(item)), self._next(item, nextitem))
         except Exception:  # noqa: BLE001 - whatever it is, it is this test's, and the others go on
             return traceback.format_exc()
 
@@ -128,11 +124,14 @@ class Dispatch:
             return [broken(item, traceback.format_exc())], None
 
     def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Item | None:
-        """Return the next test that runs in ranks, if it is known."""
-        if not hasattr(self._config, "workerinput"):
-            return self._following[item]
+        """Return the next test that runs in ranks, if it is known, and if fixtures of wider scope may stay for it."""
         # A worker of pytest-xdist runs its tests in another order than that in which it has found them.
-        return nextitem if nextitem in self._following else None
+        following = nextitem if hasattr(self._config, "workerinput") else self._following[item]
+        if following is None or following not in self._following:
+            return None
+        # A fixture of wider scope belongs to the world that it was made in. A test that comes twice in a row begins
+        # anew: ranks know it by its name.
+        return following if size_of(following) == size_of(item) and following.nodeid != item.nodeid else None
 
 
 def _put_away(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:

@@ -17,7 +17,7 @@ class Run:
         options: Of pytest's command line.
         args: Which plugins are switched off, and what pytest was asked to collect, whose `conftest.py` files count from
             the beginning.
-        workerinput: What plugins find under pytest-xdist's name for it.
+        workerinput: What plugins have given to ranks, as they give it to workers of pytest-xdist.
         markers: All that pytest's own process knows.
         measured: What of the coverage is measured; nothing, if it is empty.
     """

@@ -67,7 +67,8 @@ def be_rank(connection: socket.socket, crashes: int, run: Run) -> None:
     random_state = RandomState()
     with coverage.measured(run.measured):
         config = pytest.Config.fromdictargs(dict(run.options), run.args)
-        config.workerinput = dict(run.workerinput)  # type: ignore[attr-defined]  # as pytest-xdist does
+        # Without pytest-xdist plugins give nothing, and what they look for there is an option of theirs.
+        config.workerinput = {**run.options, **run.workerinput}  # type: ignore[attr-defined]
         config.workeroutput = {}  # type: ignore[attr-defined]
         for marker in run.markers:
             config.addinivalue_line("markers", marker)

@@ -66,13 +66,17 @@ class WarmRank:
         outcomes = [message for message in self.heard if isinstance(message, Outcome)]
         texts += [f"failed at its end\n{outcome.traceback}" for outcome in outcomes if outcome.traceback]
         if not texts and not self.is_over:
-            texts = [f"did not put away its fixtures of wider scope within {_LEAVE_SECONDS:g} s"]
-            if self.exitcode is not None:
-                failure = RankFailure(rank=number, host=socket.gethostname(), exitcode=self.exitcode)
+            if self.runs:
+                texts = [f"did not put away its fixtures of wider scope within {_LEAVE_SECONDS:g} s"]
+            else:
                 texts = [
-                    f"{ending(failure, '')} while it put away its fixtures of wider scope\n{self.stack()}".rstrip()
+                    f"{self.ending(number)} while it put away its fixtures of wider scope\n{self.stack()}".rstrip()
                 ]
         return [f"rank {number} {text}" for text in texts]
+
+    def ending(self, number: int, kernel: str = "") -> str:
+        """Return how its process has ended, as the rest of a sentence; `kernel` is what the kernel says to that."""
+        return ending(RankFailure(rank=number, host=socket.gethostname(), exitcode=self.exitcode or 0), kernel)
 
     def tell(self, message: object) -> None:
         """Tell it something, if it is still there."""

@@ -183,8 +183,7 @@ class Worlds:
         run = Run(
             options=options,
             args=[*map("-pno:{}".format, self._switched_off()), *args],
-            # Without pytest-xdist plugins give nothing, and what they look for there is an option of theirs.
-            workerinput={**options, **self._workerinput},
+            workerinput=self._workerinput,
             markers=self._config.getini("markers"),
             measured=coverage.settings(),
         )
@@ -192,7 +191,7 @@ class Worlds:
         return call
 
     def _not_in_ranks(self) -> list[str]:
-        """Return the names of plugins that are loaded, for their options and markers, and then switched off."""
+        """Return the names of plugins that ranks load, for the settings that they declare, and then switch off."""
         return [
             name
             for name, plugin in self._config.pluginmanager.list_name_plugin()

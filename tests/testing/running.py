@@ -1,0 +1,23 @@
+"""Running pytest on tests of a project of its own, and reading what it says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def run(programs: pytest.Pytester, name: str, *args: str) -> pytest.RunResult:
+    shutil.copy(PROGRAMS / f"{name}.py", programs.path / f"test_{name}.py")
+    return programs.runpytest_subprocess("-p", "no:cacheprovider", f"test_{name}.py", *args, timeout=150)
+
+
+def told_of(result: pytest.RunResult, test: str) -> str:
+    """Return what a run says of a test that failed."""
+    match = re.search(rf"_+ (ERROR at \w+ of )?{test} _+\n(.*?)\n(_{{5,}} |={{5,}} )", result.stdout.str(), re.DOTALL)
+    assert match is not None, result.stdout.str()
+    return match[2]
