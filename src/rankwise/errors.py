@@ -113,6 +113,16 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
 
 
+def printable(text: str) -> str:
+    """Return a text with what a terminal might obey escaped; lines and tabs are kept.
+
+    Example:
+        >>> printable("host\\x1b[2J")
+        'host\\\\x1b[2J'
+    """
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
     """How one rank ended.

@@ -22,7 +22,7 @@ from rankwise.comm import connecting
 from rankwise.comm.connecting import Introduction
 from rankwise.comm.frame import Frame, Kind
 from rankwise.comm.mesh import Mesh
-from rankwise.session import meeting
+from rankwise.session import door
 
 SIZE = 3
 CALL = Frame(Kind.CALL, 0, "all_reduce at train.py:88")
@@ -160,7 +160,7 @@ def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) 
     def reach() -> str:
         return "127.0.0.1"
 
-    listen = meeting.listen
+    listen = door.listen
 
     def listen_and_be_met(port: int, *, one_host: bool) -> socket.socket:
         listener = listen(port, one_host=one_host)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import pytest
 import torch.distributed as dist
@@ -15,9 +20,9 @@ import torch.distributed as dist
 from rankwise.environment.detect import detect
 from rankwise.errors import JoinError, JoinTimeoutError
 from rankwise.rendezvous import Endpoint
-from rankwise.session import meeting
+from rankwise.session import door, meeting
 from rankwise.session.roll_call import Answer, Hello
-from tests.session.worlds import free_port
+from tests.session.worlds import PROGRAMS, free_port, plain, run_ranks
 
 
 def endpoint(*ports: int, host: str = "127.0.0.1", key: str = "the same") -> Endpoint:
@@ -79,6 +84,22 @@ def stranger(behave: Callable[[socket.socket], None]) -> Iterator[int]:
                 connection.close()
 
 
+ODD: list[dict[str, object]] = [
+    {"rank": []},
+    {"rank": "1"},
+    {"rank": True},
+    {"rank": 1.0},
+    {"rank": -1},
+    {"rank": 3},
+    {"rank": 1 << 70},
+    {"world_size": None},
+    {"host": {}},
+    {"host": ["x"]},
+    {"check": 0},
+    {"problem": None},
+    {"process": "x"},
+    {"more": 1},
+]
 STRANGERS = {
     "silent": lambda _: None,
     "closes": lambda connection: connection.close(),
@@ -87,6 +108,7 @@ STRANGERS = {
     "other JSON": lambda connection: connection.sendall(b'[{"proof": 1}]\n'),
     "not text": lambda connection: connection.sendall(b"\xff\xfe\n"),
     "endless": lambda connection: connection.sendall(b"x" * 100_000),
+    "nested": lambda connection: connection.sendall(b"[" * 60_000 + b"\n"),
 }
 
 
@@ -169,11 +191,83 @@ def test_strangers_at_rank_zeros_door_are_let_go() -> None:
         world = pool.submit(meet, endpoint(port), [hello(0, 3)], timeout=10.0)
         visits = [b"", b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 1}\n', b"[]\n", b"\xff\n", b"x" * 70_000]
         visits.append(hello(1, 3).encode().encode() + b"\n")
+        visits.append(b"[" * 60_000 + b"\n")
+        visits += [json.dumps(asdict(hello(1, 3)) | odd).encode() + b"\n" for odd in ODD]
         for sent in visits:
             with visit(port) as connection:
                 connection.sendall(sent)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)
         answers = [*meet(endpoint(port), [hello(1, 3), hello(2, 3)]), *world.result()]
     assert all(isinstance(answer, Answer) and not answer.error for answer in answers)
+
+
+def test_strangers_that_stay_and_say_nothing_hold_nobody_up() -> None:
+    """Health checks, `nc`, a `TCPStore` client of another job: they are connected when the last rank comes."""
+    port = free_port()
+    with contextlib.ExitStack() as stay, ThreadPoolExecutor(max_workers=1) as pool:
+        world = pool.submit(meet, endpoint(port), [hello(0, 3)], timeout=10.0)
+        for sent in (b"", b"\x03", b'{"protocol"', b'{"protocol": "rankwise/1", "nonce": "0"}\n'):
+            stay.enter_context(visit(port)).sendall(sent)
+        answers = [*meet(endpoint(port), [hello(1, 3), hello(2, 3)]), *world.result()]
+    assert all(isinstance(answer, Answer) and not answer.error for answer in answers), answers
+
+
+def test_a_stranger_that_speaks_slowly_is_sent_away_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SECONDS_TO_GREET", 0.3)
+    port = free_port()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        world = pool.submit(meet, endpoint(port), [hello(0, 2)], timeout=4.0)
+        with visit(port) as connection, contextlib.suppress(ConnectionError, TimeoutError):
+            connection.settimeout(0.05)
+            while not world.done():
+                connection.sendall(b" ")
+                with contextlib.suppress(TimeoutError):
+                    if not connection.recv(1):
+                        break
+            assert not world.done()
+        (error,) = world.result()
+    assert str(error).endswith(" 1 connection was closed that was no rank's, from 127.0.0.1."), error
+
+
+def test_what_others_say_of_themselves_cannot_write_to_the_terminal() -> None:
+    evil = hello(1, 3, host="\x1b]0;pwned\x07here\x1b[2J", problem="no\x1b[31m device\u202e")
+    for answer in meet(endpoint(free_port()), [hello(0, 3), evil, hello(2, 3)]):
+        assert isinstance(answer, Answer)
+        assert answer.error == r"rank 1 on \x1b]0;pwned\x07here\x1b[2J: no\x1b[31m device\u202e"
+
+
+def test_problems_of_many_ranks_fit_into_an_answer() -> None:
+    answers = meet(endpoint(free_port()), [hello(0, 8), *(hello(rank, 8, problem="é" * 9000) for rank in range(1, 8))])
+    assert all(isinstance(answer, Answer) and "rank 1 on here: é" in answer.error for answer in answers), answers
+
+
+@pytest.mark.parametrize("enough", [True, False], ids=["strangers", "ranks"])
+def test_a_rank_zero_without_descriptors(enough: bool) -> None:
+    """It needs those that strangers hold; what the ranks themselves need it cannot do without."""
+    port, size, spare = free_port(), 6, 8 if enough else 3
+    with crowd(port, 24 if enough else 0):
+        ended = run_ranks(
+            "meet.py", [plain(rank, size, port) for rank in range(size)], str(spare), "20" if enough else "5"
+        )
+    said = [process.stdout for process in ended]
+    if enough:
+        assert said == ["met\n"] * size, ended
+    else:
+        assert said[0].startswith("JoinError: no more ranks can connect: Too many open files, with 3 of them"), ended
+        assert all(text.startswith("JoinError: ") for text in said), ended
+
+
+@contextmanager
+def crowd(port: int, count: int) -> Iterator[None]:
+    """Connect so often, from a process of its own, as soon as somebody listens."""
+    with subprocess.Popen(
+        [sys.executable, PROGRAMS / "crowd.py", str(port), str(count)], stdin=subprocess.PIPE
+    ) as all_:
+        try:
+            yield
+        finally:
+            all_.kill()
 
 
 def visit(port: int) -> socket.socket:

@@ -25,8 +25,8 @@ from torch.distributed import Store
 from rankwise.comm.mesh import Mesh
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 from rankwise.rendezvous import LOOPBACK
+from rankwise.session.door import listen
 from rankwise.session.host import host_id, network_id
-from rankwise.session.meeting import listen
 from rankwise.session.roll_call import ranks_text
 
 _SECRET_BYTES: Final = 16

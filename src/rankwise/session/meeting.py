@@ -16,15 +16,15 @@ import hashlib
 import hmac
 import json
 import os
-import selectors
 import socket
 import time
-from dataclasses import dataclass, field
 from typing import Final
 
 from rankwise.errors import JoinError, JoinTimeoutError
-from rankwise.rendezvous import LOOPBACK, Endpoint
+from rankwise.rendezvous import Endpoint
+from rankwise.session.door import Door, Visitor, listen
 from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
+from rankwise.session.saying import fields_of
 
 PROTOCOL: Final = "rankwise/1"
 
@@ -39,15 +39,6 @@ _PAUSE_SECONDS: Final = 0.05
 _RESOLVE_SECONDS: Final = 30.0
 
 
-@dataclass(slots=True)
-class _Guest:
-    """A connection to rank zero, and what was received of its next line."""
-
-    connection: socket.socket
-    received: bytearray = field(default_factory=bytearray)
-    hello: Hello | None = None
-
-
 def host(
     endpoint: Endpoint, hello: Hello, *, store_port: int, timeout: float
 ) -> tuple[Answer, dict[int, socket.socket]]:
@@ -60,29 +51,101 @@ def host(
         JoinError: The port is taken, or the ranks do not make one world. All that arrived are told.
         JoinTimeoutError: Some did not arrive in time. All that arrived are told.
     """
-    guests: dict[int, _Guest] = {}
-    with _listen_at(endpoint) as listener, contextlib.ExitStack() as unless_joined:
-        unless_joined.callback(_hang_up, guests)
+    with _listen_at(endpoint) as listener, Door([listener]) as door:
+        meeting = _Meeting(endpoint, hello, door)
         try:
-            hellos = _receive(listener, guests, endpoint, hello, timeout=timeout)
+            meeting.receive_all(timeout=timeout)
         except JoinError as error:
-            for guest in guests.values():
-                _answer(guest, Answer(error=str(error), late=isinstance(error, JoinTimeoutError)))
+            meeting.answer_all(Answer(error=str(error), late=isinstance(error, JoinTimeoutError)))
             raise
-        given = answers(hellos, store_port=store_port)
-        arrived = {_rank(guest): guest for guest in guests.values() if hellos.get(_rank(guest)) is guest.hello}
-        for rank, guest in arrived.items():
+        given = answers(meeting.hellos, store_port=store_port)
+        for guest, rank in meeting.guests.items():
             _answer(guest, given[rank])
         if given[hello.rank].error:
             return given[hello.rank], {}
-        unless_joined.pop_all()
-    lines = {rank: guest.connection for rank, guest in arrived.items()}
-    for guest in guests.values():
-        if guest.connection in lines.values():
-            guest.connection.setblocking(True)
-        else:
-            guest.connection.close()
+        lines = {rank: door.hand_over(guest) for guest, rank in meeting.guests.items()}
+    for line in lines.values():
+        line.setblocking(True)
     return given[hello.rank], lines
+
+
+class _Meeting:
+    """The meeting as rank zero sees it.
+
+    Attributes:
+        hellos: What each rank that is here has said, rank zero included.
+        guests: The others' ranks, by connection.
+    """
+
+    def __init__(self, endpoint: Endpoint, own: Hello, door: Door) -> None:
+        self._endpoint = endpoint
+        self._own = own
+        self._door = door
+        self.hellos = {own.rank: own}
+        self.guests: dict[Visitor, int] = {}
+        self._refused: list[Visitor] = []
+
+    def receive_all(self, *, timeout: float) -> None:
+        """Receive the hello of every rank.
+
+        Raises:
+            JoinError: The ranks do not make one world.
+            JoinTimeoutError: Some did not come in time.
+        """
+        deadline = time.monotonic() + timeout
+        while len(self.hellos) < self._own.world_size:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                absent = missing(self.hellos, self._own.world_size, timeout=timeout)
+                raise JoinTimeoutError(absent + self._door.strangers_text())
+            for visitor in self._door.wait(remaining):
+                if not self._hear(visitor):
+                    self._let_go(visitor)
+
+    def answer_all(self, answer: Answer) -> None:
+        """Give all who have said hello the same answer."""
+        for guest in (*self.guests, *self._refused):
+            _answer(guest, answer)
+
+    def _hear(self, visitor: Visitor) -> bool:
+        """Take in what somebody has sent; False if it has left, or is a stranger.
+
+        Raises:
+            JoinError: It is a rank, but of another world.
+        """
+        if not visitor.read() or len(visitor.received) > _MAX_LINE:
+            return False
+        *lines, rest = visitor.received.split(b"\n")
+        visitor.received = rest
+        for line in lines:
+            try:
+                said = fields_of(bytes(line))
+                if said.get("protocol") == PROTOCOL:
+                    _send(visitor.connection, json.dumps({"proof": _proof(self._endpoint, said["nonce"])}))
+                    continue
+                hello = Hello.decode(bytes(line))
+            except (ValueError, KeyError, AttributeError, OSError):
+                return False
+            if visitor in self.guests:
+                return False  # a rank says hello once
+            self._admit(visitor, hello)
+        return True
+
+    def _admit(self, visitor: Visitor, hello: Hello) -> None:
+        self._door.know(visitor)
+        known = self.hellos.get(hello.rank)
+        problem = conflict(self._own, hello) or ("" if known is None else conflict(known, hello))
+        if problem:
+            self._refused.append(visitor)
+            raise JoinError(problem)
+        self.hellos[hello.rank] = hello
+        self.guests[visitor] = hello.rank
+
+    def _let_go(self, visitor: Visitor) -> None:
+        """Close a connection; a rank that has left may come again."""
+        self._door.send_away(visitor)
+        if visitor in self.guests:
+            del self.hellos[self.guests.pop(visitor)]
 
 
 def attend(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer, socket.socket]:
@@ -115,16 +178,11 @@ def attend(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer,
             "see what it printed"
         )
     connection.setblocking(True)
-    return Answer.decode(text), connection
-
-
-def listen(port: int, *, one_host: bool) -> socket.socket:
-    """Listen on a port, 0 for any: on loopback for ranks of one host, else on all interfaces."""
-    if one_host:
-        return socket.create_server((LOOPBACK, port), backlog=4096)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=4096)
+    try:
+        return Answer.decode(text), connection
+    except JoinError:
+        connection.close()
+        raise
 
 
 def _listen_at(endpoint: Endpoint) -> socket.socket:
@@ -141,80 +199,7 @@ def _listen_at(endpoint: Endpoint) -> socket.socket:
     )
 
 
-def _hang_up(guests: dict[int, _Guest]) -> None:
-    for guest in guests.values():
-        guest.connection.close()
-
-
-def _rank(guest: _Guest) -> int:
-    return -1 if guest.hello is None else guest.hello.rank
-
-
-def _receive(
-    listener: socket.socket, guests: dict[int, _Guest], endpoint: Endpoint, own: Hello, *, timeout: float
-) -> dict[int, Hello]:
-    """Receive the hello of every rank."""
-    hellos = {own.rank: own}
-    deadline = time.monotonic() + timeout
-    listener.setblocking(False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
-        while len(hellos) < own.world_size:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise JoinTimeoutError(missing(hellos, own.world_size, timeout=timeout))
-            for key, _ in selector.select(min(remaining, 1.0)):
-                if key.fileobj is listener:
-                    connection, _ = listener.accept()
-                    connection.setblocking(False)
-                    guests[connection.fileno()] = _Guest(connection)
-                    selector.register(connection, selectors.EVENT_READ)
-                    continue
-                guest = guests[key.fd]
-                if not _progress(guest, endpoint):
-                    selector.unregister(guest.connection)
-                    del guests[key.fd]
-                    guest.connection.close()
-                    if guest.hello is not None:  # it said hello and left: it may come again
-                        hellos.pop(guest.hello.rank, None)
-                elif guest.hello is not None:
-                    _admit(hellos, own, guest.hello)
-    return hellos
-
-
-def _admit(hellos: dict[int, Hello], own: Hello, hello: Hello) -> None:
-    known = hellos.setdefault(hello.rank, hello)
-    problem = conflict(own, hello) or ("" if known is hello else conflict(known, hello))
-    if problem:
-        raise JoinError(problem)
-
-
-def _progress(guest: _Guest, endpoint: Endpoint) -> bool:
-    """Take in what a guest sent; False if it has left or is a stranger."""
-    try:
-        received = guest.connection.recv(_MAX_LINE)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    guest.received += received
-    if not received or len(guest.received) > _MAX_LINE:
-        return False
-    while b"\n" in guest.received:
-        line, _, rest = bytes(guest.received).partition(b"\n")
-        guest.received = bytearray(rest)
-        try:
-            message = json.loads(line)
-            if message.get("protocol") == PROTOCOL:
-                _send(guest.connection, json.dumps({"proof": _proof(endpoint, message["nonce"])}))
-            else:
-                guest.hello = Hello(**message)
-        except (ValueError, TypeError, KeyError, AttributeError, OSError):
-            return False
-    return True
-
-
-def _answer(guest: _Guest, answer: Answer) -> None:
+def _answer(guest: Visitor, answer: Answer) -> None:
     with contextlib.suppress(OSError):  # it has left, and needs no answer
         _send(guest.connection, answer.encode())
 
@@ -235,6 +220,10 @@ def _find(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socke
                         "is it spelled right, and known on this host?"
                     ) from error
                 break
+            except UnicodeError as error:
+                raise JoinError(
+                    f"host {endpoint.host!r} of {endpoint} is no name that a host can have: {error}"
+                ) from error
             except OSError as error:
                 failure = error.strerror or str(error)
                 continue
@@ -260,7 +249,7 @@ def _proves(connection: socket.socket, endpoint: Endpoint) -> bool:
     try:
         _send(connection, json.dumps({"protocol": PROTOCOL, "nonce": nonce}))
         text = _read_line(connection, time.monotonic() + _PROOF_SECONDS)
-        proof = json.loads(text)["proof"] if text else ""
+        proof = fields_of(text)["proof"] if text else ""
         return isinstance(proof, str) and hmac.compare_digest(proof, _proof(endpoint, nonce))
     except (OSError, JoinTimeoutError, ValueError, TypeError, KeyError):
         return False

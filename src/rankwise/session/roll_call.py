@@ -6,16 +6,19 @@ the launcher left out: who shares a node with whom.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rankwise.environment.reading import Fact, Reading
-from rankwise.errors import JoinError, JoinTimeoutError
+from rankwise.errors import JoinError, JoinTimeoutError, shortened
+from rankwise.session.saying import decoded, encoded
 
 _RUNS_SHOWN: Final = 8
+# What fits into a line of the meeting, however it has to be escaped.
+_LONGEST_PROBLEM: Final = 4000
+_LONGEST_ERROR: Final = 8000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +64,23 @@ class Hello:
             host_id=host_id,
             process=process,
             check=check,
-            problem=problem,
+            problem=shortened(problem, _LONGEST_PROBLEM),
         )
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        return encoded(self)
 
     @classmethod
-    def decode(cls, text: str) -> Hello:
-        return cls(**json.loads(text))
+    def decode(cls, text: str | bytes) -> Hello:
+        """Return what a rank said.
+
+        Raises:
+            ValueError: No rank says that.
+        """
+        hello = decoded(cls, text)
+        if not 0 <= hello.rank < hello.world_size:
+            raise ValueError(f"rank {hello.rank} of {hello.world_size}")
+        return hello
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +103,22 @@ class Answer:
     store_port: int = 0
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        return encoded(replace(self, error=shortened(self.error, _LONGEST_ERROR)))
 
     @classmethod
-    def decode(cls, text: str) -> Answer:
-        return cls(**json.loads(text))
+    def decode(cls, text: str | bytes) -> Answer:
+        """Return what rank zero answered.
+
+        Raises:
+            JoinError: It is no answer.
+        """
+        try:
+            return decoded(cls, text)
+        except ValueError as error:
+            raise JoinError(
+                f"what rank zero answered cannot be read: {error}; do all ranks run the same rankwise, and does "
+                "another program use their store or port?"
+            ) from error
 
     def complete(self, reading: Reading) -> Reading:
         """Return the reading with what it left out.

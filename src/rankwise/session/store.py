@@ -10,9 +10,10 @@ from typing import Final
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from rankwise.errors import JoinError, JoinTimeoutError
+from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 from rankwise.rendezvous import LOOPBACK
-from rankwise.session.meeting import ANSWER_SECONDS, listen
+from rankwise.session.door import listen
+from rankwise.session.meeting import ANSWER_SECONDS
 from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
 
 # The shortest and the longest pause between two looks at the store.
@@ -52,11 +53,12 @@ def connect(host: str, port: int, *, timeout: float) -> Store:
         try:
             socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())).close()
             break
-        except OSError as error:
-            if isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, (ConnectionRefusedError, UnicodeError)) or time.monotonic() > deadline:
+                why = (isinstance(error, OSError) and error.strerror) or error
                 raise JoinError(
-                    f"no store at {host}:{port} (MASTER_ADDR, MASTER_PORT): {error.strerror or error}; the launcher "
-                    "that set these variables hosts one while it runs, so is it still there?"
+                    f"no store at {host}:{port} (MASTER_ADDR, MASTER_PORT): {why}; the launcher that set these "
+                    "variables hosts one while it runs, so is it still there?"
                 ) from error
             time.sleep(0.1)
 
@@ -92,8 +94,21 @@ def roll_call(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, St
         Rank zero's answer, and the part of the store for this world.
 
     Raises:
+        JoinError: The store is gone, or others write into it.
         JoinTimeoutError: Rank zero did not arrive in time.
     """
+    try:
+        return _say_hello(store, hello, timeout=timeout)
+    except RuntimeError as error:
+        if isinstance(error, RankwiseError):
+            raise
+        raise JoinError(
+            f"the store where the ranks meet failed while rank {hello.rank} waited for the others: {error}; is the "
+            "launcher that serves it still there?"
+        ) from error
+
+
+def _say_hello(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, Store]:
     arrivals = f"arrivals/{hello.rank}"
     world = PrefixStore(str(store.add(arrivals, 1)), store)
     answer: Answer | None = None
@@ -104,7 +119,7 @@ def roll_call(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, St
         key = f"answer/{hello.rank}"
         if not wait_for(world, [key], timeout=timeout + ANSWER_SECONDS):
             raise JoinTimeoutError(f"rank zero did not arrive within {timeout:g} s, or is stopped; was it started?")
-        answer = Answer.decode(world.get(key).decode())
+        answer = Answer.decode(world.get(key))
     finally:
         if answer is None or answer.error:
             for key in ("hello", "answer"):
@@ -132,8 +147,7 @@ def _answer_all(store: Store, own: Hello, *, timeout: float) -> None:
     ranks = range(own.world_size)
     complete = wait_for(store, [f"hello/{rank}" for rank in ranks], timeout=timeout)
     arrived = [rank for rank in ranks if complete or store.check([f"hello/{rank}"])]
-    hellos = {rank: Hello.decode(store.get(f"hello/{rank}").decode()) for rank in arrived}
-    problem = next((text for hello in hellos.values() if hello.rank and (text := conflict(own, hello))), "")
+    hellos, problem = _read_hellos(store, own, arrived)
     if problem:
         given = dict.fromkeys(arrived, Answer(error=problem))
     elif not complete:
@@ -142,3 +156,23 @@ def _answer_all(store: Store, own: Hello, *, timeout: float) -> None:
         given = answers(hellos)
     for rank, answer in given.items():
         store.set(f"answer/{rank}", answer.encode())
+
+
+def _read_hellos(store: Store, own: Hello, arrived: list[int]) -> tuple[dict[int, Hello], str]:
+    """Return what these ranks have said, and why they are no ranks of one world, or ""."""
+    hellos: dict[int, Hello] = {}
+    for rank in arrived:
+        try:
+            hello = Hello.decode(store.get(f"hello/{rank}"))
+            if hello.rank != rank:
+                raise ValueError(f"it is that of rank {hello.rank}")  # noqa: TRY301 - as what cannot be read
+        except ValueError as error:
+            return hellos, (
+                f"what rank {rank} said in the store cannot be read: {error}; do all ranks run the same rankwise, and "
+                "does another program use the store?"
+            )
+        problem = conflict(own, hello) if rank else ""
+        if problem:
+            return hellos, problem
+        hellos[rank] = hello
+    return hellos, ""

@@ -1,0 +1,32 @@
+"""Meet, with no more descriptors on rank zero than are asked for, and print how that went."""
+
+import os
+import resource
+import sys
+import time
+
+from rankwise.environment.detect import detect
+from rankwise.errors import JoinError
+from rankwise.rendezvous import Endpoint
+from rankwise.session import meeting
+from rankwise.session.roll_call import Hello
+
+reading = detect(os.environ)
+port = int(os.environ["MASTER_PORT"])
+where = Endpoint(host="127.0.0.1", ports=(port,), source="it", key="it", agent_store=False, one_host=True)
+hello = Hello.of(reading, host="here", host_id="", process=os.getpid(), check=False, problem="")
+try:
+    if hello.rank:
+        time.sleep(1.0)  # let strangers be there first
+        answer = meeting.attend(where, hello, timeout=float(sys.argv[2]))[0]
+    else:
+        highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - of this process
+        while os.dup(0) < highest:
+            """Leave no gap below it."""
+        # Besides those for ranks: the socket that listens, and what waits for it.
+        limit = os.dup(0) + 1 + int(sys.argv[1]) + 2
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        answer = meeting.host(where, hello, store_port=1, timeout=20.0)[0]
+    print(f"JoinError: {answer.error}" if answer.error else "met")
+except JoinError as error:
+    print(f"JoinError: {error}")
