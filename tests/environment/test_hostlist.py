@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,29 @@ def test_four_brackets_vary_the_last_fastest_then_the_first() -> None:
 def test_refuses_what_is_malformed_or_too_long(hostlist: str) -> None:
     with pytest.raises(LauncherEnvironmentError):
         expand(hostlist)
+
+
+@pytest.mark.parametrize(
+    "hostlist",
+    [
+        f"a[{','.join(['1-65536'] * 16_000)}]",
+        f"a[{'9' * 5000}]",
+        f"a[{'0' * 30_000}1-65536]",
+        f"{'a' * 100_000}[1-65536]",
+        f"a{'[1]' * 30_000}",
+        "[" * 100_000,
+    ],
+    ids=["ranges", "digits", "zeros", "name", "brackets", "open"],
+)
+def test_a_long_list_is_refused_before_it_takes_memory(hostlist: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(LauncherEnvironmentError, match="is not a Slurm host list") as refused:
+            expand(hostlist)
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+    assert len(str(refused.value)) < 500
 
 
 @given(st.text(alphabet="ab01-,[] ", max_size=20))

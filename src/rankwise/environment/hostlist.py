@@ -11,6 +11,11 @@ from rankwise.errors import LauncherEnvironmentError
 
 # Slurm's own limit (MAX_RANGE in its hostlist.c): a longer range is a typing error.
 MAX_HOSTS = 65536
+# No name that a resolver takes is longer.
+_LONGEST_NAME = 255
+_MOST_DIGITS = 18
+# How much of a list an error shows.
+_SHOWN = 200
 
 
 def expand(hostlist: str) -> list[str]:
@@ -48,6 +53,8 @@ def _expand_name(name: str, hostlist: str) -> list[str]:
         count *= len(values)
         if count > MAX_HOSTS:
             raise _malformed(hostlist, f"more than {MAX_HOSTS} hosts")
+    if sum(map(len, parts[::2])) + sum(max(map(len, values)) for values in brackets) > _LONGEST_NAME:
+        raise _malformed(hostlist, f"a name of more than {_LONGEST_NAME} characters")
 
     if not brackets:
         return [name]
@@ -62,18 +69,21 @@ def _expand_ranges(inside: str, hostlist: str) -> list[str]:
     """Expand the inside of a bracket: "08-10,15" -> ["08", "09", "10", "15"]."""
     values: list[str] = []
     for item in inside.split(","):
-        match = re.fullmatch(r"([0-9]+)(?:-([0-9]*))?", item)
+        match = re.fullmatch(rf"([0-9]{{1,{_MOST_DIGITS}}})(?:-([0-9]{{0,{_MOST_DIGITS}}}))?", item)
         if match is None:
-            raise _malformed(hostlist, f"{item!r} is not a number or a range")
+            raise _malformed(hostlist, f"{item[:_SHOWN]!r} is not a number or a range")
         first = match[1]
         last = match[2] or first  # "1-" is 1 to scontrol
         if int(last) < int(first):
             raise _malformed(hostlist, f"{item!r} runs backwards")
         if int(last) - int(first) >= MAX_HOSTS:
             raise _malformed(hostlist, f"{item!r} has more than {MAX_HOSTS} hosts")
+        if len(values) > MAX_HOSTS:
+            raise _malformed(hostlist, f"more than {MAX_HOSTS} hosts")
         values += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return values
 
 
 def _malformed(hostlist: str, why: str) -> LauncherEnvironmentError:
-    return LauncherEnvironmentError(f"{hostlist!r} is not a Slurm host list: {why}")
+    shown = hostlist if len(hostlist) <= _SHOWN else f"{hostlist[:_SHOWN]}..."
+    return LauncherEnvironmentError(f"{shown!r} is not a Slurm host list: {why}")

@@ -30,6 +30,8 @@ class Fact(Generic[T]):
 
 
 MAX_PORT: Final = 65535
+# Ten times the ranks of the largest jobs: what is more is a typing error, and not worth a list of all that are missing.
+MAX_RANKS: Final = 1 << 20
 
 # The numbers that place a rank, in the order in which they are shown.
 PLACE = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
@@ -117,6 +119,8 @@ def check_place(place: Mapping[str, Fact[int]]) -> None:
         least = 1 if name in {"world_size", "local_world_size", "num_nodes"} else 0
         if fact.value < least:
             raise TopologyError(f"{name} {fact} is below {least}")
+        if fact.value > MAX_RANKS:
+            raise TopologyError(f"{name} {fact} is above {MAX_RANKS}")
     _below(place, "rank", "world_size")
     _below(place, "local_rank", "local_world_size")
     _below(place, "node_rank", "num_nodes")

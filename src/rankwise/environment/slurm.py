@@ -11,7 +11,6 @@ from rankwise.environment.reading import (
     Fact,
     Reading,
     check_hint,
-    parse_int,
     read_int,
     read_port,
     read_text,
@@ -21,6 +20,8 @@ from rankwise.errors import LauncherEnvironmentError
 
 # Step ids from here on are Slurm's own: interactive (...290), batch, extern, pending.
 FIRST_RESERVED_STEP = 4294967290
+# How much of a list an error shows.
+_SHOWN: Final = 200
 
 
 class Slurm:
@@ -77,15 +78,19 @@ def _tasks_on(environ: Environ, node_rank: Fact[int] | None, world_size: Fact[in
     text = read_text(environ, "SLURM_STEP_TASKS_PER_NODE")
     if text is None or node_rank is None:
         return None
-    tasks: list[int] = []
+    nodes = total = 0
+    own: int | None = None
     for item in text.value.split(","):
-        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", item)
+        match = re.fullmatch(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?", item)
         if match is None:
-            raise LauncherEnvironmentError(f"{text.source}={text.value!r} is not a list like 2(x3),1")
-        tasks += [int(match[1])] * parse_int(match[2] or "1", text.source)
-    if sum(tasks) != world_size.value or node_rank.value >= len(tasks):
+            raise LauncherEnvironmentError(f"{text.source}={text.value[:_SHOWN]!r} is not a list like 2(x3),1")
+        tasks, times = int(match[1]), int(match[2] or "1")
+        nodes, total = nodes + times, total + tasks * times
+        if own is None and node_rank.value < nodes:
+            own = tasks
+    if total != world_size.value or own is None:
         raise LauncherEnvironmentError(
-            f"{text.source}={text.value!r} has {sum(tasks)} tasks on {len(tasks)} nodes, which does not fit "
+            f"{text.source}={text.value[:_SHOWN]!r} has {total} tasks on {nodes} nodes, which does not fit "
             f"{world_size.source}={world_size.value} and {node_rank.source}={node_rank.value}"
         )
-    return Fact(tasks[node_rank.value], text.source)
+    return Fact(own, text.source)
