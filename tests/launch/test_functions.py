@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import rankwise as rw
 from rankwise.launch.functions import launch_function
@@ -246,6 +247,16 @@ def test_functions_of_a_script_without_a_guard_run(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, check=True)
     assert ended.stdout == "[0, 20]\n"
+
+
+def knows_of_the_agent() -> bool:
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), wait_for_workers=False)
+    return store.check(["rankwise-agent/torchelastic/role_info/0"])
+
+
+def test_the_launcher_of_one_host_keeps_to_itself_who_its_ranks_are() -> None:
+    """Read back from where others can write, it could tell the ranks that there are other hosts."""
+    assert rw.launch(knows_of_the_agent, nproc=1) == [False]
 
 
 def test_launches_side_by_side() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, LaunchError
+from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, LaunchError, printable
 from rankwise.launch.plan import Nodes
 from rankwise.rendezvous import is_loopback, parse_address
 from rankwise.session.roll_call import ranks_text
@@ -19,6 +19,8 @@ from rankwise.session.store import connect, serve, wait_for
 
 _TIMEOUT: Final = 600.0
 _PAUSE_SECONDS: Final = 0.2
+# How much of what a host says an error shows.
+_SHOWN: Final = 20
 
 
 class FixedRendezvous(RendezvousHandler):
@@ -125,6 +127,7 @@ class NumberedHosts(FixedRendezvous):
                 f"{ranks_text(absent).replace('rank', 'host')} of {number} did not come to {self._nodes.endpoint} "
                 f"within {self._timeout:g} s; was a launcher started there, and with the same number of hosts?"
             )
-        told = {other: int(store.get(key)) for other, key in enumerate(keys)}
-        if set(told.values()) != {number}:
-            raise LaunchError(f"the hosts were told of different numbers of hosts: {told}")
+        told = {other: printable(store.get(key).decode(errors="replace")) for other, key in enumerate(keys)}
+        if set(told.values()) != {str(number)}:
+            text = ", ".join(f"host {other} of {count[:_SHOWN]}" for other, count in told.items())
+            raise LaunchError(f"the hosts were told of different numbers of hosts: {text}")

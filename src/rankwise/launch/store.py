@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import HashStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -40,8 +40,8 @@ class LoopbackRendezvous(FixedRendezvous):
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        store = PrefixStore("rankwise-agent", self._store)
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
+        # The only agent talks to itself about who its ranks are: not where other users of this host can join in.
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
 
 
 def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
