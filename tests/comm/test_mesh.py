@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import json
 import os
 import random
 import resource
@@ -49,6 +50,7 @@ def in_threads(talk: Callable[[int], Any], size: int = SIZE) -> list[Any]:
 
 def introduction(place: int, store: HashStore, size: int = SIZE, **more: Any) -> Introduction:
     settings: dict[str, Any] = {"reach": lambda: "127.0.0.1", "timeout": 10.0, "check": lambda: None} | more
+    settings.setdefault("one_host", False)
     return Introduction(store=store, name="group", ranks=range(10, 10 + size), place=place, **settings)
 
 
@@ -178,6 +180,73 @@ def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) 
         mesh.abandon()
     for stranger in strangers:
         stranger.close()
+
+
+@pytest.mark.parametrize("place", ["one host", "several hosts"])
+def test_strangers_that_speak_slowly_or_not_hold_no_member_up(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a few seconds altogether, and nobody waits for one of them alone."""
+    monkeypatch.setattr(door, "SECONDS_TO_GREET", 0.2)
+    if place == "several hosts":
+        monkeypatch.setattr(connecting, "network_id", lambda: str(threading.get_ident()))
+    near, ended = place == "one host", threading.Event()
+    listen = connecting._listen_locally if near else functools.partial(door.listen, one_host=False)
+    strangers: list[socket.socket] = []
+
+    def listen_and_be_met(*args: Any, **_more: Any) -> socket.socket:
+        listener: socket.socket = listen(*args)
+        for _ in range(30):
+            strangers.append(socket.socket(listener.family))
+            strangers[-1].connect(listener.getsockname())
+        return listener
+
+    def speak_slowly() -> None:
+        while not ended.wait(0.05):
+            for stranger in strangers[::2]:
+                with contextlib.suppress(OSError):
+                    stranger.send(b"x")
+
+    monkeypatch.setattr(connecting, "_listen_locally" if near else "listen", listen_and_be_met)
+    thread = threading.Thread(target=speak_slowly)
+    thread.start()
+    store = HashStore()
+    for other in (1, 2):  # they are there, and do not connect
+        store.set(f"group/host/{other}", "elsewhere")
+    (error,) = in_threads(lambda place: introduction(place, store, timeout=1.0, one_host=near).connect(), size=1)
+    made = in_threads(functools.partial(connected, HashStore()))
+    ended.set()
+    thread.join()
+    assert "ranks 11-12 did not connect to rank 10 in 1 s. 30 connections were closed that were no rank's" in str(error)
+    assert in_threads(lambda place: len(swap(made[place], [b""] * SIZE))) == [SIZE] * SIZE
+    for mesh in made:
+        mesh.abandon()
+    for stranger in strangers:
+        stranger.close()
+
+
+def connected(store: HashStore, place: int) -> Mesh:
+    return introduction(place, store).connect()
+
+
+ODD = [
+    b"",
+    b"[",
+    b"[" * 60_000,
+    b"{}",
+    b'{"host": "", "local": "x", "remote": "", "port": 1e999, "secret": ""}',
+    b"\xff",
+]
+PATHS = ["\0x", "../x", "rankwise-0\0", "x\x1b[2J", ""]
+
+
+@pytest.mark.parametrize("odd", [*ODD, *PATHS], ids=range(len(ODD) + len(PATHS)))
+def test_an_address_that_cannot_be_read_is_an_error_of_ours(odd: bytes | str) -> None:
+    address = {"host": "", "local": odd, "remote": "", "port": 1, "secret": "00" * 16}
+    said = odd if isinstance(odd, bytes) else json.dumps(address).encode()
+    store = HashStore()
+    store.set("group/address/0", said.decode(errors="surrogateescape") if odd != b"\xff" else "{")
+    with pytest.raises(rw.CollectiveError, match="where it can be reached cannot be read") as refused:
+        introduction(1, store, size=2, one_host=True).connect()
+    assert str(refused.value).isprintable()
 
 
 def test_members_that_do_not_come_are_named() -> None:

@@ -1,41 +1,41 @@
 """How the members of a group connect to each other, each to each.
 
 Every member says over the store where it can be reached, and connects to those before it. On one host that is a socket
-that nobody but this user can reach; between hosts, whoever connects must know a secret from the store.
+whose other end must be this user's, whatever others write into the store; between hosts, whoever connects must know a
+secret from the store. See SECURITY.md.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import json
 import os
+import re
 import secrets
-import select
 import socket
 import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from torch.distributed import Store
 
 from rankwise.comm.mesh import Mesh
-from rankwise.errors import CollectiveError, CollectiveTimeoutError
+from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError
 from rankwise.rendezvous import LOOPBACK
-from rankwise.session.door import listen
+from rankwise.session.door import Door, Visitor, listen
 from rankwise.session.host import host_id, network_id
 from rankwise.session.roll_call import ranks_text
+from rankwise.session.saying import decoded, encoded
 
 _SECRET_BYTES: Final = 16
 # The secret, and the place of whoever connects.
 _GREETING: Final = struct.Struct(f"<{_SECRET_BYTES}sI")
-# How long somebody who connected may take to say who it is.
-_GREETING_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = (0.0005, 0.02)
-_CHECK_MILLISECONDS: Final = 100
+_CHECK_SECONDS: Final = 0.1
+# The socket of a member on its own host. No file: the name goes with the socket.
+_LOCAL_NAME: Final = "rankwise-{}"
 # A host that lost its power says nothing: it is asked after so many seconds of silence, again after so many, so often.
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 # Linux: process, user and group of the other side.
@@ -52,6 +52,24 @@ class _Address:
     port: int
     secret: str
 
+    @classmethod
+    def read(cls, text: str, rank: int) -> _Address:
+        """Return what a member has said.
+
+        Raises:
+            CollectiveError: No member says that.
+        """
+        try:
+            address = decoded(cls, text)
+            if len(bytes.fromhex(address.secret)) != _SECRET_BYTES or not re.fullmatch(r"[-a-z0-9]+", address.local):
+                raise ValueError(f"{address.local!r} is no address")  # noqa: TRY301 - as what cannot be read
+        except ValueError as error:
+            raise CollectiveError(
+                f"what rank {rank} said in the store of where it can be reached cannot be read: {error}; does another "
+                "program use the store?"
+            ) from error
+        return address
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
@@ -62,6 +80,7 @@ class Introduction:
         name: The group's, the same on all members and on no other group.
         ranks: The members' global ranks, by place.
         place: This member's.
+        one_host: All members are known to be on this host: then no word of others makes them leave it.
         reach: Returns the name or address that other hosts reach this one by.
         timeout: Seconds to wait for the others.
         check: Called while waiting; raises if that is in vain.
@@ -71,6 +90,7 @@ class Introduction:
     name: str
     ranks: Sequence[int]
     place: int
+    one_host: bool
     reach: Callable[[], str]
     timeout: float
     check: Callable[[], None]
@@ -89,23 +109,23 @@ class Introduction:
         listeners: list[socket.socket] = []
         try:
             host = f"{host_id()}/{network_id()}"
-            self.store.set(f"{self.name}/host/{self.place}", host)
-            hosts = self._read("host", len(self.ranks), deadline)
+            near = self.one_host or self._share_a_host(host, deadline)
             listeners.append(_listen_locally())
-            if any(other != host for other in hosts):
+            if not near:
                 listeners.append(listen(0, one_host=False))
             secret = secrets.token_bytes(_SECRET_BYTES)
             own = _Address(
                 host=host,
                 local=_local_name(listeners[0]),
-                remote=self.reach() if len(listeners) > 1 else "",
-                port=listeners[-1].getsockname()[1] if len(listeners) > 1 else 0,
+                remote="" if near else self.reach(),
+                port=0 if near else listeners[-1].getsockname()[1],
                 secret=secret.hex(),
             )
-            self.store.set(f"{self.name}/address/{self.place}", json.dumps(asdict(own)))
+            self.store.set(f"{self.name}/address/{self.place}", encoded(own))
             for other, text in enumerate(self._read("address", self.place, deadline)):
-                address = _Address(**json.loads(text))
-                connections[other] = self._reach(other, address, near=address.host == host, deadline=deadline)
+                address = _Address.read(text, self.ranks[other])
+                is_local = near or address.host == host
+                connections[other] = self._reach(other, address, near=is_local, deadline=deadline)
             self._accept(listeners, secret, connections, deadline)
         except BaseException:
             for connection in connections.values():
@@ -114,7 +134,12 @@ class Introduction:
         finally:
             for listener in listeners:
                 listener.close()
-        return Mesh(self.name, self.ranks, connections, near=len(listeners) == 1)
+        return Mesh(self.name, self.ranks, connections, near=near)
+
+    def _share_a_host(self, host: str, deadline: float) -> bool:
+        """Return whether all members say that they are on one host."""
+        self.store.set(f"{self.name}/host/{self.place}", host)
+        return all(other == host for other in self._read("host", len(self.ranks), deadline))
 
     def _read(self, what: str, count: int, deadline: float) -> list[str]:
         """Return what the first so many members have said of themselves, once they have."""
@@ -126,26 +151,53 @@ class Introduction:
                 raise self._late([place for place, key in enumerate(keys) if not self.store.check([key])])
             time.sleep(pause)
             pause = min(2 * pause, longest)
-        return [value.decode() for value in self.store.multi_get(keys)] if keys else []
+        return [value.decode(errors="replace") for value in self.store.multi_get(keys)] if keys else []
 
     def _reach(self, place: int, address: _Address, *, near: bool, deadline: float) -> socket.socket:
         """Connect to a member, and say who this is."""
-        timeout = max(0.1, deadline - time.monotonic())
+        where = address.local if near else f"{address.remote}:{address.port}"
         try:
             if not near:
+                timeout = max(0.1, deadline - time.monotonic())
                 connection = socket.create_connection((address.remote, address.port), timeout=timeout)
-            elif sys.platform != "linux":
-                connection = socket.create_connection((LOOPBACK, int(address.local)), timeout=timeout)
             else:
-                connection = socket.socket(socket.AF_UNIX)
-                connection.connect(f"\0{address.local}")
+                connection = self._connect_locally(address.local, deadline)
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise self._unreachable(place, where, error) from error
+        try:
             if not _is_ours(connection):
                 raise ConnectionRefusedError("it belongs to another user")
             connection.sendall(_GREETING.pack(bytes.fromhex(address.secret), self.place))
         except OSError as error:
-            where = address.local if near else f"{address.remote}:{address.port}"
-            raise CollectiveError(f"rank {self.ranks[place]} cannot be reached at {where}: {error}") from error
+            connection.close()
+            raise self._unreachable(place, where, error) from error
         return connection
+
+    def _connect_locally(self, name: str, deadline: float) -> socket.socket:
+        if sys.platform != "linux":
+            return socket.create_connection((LOOPBACK, int(name)), timeout=max(0.1, deadline - time.monotonic()))
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(_CHECK_SECONDS)
+            while True:
+                try:
+                    connection.connect(f"\0{name}")
+                except BlockingIOError:  # others wait there to be let in, more than there is room for
+                    self.check()
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(_CHECK_SECONDS)
+                else:
+                    return connection
+        except BaseException:
+            connection.close()
+            raise
+
+    def _unreachable(self, place: int, where: str, error: Exception) -> CollectiveError:
+        hint = "; all ranks are said to be on one host, by their launcher or an address on loopback: are they?"
+        return CollectiveError(
+            f"rank {self.ranks[place]} cannot be reached at {where}: {error}{hint if self.one_host else ''}"
+        )
 
     def _accept(
         self,
@@ -156,35 +208,38 @@ class Introduction:
     ) -> None:
         """Let the members after this one connect."""
         expected = set(range(self.place + 1, len(self.ranks)))
-        poller = select.poll()
-        for listener in listeners:
-            poller.register(listener, select.POLLIN)
-        open_doors = {listener.fileno(): listener for listener in listeners}
-        while expected:
-            if time.monotonic() > deadline:
-                raise self._late(sorted(expected))
-            ready = poller.poll(_CHECK_MILLISECONDS)
-            if not ready:
-                self.check()
-            for descriptor, _ in ready:
-                guest, _ = open_doors[descriptor].accept()
-                place = _greeted(guest, secret) if _is_ours(guest) else None
-                if place in expected:
-                    expected.remove(place)
-                    connections[place] = guest
-                else:
-                    guest.close()
+        with Door(listeners, admits=_is_ours) as door:
+            while expected:
+                if time.monotonic() > deadline:
+                    raise self._late(sorted(expected), door.strangers_text())
+                try:
+                    visitors = door.wait(_CHECK_SECONDS)
+                except JoinError as error:
+                    raise CollectiveError(f"rank {self.ranks[self.place]}: {error}") from error
+                if not visitors:
+                    self.check()
+                for visitor in visitors:
+                    # No more than the greeting: what follows it is for the mesh.
+                    is_there = visitor.read(_GREETING.size - len(visitor.received))
+                    place = _greeted(visitor, secret)
+                    if place in expected:
+                        expected.remove(place)
+                        connections[place] = door.hand_over(visitor)
+                    elif not is_there or place is not None:
+                        door.send_away(visitor)
 
-    def _late(self, places: Sequence[int]) -> CollectiveTimeoutError:
+    def _late(self, places: Sequence[int], strangers: str = "") -> CollectiveTimeoutError:
         who = ranks_text([self.ranks[place] for place in places])
-        return CollectiveTimeoutError(f"{who} did not connect to rank {self.ranks[self.place]} in {self.timeout:g} s")
+        return CollectiveTimeoutError(
+            f"{who} did not connect to rank {self.ranks[self.place]} in {self.timeout:g} s.{strangers}"
+        )
 
 
 def _listen_locally() -> socket.socket:
     if sys.platform != "linux":
         return listen(0, one_host=True)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0rankwise-{secrets.token_hex(_SECRET_BYTES)}")  # no file: the name goes with the socket
+    listener.bind(f"\0{_LOCAL_NAME.format(secrets.token_hex(_SECRET_BYTES))}")
     listener.listen(socket.SOMAXCONN)
     return listener
 
@@ -207,14 +262,9 @@ def _is_ours(connection: socket.socket) -> bool:
     return True
 
 
-def _greeted(guest: socket.socket, secret: bytes) -> int | None:
-    """Return the place of whoever connected, or None for a stranger."""
-    guest.settimeout(_GREETING_SECONDS)
-    received = b""
-    with contextlib.suppress(OSError):
-        while len(received) < _GREETING.size and (piece := guest.recv(_GREETING.size - len(received))):
-            received += piece
-    if len(received) < _GREETING.size:
+def _greeted(visitor: Visitor, secret: bytes) -> int | None:
+    """Return the place of whoever connected, -1 for a stranger; None if it has not said all of it."""
+    if len(visitor.received) < _GREETING.size:
         return None
-    shown, place = _GREETING.unpack(received)
-    return place if hmac.compare_digest(shown, secret) else None
+    shown, place = _GREETING.unpack(visitor.received)
+    return int(place) if hmac.compare_digest(shown, secret) else -1

@@ -45,6 +45,8 @@ class TorchGroupComm(Comm):
         self._backends = _backends(group)
         control = torch.device("cpu") if "cpu" in self._backends else world.device
         super().__init__(ranks=ranks, global_rank=world.rank, device=world.device, control=control, check=world.check)
+        # On one host the backend listens on loopback, where other users come too: what is unpickled does not go there.
+        self.framed = self.framed or world.one_host
         self.group = group
         self._world = world
         self._name = f"group/{world.made}"

@@ -22,7 +22,7 @@ class World:
         device: Where received tensors go that come from another rank's accelerator.
         timeout: Seconds that a collective waits for a rank.
         check: Single tensors on an accelerator are checked too.
-        one_host: All ranks are known to be on this host.
+        one_host: All ranks are known to be on this host, so nothing of theirs need leave it.
         store: Returns what the ranks share.
         reach: Returns the name or address that other hosts reach this one by.
         made: How many groups were made; all ranks make all groups, in one order.
@@ -55,6 +55,7 @@ class World:
             name=name,
             ranks=ranks,
             place=ranks.index(self.rank),
+            one_host=self.one_host,
             reach=self.reach,
             timeout=self.timeout,
             check=check,

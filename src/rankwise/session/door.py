@@ -10,7 +10,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -39,10 +39,10 @@ class Visitor:
     origin: str
     received: bytearray = field(default_factory=bytearray)
 
-    def read(self) -> bool:
-        """Take in what it has sent; False if it has left."""
+    def read(self, most: int = _PIECE_BYTES) -> bool:
+        """Take in what it has sent, so many bytes at most; False if it has left."""
         try:
-            piece = self.connection.recv(_PIECE_BYTES)
+            piece = self.connection.recv(most)
         except BlockingIOError:
             return True
         except OSError:
@@ -57,7 +57,16 @@ class Door:
     Closed, it closes the connections that are still in its care, and not the listening sockets.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, listeners: Sequence[socket.socket], *, admits: Callable[[socket.socket], bool] = lambda _: True
+    ) -> None:
+        """Listen.
+
+        Args:
+            listeners: The sockets that listen.
+            admits: Whether a new connection is let in at all.
+        """
+        self._admits = admits
         self._selector = selectors.DefaultSelector()
         # In the order of arrival: those who have not said who they are, and those who have.
         self._strangers: dict[Visitor, None] = {}
@@ -133,6 +142,10 @@ class Door:
             return  # else it has left already
         connection.setblocking(False)
         origin = address[0] if isinstance(address, tuple) else "this host"
+        if not self._admits(connection):
+            self._sent_away[origin] += 1
+            connection.close()
+            return
         visitor = Visitor(connection, time.monotonic(), origin)
         self._strangers[visitor] = None
         self._selector.register(connection, selectors.EVENT_READ, visitor)

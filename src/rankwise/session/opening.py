@@ -204,7 +204,8 @@ def _complete(reading: Reading, answer: Answer, endpoint: Endpoint, port: int) -
 
 def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endpoint: Endpoint | None) -> World:
     store = dist.PrefixStore("rankwise", met.store)
-    one_host = met.reading.place()["num_nodes"].value == 1
+    # What the launcher says counts first: what was learned in the meeting, others may have had a hand in.
+    one_host = (endpoint is not None and endpoint.one_host) or met.reading.place()["num_nodes"].value == 1
     return World(
         rank=met.reading.rank.value,
         device=device,
