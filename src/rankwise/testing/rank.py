@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +28,9 @@ from rankwise.launch.rank import is_consequence
 from rankwise.launch.wire import packed, receive
 from rankwise.session.session import summary
 from rankwise.testing import coverage
+from rankwise.testing.collecting import Collecting
 from rankwise.testing.letting_go import LettingGo
-from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Place, Run, Task, Warned
+from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Run, Task, Warned
 from rankwise.testing.state import RandomState, State
 
 # The name under which what makes a process a rank is registered with pytest.
@@ -81,11 +82,6 @@ def _leave_asserts_alone() -> None:
     rankwise.__doc__ = f"{rankwise.__doc__}\nPYTEST_DONT_REWRITE"
 
 
-def name_of(item: pytest.Item) -> str:
-    """Return a test's name in its file; how pytest spells the file depends on where it was started."""
-    return item.nodeid.partition("::")[2]
-
-
 def travels(value: object) -> bool:
     """Return whether a value can be carried to another process; what cannot is some plugin's, of one process."""
     try:
@@ -105,14 +101,12 @@ class _Rank:
         self._process = os.getpid()
         self._crashes = crashes
         self._config = config
-        self._items: dict[str, dict[str, pytest.Item]] = {}
-        self._directories: dict[Path, pytest.Collector | None] = {}
         self._folder = ""
         self._basetemp = config.option.basetemp
         self._folders = 1
-        self._problem = ""
-        self._problems: dict[str, str] = {}
         self._state = State(config.rootpath, random_state)
+        self._tests = Collecting(config, self._state.settle)
+        config.pluginmanager.register(self._tests)
         self._error: BaseException | None = None
         self._letting_go = LettingGo()
         self._reported = ""
@@ -127,10 +121,6 @@ class _Rank:
         return folder
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self) -> bool:
-        return True  # tests are collected as they come
-
-    @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         faulthandler.register(STACKS, file=self._crashes, all_threads=True)
         try:
@@ -140,21 +130,6 @@ class _Rank:
             pass  # pytest is gone
         self._letting_go.wait()
         return True
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_collect_directory(self, path: Path) -> Generator[None, pytest.Collector | None, pytest.Collector | None]:
-        # The same for all files in it, which are collected one by one: fixtures of conftest.py belong to it.
-        return self._directories.setdefault(path, (yield))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        found = list(items)  # whatever is deselected now, pytest's own process has selected
-        yield
-        items[:] = found
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if not report.passed:
-            self._problem = f"{report.nodeid} was not collected on this rank:\n{report.longreprtext}"
 
     def pytest_internalerror(self, excrepr: object) -> None:
         self._tell(Broken(text=f"pytest failed on this rank:\n{excrepr}"))
@@ -219,11 +194,10 @@ class _Rank:
     def _run(self, session: pytest.Session, task: Task) -> None:
         os.environ.update(task.environ)
         self._folder = task.folder
-        item = self._find(session, task.place)
-        following = None if task.following is None else self._find(session, task.following)
+        item = self._tests.find(session, task.place)
+        following = None if task.following is None else self._tests.find(session, task.following)
         if item is None:
-            missing = f"{task.place.name} does not exist on this rank; do names of tests differ between processes?"
-            self._tell(Broken(text=self._problems[task.place.path] or missing))
+            self._tell(Broken(text=self._tests.problem(task.place)))
             return
         faulthandler.enable(self._crashes)  # pytest takes it at first, and torch where a function has its `record`
         self._state.begin()
@@ -247,20 +221,6 @@ class _Rank:
         self._config.option.basetemp = f"{self._basetemp}-{self._folders}"
         factory = pytest.TempPathFactory.from_config(self._config, _ispytest=True)
         self._config._tmp_path_factory = factory  # type: ignore[attr-defined]  # noqa: SLF001 - where pytest keeps it
-
-    def _find(self, session: pytest.Session, place: Place) -> pytest.Item | None:
-        if place.path not in self._items:
-            self._problem = ""
-            items: Sequence[object] = ()
-            try:
-                # Relative, for pytest takes brackets in a path for parameters.
-                items = session.perform_collect([os.path.relpath(place.path, self._config.invocation_params.dir)])
-            except pytest.UsageError as error:
-                self._problem = str(error)
-            self._items[place.path] = {name_of(item): item for item in items if isinstance(item, pytest.Item)}
-            self._problems[place.path] = self._problem
-            self._state.settle()  # what modules do when they are imported is no test's doing
-        return self._items[place.path].get(place.name)
 
     def _wait_for_others(self) -> None:
         """Wait for the other ranks, and take note whether all are ready for the next phase.

@@ -22,11 +22,12 @@ from torch.distributed import Store
 from rankwise.errors import LaunchError
 from rankwise.session.store import serve
 from rankwise.testing import coverage
+from rankwise.testing.collecting import name_of
 from rankwise.testing.conduct import START_SECONDS, Conductor, Outcome
 from rankwise.testing.environments import fake_torchrun
 from rankwise.testing.marker import Ranks
 from rankwise.testing.messages import Place, Run, Task
-from rankwise.testing.rank import be_rank, name_of, travels
+from rankwise.testing.rank import be_rank, travels
 from rankwise.testing.warm import WarmRanks
 
 # Ranks write no reports, choose no tests and start no workers.
