@@ -46,3 +46,15 @@ def test_ranks_talk_between_devices() -> None:
             return rw.all_reduce(mine, op="mean").mean().item(), [part.numel() for part in ragged]
 
     assert rw.launch(talk, nproc=2) == [(0.5, [0, 1])] * 2
+
+
+@pytest.mark.ranks(1, device="cuda")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_rank_has_its_device_before_it_joins() -> None:
+    assert torch.cuda.is_initialized()
+
+
+@pytest.mark.ranks("serial", 1)
+def test_tests_stay_on_the_cpu(world: rw.Session) -> None:
+    assert world.device.type == "cpu"
+    assert rw.device().type == "cpu"

@@ -130,7 +130,7 @@ def test_worlds_that_leak(programs: pytest.Pytester) -> None:
 
 def test_markers_that_cannot_be_used(programs: pytest.Pytester) -> None:
     result = run(programs, "settings")
-    result.assert_outcomes(errors=7)
+    result.assert_outcomes(errors=12)
     told = result.stdout.str()
     for text in (
         'ranks wants sizes: numbers of ranks, or "serial"',
@@ -140,6 +140,9 @@ def test_markers_that_cannot_be_used(programs: pytest.Pytester) -> None:
         "does not take time; it takes backend, timeout and device",
         "wants a timeout in seconds, above 0, got 0",
         "ranks(1, 2) cannot make several tests of this one: it is a method of unittest.TestCase",
+        "device='nowhere' is no device",
+        "backend='none': 'none' is not in this build of torch",
+        "device='meta' is not on this host",
     ):
         assert text in told, told
 

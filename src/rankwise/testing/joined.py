@@ -10,10 +10,11 @@ from typing import Final
 import pytest
 import torch.distributed as dist
 
-from rankwise.session.current import close_in_force, forget, session_in_force
+from rankwise.session.current import InForce, close_in_force, forget, read_environment
+from rankwise.session.device import bind, choose_backend, choose_device
 from rankwise.session.joining import init
 from rankwise.session.session import Session
-from rankwise.testing.marker import ranks_of
+from rankwise.testing.marker import Ranks, ranks_of
 from rankwise.testing.rank import CLOSED, FAILURE
 
 # How the variables begin that say who a process is.
@@ -23,6 +24,20 @@ _OF_LAUNCHERS: Final = (
 )
 # Beyond the test's own limit, which tells more.
 _LATER_SECONDS: Final = 5.0
+
+
+def take_device(ranks: Ranks, *, is_rank: bool) -> None:
+    """Make the device that a marker asks for the current one of a rank, whether or not its test joins. Local.
+
+    Raises:
+        InvalidArgumentError: There is no such device here, or no such backend.
+        JoinError: There are fewer devices than ranks.
+    """
+    local_rank = read_environment().local_rank if is_rank else None
+    device = choose_device(0 if local_rank is None else local_rank.value, ranks.device)
+    choose_backend(ranks.backend, device)
+    if is_rank:  # and not for all tests of pytest's own process
+        bind(device)
 
 
 @contextmanager
@@ -42,12 +57,15 @@ def joined(item: pytest.Item) -> Iterator[Session]:
 
 
 @contextmanager
-def alone() -> Iterator[Session]:
+def alone(item: pytest.Item) -> Iterator[Session]:
     """Be this process with nothing joined, whatever launcher started pytest. Local."""
+    ranks = ranks_of(item)
     forget()
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ:
             if name.startswith(_OF_LAUNCHERS):
                 patch.delenv(name)
-        yield session_in_force()
+        device = choose_device(0, "cpu" if ranks is None else ranks.device)
+        InForce.stand_in = Session(read_environment(), device=device)
+        yield InForce.stand_in
     close_in_force()

@@ -36,6 +36,11 @@ class Ranks:
     timeout: float
     device: str = "cpu"
 
+    @property
+    def wants_more_than_the_cpu(self) -> bool:
+        """There may be no such device, or no such backend."""
+        return self.device != "cpu" or self.backend is not None
+
 
 def ranks_of(item: pytest.Item) -> Ranks | None:
     """Return what a test's marker asks for, or None if it has none. The closest counts: function, class, module.

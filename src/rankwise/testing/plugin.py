@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from rankwise.errors import InvalidArgumentError
-from rankwise.testing.marker import PARAMETER, name_of, ranks_of, size_of
+from rankwise.testing.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
 
 if TYPE_CHECKING:
     from rankwise.session.session import Session
@@ -53,6 +53,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(PARAMETER, ranks.sizes, ids=name_of, indirect=True)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    is_rank = _is_rank(item.config)
+    ranks = ranks_of(item) if is_rank or size_of(item) == SERIAL else None
+    if ranks is not None and ranks.wants_more_than_the_cpu:
+        from rankwise.testing.joined import take_device  # noqa: PLC0415 - imports torch
+
+        take_device(ranks, is_rank=is_rank)
+
+
 @pytest.fixture(name=PARAMETER)
 def _size(request: pytest.FixtureRequest) -> int | str:
     """The size of the world that this test runs in, or "serial"."""
@@ -67,7 +76,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[Session]:
     """
     from rankwise.testing.joined import alone, joined  # noqa: PLC0415 - imports torch
 
-    with joined(request.node) if _is_rank(request.config) else alone() as session:
+    with joined(request.node) if _is_rank(request.config) else alone(request.node) as session:
         yield session
 
 
