@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail, say
-from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
+from rankwise.cli.refusal import MISUSED, fail
+from rankwise.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from rankwise.launch.plan import Nodes
+    from rankwise.launch.plan import Nodes, Plan
 
 _DEFAULT_PORT: Final = 29500
-_INTERRUPTED: Final = 130
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -96,35 +94,38 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
     The flags are torchrun's, and mean the same; the world is this host alone, unless hosts are named.
     """
     from rankwise.launch.output import Screen  # noqa: PLC0415 - `rankwise env` does not wait for this
-    from rankwise.launch.report import exit_status  # noqa: PLC0415
-    from rankwise.launch.scripts import Terminated, launch_script  # noqa: PLC0415
+    from rankwise.launch.scripts import command_status, launch_plan  # noqa: PLC0415
 
     if flags["module"] and flags["no_python"]:
         fail(InvalidArgumentError("--module and --no-python say different things of TARGET"), MISUSED)
-    status = 0
-    try:
-        launch_script(
-            target,
-            args,
-            nproc=flags["nproc"],
-            kind="module" if flags["module"] else "program" if flags["no_python"] else "script",
-            preload=not flags["no_preload"],
-            max_restarts=flags["max_restarts"],
-            nodes=_nodes(flags),
-            screen=Screen(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"]),
-        )
-    except InvalidArgumentError as error:
-        fail(error, MISUSED)
-    except RankwiseError as error:
-        say(error)
-        status = exit_status(error.failures[0]) if isinstance(error, RankFailedError) else FOUND_A_FAULT
-    except KeyboardInterrupt:
-        status = _INTERRUPTED
-    except Terminated as end:
-        status = end.status
+    screen = Screen(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"])
+
+    def run() -> None:
+        launch_plan(_plan((target, *args), flags), preload=not flags["no_preload"], screen=screen)
+
     # Taking down torch in this process takes longer than starting a rank did, and a second Ctrl-C would be heard in it.
-    sys.stdout.flush()
-    os._exit(status)
+    os._exit(command_status(run, name="rankwise", screen=screen))
+
+
+def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> Plan:
+    """Return what a command line asks for.
+
+    Raises:
+        InvalidArgumentError: That makes no sense.
+    """
+    from rankwise.launch.plan import Plan, check_nproc, common_environ  # noqa: PLC0415 - as above
+
+    nproc = flags["nproc"]
+    check_nproc(nproc)
+    nodes = _nodes(flags)
+    return Plan(
+        nproc=nproc,
+        kind="module" if flags["module"] else "program" if flags["no_python"] else "script",
+        argv=argv,
+        max_restarts=flags["max_restarts"],
+        nodes=nodes,
+        environ=common_environ(nproc, one_host=nodes is None),
+    )
 
 
 def _nodes(flags: Mapping[str, Any]) -> Nodes | None:

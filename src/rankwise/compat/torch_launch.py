@@ -13,17 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
+from rankwise.errors import InvalidArgumentError
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ, number_of_processes
-from rankwise.launch.report import exit_status
-from rankwise.launch.scripts import Terminated, launch_plan
+from rankwise.launch.scripts import command_status, launch_plan
 
 _NAME: Final = "rankwise.compat.torch_launch"
 _DEFAULT_PORT: Final = 29500
-_FOUND_A_FAULT: Final = 1
-_MISUSED: Final = 2
-_INTERRUPTED: Final = 130
 # Options without a value of their own; all others take the next word.
 _FLAGS: Final = frozenset({"--use_env", "--no_prefix", "--help"})
 
@@ -73,24 +69,13 @@ def main() -> None:
         SystemExit: A rank failed, with its status; or the ranks could not be started, or a signal ended them.
     """
     args = parse_args()
-    status = 0
-    try:
-        _launch(args)
-    except InvalidArgumentError as error:
-        status = _say(error, _MISUSED)
-    except RankFailedError as error:
-        status = _say(error, exit_status(error.failures[0]))
-    except RankwiseError as error:
-        status = _say(error, _FOUND_A_FAULT)
-    except KeyboardInterrupt:
-        status = _INTERRUPTED
-    except Terminated as end:
-        status = end.status
+    screen = Screen(nproc=args.nproc_per_node, prefixed=not args.no_prefix)
+    status = command_status(lambda: _launch(args, screen), name=_NAME, screen=screen)
     if status:
         sys.exit(status)
 
 
-def _launch(args: argparse.Namespace) -> None:
+def _launch(args: argparse.Namespace, screen: Screen) -> None:
     check_nproc(args.nproc_per_node)
     kind = _kind(args.training_script)
     nodes = _nodes(args)
@@ -106,7 +91,7 @@ def _launch(args: argparse.Namespace) -> None:
         environ=common_environ(args.nproc_per_node, one_host=nodes is None),
     )
     # A program has no use for a process that has torch loaded.
-    launch_plan(plan, preload=kind == "script", screen=Screen(nproc=plan.nproc, prefixed=not args.no_prefix))
+    launch_plan(plan, preload=kind == "script", screen=screen)
 
 
 def _kind(target: str) -> str:
@@ -181,12 +166,6 @@ def _truth(text: str) -> bool:
     if text.lower() not in {"true", "false", "1", "0"}:
         raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
     return text.lower() in {"true", "1"}
-
-
-def _say(error: RankwiseError, status: int) -> int:
-    """Say what went wrong, and return the status to end with."""
-    sys.stderr.write(f"{_NAME}: {error}\n")
-    return status
 
 
 if __name__ == "__main__":

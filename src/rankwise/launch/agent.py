@@ -22,8 +22,6 @@ from rankwise.launch.report import describe, failures_of, raise_failures
 from rankwise.launch.started import Rank
 from rankwise.launch.store import LoopbackRendezvous, between_hosts
 
-log = logging.getLogger(__name__)
-
 # How long the agent waits for its ranks before it looks whether nodes want to join.
 _LOOK_SECONDS: Final = 1.0
 _TALKATIVE: Final = "torch.distributed.elastic.agent.server.api"
@@ -42,7 +40,7 @@ class RankAgent(SimpleElasticAgent):
         attempt = worker_group.spec.max_restarts - self._remaining_restarts
         if attempt:
             told = describe(failures_of(self._pool.ranks), workers[0].world_size)
-            log.warning("attempt %d of %d failed: %s", attempt, worker_group.spec.max_restarts + 1, told)
+            self._pool.say(f"rankwise: attempt {attempt} of {worker_group.spec.max_restarts + 1} failed: {told}")
         requests = {
             worker.global_rank: self._plan.request(_variables(worker_group, worker, attempt)) for worker in workers
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import socket
 import subprocess
@@ -39,11 +41,14 @@ class ForkServer:
         self._inbox = bytearray()
         # Elsewhere what a process has imported does not survive a fork for certain.
         mode = "fork" if preload and sys.platform == "linux" else "fresh"
-        self.control, theirs = socket.socketpair()
+        self.control, theirs = map(_beyond_standard_streams, socket.socketpair())
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter
                 [sys.executable, "-c", BOOTSTRAP.format("server"), str(theirs.fileno()), mode, prepare],
                 env={**environ, MARK: self.mark},
+                stdin=_inherited(0),
+                stdout=_inherited(1),
+                stderr=_inherited(2),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -108,3 +113,18 @@ def received(connection: socket.socket) -> bytes:
         return connection.recv(PIECE_BYTES)
     except ConnectionResetError:
         return b""
+
+
+def _beyond_standard_streams(connection: socket.socket) -> socket.socket:
+    """Return a connection whose number is not that of a standard stream, of which one may be closed."""
+    with connection:
+        return socket.socket(fileno=fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def _inherited(descriptor: int) -> int | None:
+    """Return what a child process has for a standard stream: the same as this one, unless that is closed."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return subprocess.DEVNULL
+    return None

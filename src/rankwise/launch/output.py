@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, TextIO
+
+from rankwise.launch.writer import Sink, StandIn, Writer
+
+# How long whoever reads what ranks have printed may read nothing after their end, until the rest is discarded: a person
+# with a pager; somebody who has stopped the launcher.
+SECONDS_TO_READ: Final = 20.0
+SECONDS_TO_READ_AFTER_STOP: Final = 2.0
 
 # A line that is longer is shown in parts, so that nothing is kept for ever.
 _LONGEST_LINE: Final = 1 << 16
@@ -20,51 +28,97 @@ class Screen:
         prefixed: Each line says which rank it is from.
         unfinished: Whose line was shown last, if its end was not.
         noted: A note is to be wiped before anything else is shown.
+        has_room: Called, from any thread, when lines that were held back can be shown again.
     """
 
     def __init__(self, *, nproc: int, shown: Collection[int] | None = None, prefixed: bool = True) -> None:
         self.prefixed = prefixed and nproc > 1
         self.unfinished: Lines | None = None
         self.noted = False
+        self.has_room: Callable[[], None] = lambda: None
         self._apart = nproc > 1
         self._shown = shown
+        self._sinks: dict[object, Sink] = {}
         self._width = len(str(nproc - 1))
 
     def note(self, text: str, *, last: bool = False) -> None:
         """Show a line on a terminal, until something else is shown if it is not the last."""
-        if self._apart and _is_terminal(sys.stderr):
-            sys.stderr.write(text + ("\n" if last else "\r"))
-            sys.stderr.flush()
+        sink = self._sink(sys.stderr) if self._apart and _is_terminal(sys.stderr) else None
+        if sink is not None:
+            sink.write((text + ("\n" if last else "\r")).encode())
             self.noted = not last
 
-    def direct(self, stream: TextIO) -> int | None:
+    def say(self, text: str) -> None:
+        """Show what the launcher itself has to say, as standard errors are shown."""
+        sink = self._sink(sys.stderr)
+        if sink is not None:
+            apart = (_WIPE if self.noted else b"") + (b"\n" if self.unfinished is not None else b"")
+            sink.write(apart + text.encode(errors="replace") + b"\n")
+            self.noted, self.unfinished = False, None
+
+    def drain(self, seconds: float) -> list[str]:
+        """Wait until all is written that was shown; return what was lost, in words, a line for each stream.
+
+        Args:
+            seconds: How long to wait for a reader that reads nothing; what is left then is discarded.
+        """
+        sinks, self._sinks = self._sinks, {}
+        return [lost for sink in sinks.values() if (lost := sink.drain(seconds))]
+
+    def direct(self, stream: TextIO | None) -> int | None:
         """Return the descriptor that a rank may write to itself, as a program does that runs alone."""
-        if self._apart or self._shown is not None or stream not in (sys.__stdout__, sys.__stderr__):
+        if self._apart or self._shown is not None or stream is None or not _is_original(stream):
             return None
         try:
             return stream.fileno()
         except (OSError, ValueError):
             return None
 
-    def open(self, rank: int, stream: TextIO) -> Lines:
+    def open(self, rank: int, stream: TextIO | None) -> Lines:
         """Return what shows a rank's output."""
-        if self._shown is not None and rank not in self._shown:
+        if stream is None or (self._shown is not None and rank not in self._shown):
             return Lines(self, b"", None)
         prefix = f"[{rank:>{self._width}}] " if self.prefixed else ""
         if prefix and _is_terminal(stream):
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
-        return Lines(self, prefix.encode(), stream)
+        return Lines(self, prefix.encode(), self._sink(stream))
+
+    def _sink(self, stream: TextIO | None) -> Sink | None:
+        """Return what writes to a stream; None if there is no such stream, as after `>&-`."""
+        if stream is None:
+            return None
+        if not _is_original(stream):
+            return self._sinks.setdefault(stream, StandIn(stream))
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()  # what this process has printed comes first
+        try:
+            descriptor = stream.fileno()
+            place = os.fstat(descriptor)
+        except (OSError, ValueError):
+            return None
+        # As a rule both streams are one terminal, where lines that are whole are kept in their order.
+        name = "standard output" if stream is sys.__stdout__ else "standard error"
+        key = place.st_dev, place.st_ino
+        return self._sinks.setdefault(key, Writer(descriptor, name, has_room=self._tell_of_room))
+
+    def _tell_of_room(self) -> None:
+        self.has_room()  # a pool may have come since the sink is there
 
 
 class Lines:
     """The output of one rank, shown as soon as a line of it is whole."""
 
-    def __init__(self, screen: Screen, prefix: bytes, stream: TextIO | None) -> None:
+    def __init__(self, screen: Screen, prefix: bytes, sink: Sink | None) -> None:
         self._screen = screen
         self._closed = False
         self._prefix = prefix
-        self._stream = stream
+        self._sink = sink
         self._rest = b""
+
+    @property
+    def is_held_back(self) -> bool:
+        """What shows it has too much to show already."""
+        return self._sink is not None and self._sink.is_full
 
     def add(self, data: bytes) -> bool:
         """Take what the rank wrote; False if nobody reads it any more."""
@@ -83,7 +137,7 @@ class Lines:
         self._show(rest)
 
     def _show(self, text: bytes) -> None:
-        if not text or self._stream is None or self._closed:
+        if not text or self._sink is None or self._closed:
             return
         unfinished = self._screen.unfinished
         lines = text.splitlines(keepends=True)
@@ -96,26 +150,15 @@ class Lines:
             shown = _WIPE + shown
             self._screen.noted = False
         self._screen.unfinished = None if text.endswith((b"\n", b"\r")) else self
-        try:
-            _write(self._stream, shown)
-        except (OSError, ValueError):
-            self._closed = True
+        self._closed = not self._sink.write(shown)
 
 
-def _is_terminal(stream: TextIO) -> bool:
+def _is_original(stream: TextIO) -> bool:
+    return stream in (sys.__stdout__, sys.__stderr__)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
     try:
-        return stream.isatty()
+        return stream is not None and stream.isatty()
     except (OSError, ValueError):
         return False
-
-
-def _write(stream: TextIO, text: bytes) -> None:
-    """Write to a stream of the launcher's; past its buffer where it is a real one, so that bytes stay what they are."""
-    if stream in (sys.__stdout__, sys.__stderr__):
-        stream.flush()
-        descriptor = stream.fileno()
-        while text:
-            text = text[os.write(descriptor, text) :]
-    else:
-        stream.write(text.decode(errors="replace"))
-        stream.flush()

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from io import RawIOBase
 from types import TracebackType
-from typing import Final, TextIO
+from typing import Final
 
 from rankwise.errors import LaunchError
 from rankwise.launch.descendants import MARK, SECONDS_TO_END, adopt_orphans
 from rankwise.launch.fork_server import ForkServer, received
-from rankwise.launch.output import Lines, Screen
+from rankwise.launch.outlets import Outlets
+from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
 from rankwise.launch.started import Rank
-from rankwise.launch.wire import PIECE_BYTES, Event, Request, packed
+from rankwise.launch.wire import Event, Request, packed
+
+log = logging.getLogger(__name__)
 
 # Signals that ranks get, and how long they may take to end of each before the next one; SIGKILL is the last.
 FAILED: Final = ((signal.SIGTERM, 3.0),)
@@ -47,13 +50,14 @@ class Pool:
         self.ranks: dict[int, Rank] = {}
         if owner:
             adopt_orphans()
+        self._owner = owner
         self._screen = screen
         self._selector = selectors.DefaultSelector()
-        self._pipes: set[RawIOBase] = set()
         self._swept = False
         self._hurried = False
         self._server = ForkServer(environ, preload=preload, owner=owner)
         self._selector.register(self._server.control, selectors.EVENT_READ, self._hear_server)
+        self._outlets = Outlets(self._selector, screen)
 
     def __enter__(self) -> Pool:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
@@ -61,7 +65,7 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(patiently=kind is None or issubclass(kind, Exception))
 
     def start(self, requests: Mapping[int, Request]) -> None:
         """Start ranks.
@@ -88,6 +92,10 @@ class Pool:
             key.data(events)
         if not ready:
             self._show_rest()
+
+    def say(self, text: str) -> None:
+        """Show what the launcher has to say."""
+        self._screen.say(text)
 
     def running(self) -> list[int]:
         """Return the ranks whose processes have not ended."""
@@ -119,20 +127,29 @@ class Pool:
         deadline = time.monotonic() + SECONDS_TO_END
         while not self._swept and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())
+        self._outlets.take_all()
         deadline = time.monotonic() + _DRAIN_SECONDS
-        while self._pipes and time.monotonic() < deadline:
+        while self._outlets.are_open and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())
 
-    def close(self) -> None:
-        """End everything at once, the fork server included."""
+    def close(self, *, patiently: bool = True) -> None:
+        """End everything at once, the fork server included.
+
+        Args:
+            patiently: Give a reader of what ranks have printed the time to read it.
+        """
         self._server.close()
         self._let_go()
         self._selector.close()
+        if not self._owner:  # a command has more to say
+            lost = self._screen.drain(SECONDS_TO_READ if patiently else SECONDS_TO_READ_AFTER_STOP)
+            for text in lost:
+                log.warning(text)
+        self._outlets.close()
 
     def _let_go(self) -> None:
         """Let go of the ranks, which have ended."""
-        for pipe in list(self._pipes):
-            self._close(pipe)
+        self._outlets.let_go()
         for rank in self.ranks.values():
             self._hang_up(rank)
             if rank.crash and not rank.has_crashed:
@@ -150,45 +167,19 @@ class Pool:
         ours.setblocking(False)
         with theirs:
             marked = replace(request, environ={**request.environ, MARK: self._server.mark})
-            output, shown_output = self._outlet(number, sys.stdout)
-            errors, shown_errors = self._outlet(number, sys.stderr)
+            output, shown_output = self._outlets.open(number, sys.stdout)
+            errors, shown_errors = self._outlets.open(number, sys.stderr)
             rank = Rank(connection=ours, output=shown_output, errors=shown_errors, unsent=memoryview(packed(marked)))
-            crashes = self._pipe(lambda data: setattr(rank, "crash", rank.crash + data))
+            crashes = self._outlets.pipe(lambda data: setattr(rank, "crash", rank.crash + data))
+            self._selector.register(
+                ours, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda events: self._talk(rank, events)
+            )
             self.ranks[number] = rank
-            self._server.start(number, [theirs.fileno(), output, errors, crashes])
-            for descriptor in (output, errors, crashes):
-                os.close(descriptor)
-        self._selector.register(
-            ours, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda events: self._talk(rank, events)
-        )
-
-    def _outlet(self, number: int, stream: TextIO) -> tuple[int, Lines]:
-        """Return what a rank writes to, and what shows it."""
-        lines = self._screen.open(number, stream)
-        direct = self._screen.direct(stream)
-        if direct is not None:
-            return os.dup(direct), lines
-        return self._pipe(lines.add), lines
-
-    def _pipe(self, take: Callable[[bytes], object]) -> int:
-        """Return the end of a new pipe that a rank writes to; what it writes is taken until that returns False."""
-        reader, writer = os.pipe()
-        pipe = os.fdopen(reader, "rb", buffering=0)
-        self._pipes.add(pipe)
-        self._selector.register(pipe, selectors.EVENT_READ, lambda _: self._read(pipe, take))
-        return writer
-
-    def _read(self, pipe: RawIOBase, take: Callable[[bytes], object]) -> None:
-        if pipe.closed:
-            return  # since this was seen
-        data = pipe.read(PIECE_BYTES)
-        if not data or take(data) is False:  # closed, so that the rank learns that nobody reads it
-            self._close(pipe)
-
-    def _close(self, pipe: RawIOBase) -> None:
-        self._selector.unregister(pipe)
-        self._pipes.discard(pipe)
-        pipe.close()
+            try:
+                self._server.start(number, [theirs.fileno(), output, errors, crashes])
+            finally:
+                for descriptor in (output, errors, crashes):
+                    os.close(descriptor)
 
     def _talk(self, rank: Rank, events: int) -> None:
         """Tell a rank what it is to be, and hear how that ended."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from rankwise.launch.output import Screen
-from rankwise.launch.plan import Nodes, Plan, check_nproc, check_program, check_script, common_environ
+from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
+from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
+from rankwise.launch.plan import Plan, check_program, check_script
 from rankwise.launch.pool import Pool
+from rankwise.launch.report import exit_status
+
+# A command's exit statuses.
+_FOUND_A_FAULT: Final = 1
+_MISUSED: Final = 2
+_INTERRUPTED: Final = 130
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -24,50 +32,28 @@ class Terminated(SystemExit):
         super().__init__(self.status)
 
 
-def launch_script(
-    target: str,
-    args: Sequence[str],
-    *,
-    nproc: int,
-    kind: str = "script",
-    preload: bool = True,
-    max_restarts: int = 0,
-    nodes: Nodes | None = None,
-    screen: Screen | None = None,
-) -> None:
+def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = None) -> None:
     """Run a script, a module or a program as the ranks of this host.
 
     Sets signal handlers while it runs: it is what a command does, and not a library's function.
 
     Args:
-        target: The script's path, or the module's or program's name.
-        args: What follows it on the command line.
-        nproc: How many ranks.
-        kind: "script", "module" or "program".
+        plan: What to run.
         preload: Fork ranks from a process that has torch loaded; if not, each is a fresh interpreter.
-        max_restarts: How often all ranks are started again after one failed.
-        nodes: The other hosts of the world, where a launcher runs too; there are none by default.
         screen: Where what they print is shown, and how.
 
     Raises:
-        InvalidArgumentError: `nproc` is not a number of processes that this host could run; there is no such script.
+        InvalidArgumentError: There is no such script or program.
         RankFailedError: A rank failed, and the others were stopped.
         LaunchError: The ranks could not be started.
         Terminated: By a signal, after the ranks have ended.
         KeyboardInterrupt: By Ctrl-C, after the ranks have ended.
     """
-    check_nproc(nproc)
-    environ = common_environ(nproc, one_host=nodes is None)
-    plan = Plan(nproc=nproc, kind=kind, argv=(target, *args), max_restarts=max_restarts, nodes=nodes, environ=environ)
-    launch_plan(plan, preload=preload, screen=screen)
-
-
-def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = None) -> None:
-    """Run what a plan says, which is not a function, as a command does: see `launch_script`."""
     if plan.kind == "script":
         check_script(plan.argv[0])
     elif plan.kind == "program":
         check_program(plan.argv[0])
+    _open_standard_streams()
     screen = screen or Screen(nproc=plan.nproc)
     start = time.monotonic()
     screen.note(f"rankwise: starting {plan.nproc} ranks")
@@ -76,6 +62,44 @@ def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = Non
 
         run(plan, pool)
     screen.note(f"rankwise: {plan.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
+
+
+def _open_standard_streams() -> None:
+    """Open what was closed by `>&-`, lest the next thing that is opened takes its number, and is written to."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - standard error
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+def command_status(launch: Callable[[], None], *, name: str, screen: Screen) -> int:
+    """Return the exit status of a command that launches, after saying what went wrong.
+
+    Args:
+        launch: What it does.
+        name: What it calls itself.
+        screen: Where the output of the ranks is shown.
+    """
+    status, seconds = 0, SECONDS_TO_READ
+    try:
+        launch()
+    except RankwiseError as error:
+        screen.say(f"{name}: {error}")
+        status = _MISUSED if isinstance(error, InvalidArgumentError) else _FOUND_A_FAULT
+        if isinstance(error, RankFailedError):
+            status = exit_status(error.failures[0])
+    except (KeyboardInterrupt, Terminated) as stop:
+        if isinstance(stop.__cause__, RankwiseError):
+            screen.say(f"{name}: {stop.__cause__}")
+        status = stop.status if isinstance(stop, Terminated) else _INTERRUPTED
+        seconds = SECONDS_TO_READ_AFTER_STOP
+    try:
+        lost = screen.drain(seconds)
+        for text in lost:
+            screen.say(f"{name}: {text}")
+        screen.drain(SECONDS_TO_READ_AFTER_STOP)
+    except KeyboardInterrupt:
+        return status or _INTERRUPTED
+    return status or (_FOUND_A_FAULT if lost else 0)
 
 
 @contextmanager
