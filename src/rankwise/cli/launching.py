@@ -75,6 +75,10 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
 @_flag("no-python", is_flag=True, help="TARGET is a program, and no Python script.")
 @_flag("no-preload", is_flag=True, help="Start each rank as a fresh interpreter, with nothing imported.")
 @_flag("max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Start all again so often.")
+@click.option(
+    "--grace", type=click.FloatRange(0), default=10.0, show_default=True, metavar="SECONDS",
+    help="How long a rank may take to end after Ctrl-C, or after it failed.",
+)  # fmt: skip
 @click.option("--show", callback=_ranks, metavar="0,3-7", help="Show the output of these ranks only.")
 @_flag("no-prefix", is_flag=True, help="Do not write [rank] in front of lines.")
 @click.option("--standalone", is_flag=True, help="This host only: the default, unless hosts are named.")
@@ -124,6 +128,7 @@ def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> Plan:
         argv=argv,
         max_restarts=flags["max_restarts"],
         nodes=nodes,
+        grace=flags["grace"],
         environ=common_environ(nproc, one_host=nodes is None),
     )
 

@@ -15,10 +15,11 @@ from torch.distributed.elastic.agent.server import SimpleElasticAgent, Worker, W
 from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
+from rankwise.errors import RankFailedError
 from rankwise.launch.memory import kills, word
 from rankwise.launch.plan import Plan
-from rankwise.launch.pool import FAILED, INTERRUPTED, TERMINATED, Pool
-from rankwise.launch.report import describe, failures_of, raise_failures
+from rankwise.launch.pool import FAILED, TERMINATED, Pool, interrupted
+from rankwise.launch.report import describe, failed_before, failures_of, raise_failures
 from rankwise.launch.started import Rank
 from rankwise.launch.store import LoopbackRendezvous, between_hosts
 
@@ -56,6 +57,8 @@ class RankAgent(SimpleElasticAgent):
                 if (left := deadline - time.monotonic()) <= 0:
                     return RunResult(state=WorkerState.HEALTHY)
                 self._pool.wait(left)
+                for rank in ranks.values():
+                    rank.note_whether_it_lingers(self._plan.grace)
         failures = {
             worker.global_rank: _failure(worker, ranks[worker.global_rank])
             for worker in worker_group.workers
@@ -78,10 +81,10 @@ class RankAgent(SimpleElasticAgent):
         try:
             yield
         except KeyboardInterrupt:
-            self._pool.stop(INTERRUPTED)
+            self._pool.stop(interrupted(self._plan.grace), telling=True)
             raise
         except SystemExit:
-            self._pool.stop(TERMINATED)
+            self._pool.stop(TERMINATED, telling=True)
             raise
 
 
@@ -93,10 +96,17 @@ def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
     Raises:
         RankFailedError: A rank failed.
         LaunchError: The ranks could not be started.
-        KeyboardInterrupt: Ctrl-C, after the ranks have ended.
+        KeyboardInterrupt: Ctrl-C, after the ranks have ended; its cause is what ranks had raised by themselves.
     """
     killed = kills()
-    size = _conduct(plan, pool)
+    try:
+        size = _conduct(plan, pool)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        try:
+            raise_failures(failed_before(pool.ranks, pool.stopped_ns), plan.nproc)
+        except RankFailedError as failed:
+            raise stop from failed
+        raise
     raise_failures(pool.ranks, size, returning=plan.kind == "function", kernel=word(killed, kills()))
     return pool.ranks
 

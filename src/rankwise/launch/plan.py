@@ -19,6 +19,9 @@ from rankwise.launch.wire import Request
 _PER_CORE: Final = 16
 _AT_LEAST: Final = 64
 
+# How long a rank may take to end after Ctrl-C, as to save a checkpoint; and by itself, after what it runs has failed.
+GRACE_SECONDS: Final = 10.0
+
 # What libraries listen on besides the store stays on this host too, unless the user chose an interface.
 _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # What the user said of the launcher's place is not true of its ranks.
@@ -61,6 +64,7 @@ class Plan:
         nodes: The hosts of the world; None if it is this one alone.
         ports: Where the store of one host listens: the first of these that is free; 0 for any.
         append_local_rank: Every rank's last argument is --local_rank=N.
+        grace: How many seconds a rank may take to end after Ctrl-C, or after it has failed.
         environ: What all ranks' environments have in common.
     """
 
@@ -73,6 +77,7 @@ class Plan:
     nodes: Nodes | None = None
     ports: tuple[int, ...] = (0,)
     append_local_rank: bool = False
+    grace: float = GRACE_SECONDS
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property

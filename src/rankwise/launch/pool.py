@@ -22,15 +22,22 @@ from rankwise.launch.outlets import Outlets
 from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
 from rankwise.launch.started import Rank
 from rankwise.launch.wire import Event, Request, packed
+from rankwise.session.roll_call import ranks_text
 
 log = logging.getLogger(__name__)
 
 # Signals that ranks get, and how long they may take to end of each before the next one; SIGKILL is the last.
 FAILED: Final = ((signal.SIGTERM, 3.0),)
-INTERRUPTED: Final = ((signal.SIGINT, 1.0), (signal.SIGTERM, 0.5))
 TERMINATED: Final = ((signal.SIGTERM, 30.0),)
 # How long the last words of ranks that have ended may take to arrive: they are in the pipes already.
 _DRAIN_SECONDS: Final = 0.2
+# How long somebody who has stopped the launcher waits without knowing for whom.
+_SILENT_SECONDS: Final = 1.0
+
+
+def interrupted(grace: float) -> tuple[tuple[signal.Signals, float], ...]:
+    """Return the signals that ranks get at Ctrl-C."""
+    return (signal.SIGINT, grace), (signal.SIGTERM, 0.5)
 
 
 class Pool:
@@ -55,6 +62,7 @@ class Pool:
         self._selector = selectors.DefaultSelector()
         self._swept = False
         self._hurried = False
+        self.stopped_ns = 0
         self._server = ForkServer(environ, preload=preload, owner=owner)
         self._selector.register(self._server.control, selectors.EVENT_READ, self._hear_server)
         self._outlets = Outlets(self._selector, screen)
@@ -76,6 +84,7 @@ class Pool:
         self._let_go()
         self.ranks.clear()
         self._swept = self._hurried = False
+        self.stopped_ns = 0
         for rank, request in requests.items():
             self._start(rank, request)
         while any(not rank.pid for rank in self.ranks.values()):
@@ -87,7 +96,7 @@ class Pool:
         Raises:
             LaunchError: The fork server is gone.
         """
-        ready = self._selector.select(seconds)
+        ready = self._selector.select(max(0.0, seconds))
         for key, events in ready:
             key.data(events)
         if not ready:
@@ -101,26 +110,38 @@ class Pool:
         """Return the ranks whose processes have not ended."""
         return [rank for rank, state in self.ranks.items() if state.exitcode is None]
 
-    def stop(self, signals: Sequence[tuple[signal.Signals, float]]) -> None:
+    def stop(self, signals: Sequence[tuple[signal.Signals, float]], *, telling: bool = False) -> None:
         """End all ranks and what they started, and show the last that they printed.
 
         Called again before it was done, as at a second Ctrl-C, it does not wait any more.
 
         Args:
             signals: Those that a rank gets, each with the seconds that it may take to end of it.
+            telling: Say for whom this waits, if it does.
         """
         if self._swept:
             return
         gently = () if self._hurried else signals
         self._hurried = True
+        self.stopped_ns = self.stopped_ns or time.monotonic_ns()
         for number, seconds in (*gently, (signal.SIGKILL, SECONDS_TO_END)):
             for rank in self.running():
                 self.ranks[rank].signals.add(number)
                 self._server.signal(rank, number)
             deadline = time.monotonic() + seconds
-            while self.running() and time.monotonic() < deadline:
-                self.wait(deadline - time.monotonic())
+            if telling and gently and seconds > _SILENT_SECONDS:
+                self._wait_for_ends(deadline - seconds + _SILENT_SECONDS)
+                self._tell_of_wait(seconds)
+            self._wait_for_ends(deadline)
         self._sweep()
+
+    def _wait_for_ends(self, deadline: float) -> None:
+        while self.running() and time.monotonic() < deadline:
+            self.wait(deadline - time.monotonic())
+
+    def _tell_of_wait(self, seconds: float) -> None:
+        if running := self.running():
+            self.say(f"rankwise: {ranks_text(running)} may take {seconds:g} s to end; Ctrl-C ends them now")
 
     def _sweep(self) -> None:
         self._server.sweep()

@@ -46,7 +46,26 @@ def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = F
     text = describe(failures, nproc, kernel=kernel)
     if first is not None and first.consequence:
         text += _ended_before(ranks, first.time_ns)
+    if lingering := [number for number, rank in ranks.items() if rank.lingers]:
+        text += (
+            f"\n{ranks_text(sorted(lingering))} did not end after that: a thread, or what runs at exit, was in the way"
+        )
     raise RankFailedError(text, failures=failures) from cause
+
+
+def failed_before(ranks: Mapping[int, Rank], time_ns: int) -> dict[int, Rank]:
+    """Return those ranks that had failed when they were told to end, or raised an error while they did."""
+    return {number: rank for number, rank in ranks.items() if _failed_before(rank, time_ns)}
+
+
+def _failed_before(rank: Rank, time_ns: int) -> bool:
+    if rank.outcome is None:
+        return rank.has_failed and rank.ended_ns < time_ns
+    if not rank.outcome.status:
+        return False
+    # What most ranks raise when they are interrupted is KeyboardInterrupt; others miss those that have ended of it.
+    raised = rank.outcome.status > 0 and rank.outcome.traceback and not rank.outcome.consequence
+    return rank.outcome.time_ns < time_ns or bool(raised)
 
 
 def failures_of(ranks: Mapping[int, Rank], *, returning: bool = False) -> list[RankFailure]:
@@ -99,7 +118,7 @@ def _ended(rank: Rank) -> int:
 def _failure(number: int, rank: Rank) -> RankFailure:
     raised = "" if rank.outcome is None else rank.outcome.traceback
     exitcode = rank.exitcode or 0
-    if rank.outcome is not None and rank.outcome.status and -exitcode in rank.signals:
+    if rank.outcome is not None and rank.outcome.status and (-exitcode in rank.signals or rank.lingers):
         exitcode = rank.outcome.status  # it was told to end while it was ending by itself
     return RankFailure(
         rank=number,

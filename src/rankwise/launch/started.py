@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from dataclasses import dataclass, field
 
 from rankwise.launch.output import Lines
@@ -24,6 +25,7 @@ class Rank:
         ended_ns: When, on the host's monotonic clock.
         crash: Its stack, if it crashed.
         signals: Those that told it to end, because another one failed or somebody stopped the launcher.
+        lingers: What it ran has failed, and its process did not end in time.
     """
 
     connection: socket.socket
@@ -37,11 +39,12 @@ class Rank:
     ended_ns: int = 0
     crash: bytes = b""
     signals: set[int] = field(default_factory=set)
+    lingers: bool = False
 
     @property
     def has_failed(self) -> bool:
-        """Its process has ended with an error."""
-        return self.exitcode not in {None, 0}
+        """Its process has ended with an error, or should have."""
+        return self.exitcode not in {None, 0} or self.lingers
 
     @property
     def has_crashed(self) -> bool:
@@ -53,6 +56,11 @@ class Rank:
         """Its process has ended of a signal that told it to, when what it ran had not failed by itself."""
         failed = self.outcome is not None and self.outcome.status != 0
         return self.exitcode is not None and -self.exitcode in self.signals and not failed
+
+    def note_whether_it_lingers(self, seconds: float) -> None:
+        """Take note if what it ran has failed so long ago that its process should have ended."""
+        if self.exitcode is None and self.outcome is not None and self.outcome.status:
+            self.lingers = time.monotonic_ns() - self.outcome.time_ns >= seconds * 1e9
 
     def take(self, piece: bytes) -> None:
         """Take what it has told; all of it is its outcome."""

@@ -1,0 +1,118 @@
+"""How ranks come to their end: interrupted, with time to save; failed, and not gone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.session.worlds import clean_environ
+
+LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"]
+SECONDS = 50
+# What a script does at Ctrl-C that saves a checkpoint; a hundredth of the time that the ranks have.
+SAVES = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+def save(*_):
+    time.sleep(2.5 if rank == "1" else 0.0)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGINT, save)
+print("up", flush=True)
+time.sleep(60)
+"""
+STAYS = """
+import atexit, os, threading, time
+if os.environ["RANK"] == "1":
+    atexit.register(time.sleep, 60)
+    threading.Timer(60, print).start()
+    raise ValueError("the loss is not a number")
+time.sleep(60)
+"""
+
+
+@contextmanager
+def launched(script: str, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    file = folder / "script.py"
+    file.write_text(script)
+    with subprocess.Popen(
+        [*LAUNCH, *flags, str(file)],
+        env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as launcher:  # fmt: skip
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
+
+
+def wait_until_up(launcher: subprocess.Popen[str]) -> None:
+    assert launcher.stdout is not None
+    assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] up\n", "[1] up\n"]
+
+
+def test_ctrl_c_gives_ranks_time_and_tells_for_whom_it_waits(tmp_path: Path) -> None:
+    with launched(SAVES, tmp_path, "--grace", "30") as launcher:
+        wait_until_up(launcher)
+        launcher.send_signal(signal.SIGINT)
+        said = launcher.communicate(timeout=SECONDS)
+    assert launcher.returncode == 130
+    assert said == (
+        "[0] saved\n[1] saved\n",
+        "rankwise: rank 1 may take 30 s to end; Ctrl-C ends them now\n",
+    )
+
+
+def test_another_ctrl_c_ends_ranks_at_once(tmp_path: Path) -> None:
+    with launched(SAVES.replace("2.5", "60"), tmp_path, "--grace", "55") as launcher:
+        wait_until_up(launcher)
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.stderr is not None
+        assert launcher.stderr.readline() == "rankwise: rank 1 may take 55 s to end; Ctrl-C ends them now\n"
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.stderr.read() == ""
+        assert launcher.wait(SECONDS) == 130
+
+
+def test_what_fails_at_ctrl_c_is_told(tmp_path: Path) -> None:
+    script = SAVES.replace('    print("saved", flush=True)\n', "    raise OSError('disk full')\n").replace("2.5", "0.5")
+    with launched(script, tmp_path) as launcher:
+        wait_until_up(launcher)
+        launcher.send_signal(signal.SIGINT)
+        _, said = launcher.communicate(timeout=SECONDS)
+    assert launcher.returncode == 130
+    assert said.startswith("rankwise: rank 0 of 2 on")
+    assert "OSError: disk full\n\nrank 1 then raised OSError" in said
+
+
+def test_a_rank_that_failed_and_does_not_end_is_a_failure_after_a_while(tmp_path: Path) -> None:
+    with launched(STAYS, tmp_path, "--grace", "0.5") as launcher:
+        _, said = launcher.communicate(timeout=SECONDS)
+    assert launcher.returncode == 1
+    assert said.startswith("rankwise: rank 1 of 2 on")
+    assert "ValueError: the loss is not a number\n\nrank 0 then was stopped (SIGTERM)\nrank 1 did not end" in said
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_a_rank_has_raised_is_told_when_the_launcher_is_stopped(
+    number: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    # A rank tells what it has raised before it waits for its threads.
+    script = STAYS.replace("threading.Timer(60, print)", "threading.Timer(0.5, os.write, [1, b'up\\n'])")
+    with launched(script, tmp_path, "--grace", "50") as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "[1] up\n"
+        launcher.send_signal(number)
+        assert launcher.stderr is not None
+        told = launcher.stderr.readline()
+        if told.startswith("rankwise: rank 1 may take"):
+            launcher.send_signal(signal.SIGINT)
+        said = told + launcher.stderr.read()
+        assert launcher.wait(SECONDS) in {status, 130}
+    assert "rankwise: rank 1 of 2 on" in said
+    assert "ValueError: the loss is not a number" in said
