@@ -1,7 +1,8 @@
-"""How ranks come to their end: interrupted, with time to save; failed, and not gone."""
+"""How ranks come to their end: interrupted, with time to save; failed, and not gone; under signals that are ignored."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -38,17 +39,22 @@ time.sleep(60)
 
 
 @contextmanager
-def launched(script: str, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def launched(script: str, folder: Path, *flags: str, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
     file = folder / "script.py"
     file.write_text(script)
     with subprocess.Popen(
-        [*LAUNCH, *flags, str(file)],
+        [*prefix, *LAUNCH, *flags, str(file)],
         env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as launcher:  # fmt: skip
         try:
             yield launcher
         finally:
             launcher.kill()
+
+
+def after(code: str) -> tuple[str, ...]:
+    """Return the beginning of a command that runs something, and then the rest."""
+    return sys.executable, "-c", f"import os, signal, sys\n{code}\nos.execv(sys.argv[1], sys.argv[1:])"
 
 
 def wait_until_up(launcher: subprocess.Popen[str]) -> None:
@@ -116,3 +122,47 @@ def test_what_a_rank_has_raised_is_told_when_the_launcher_is_stopped(
         assert launcher.wait(SECONDS) in {status, 130}
     assert "rankwise: rank 1 of 2 on" in said
     assert "ValueError: the loss is not a number" in said
+
+
+def test_a_blocked_sigchld_does_no_harm_and_ranks_have_it_as_it_was(tmp_path: Path) -> None:
+    blocked = after("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})")
+    script = "import signal\nprint(signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
+    with launched(script, tmp_path, prefix=blocked) as launcher:
+        assert launcher.communicate(timeout=SECONDS)[1] == ""
+    assert launcher.returncode == 0
+
+
+def test_what_is_ignored_at_the_start_is_ignored_by_launcher_and_ranks(tmp_path: Path) -> None:
+    ignoring = after(
+        "for name in ('SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGCHLD'):\n"
+        "    signal.signal(getattr(signal, name), signal.SIG_IGN)"
+    )
+    script = (
+        "import signal\n"
+        "names = ('SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGCHLD')\n"
+        "print([signal.getsignal(getattr(signal, name)) == signal.SIG_IGN for name in names], flush=True)\n"
+        f"open({str(tmp_path / 'fifo')!r}).read()\n"
+    )
+    os.mkfifo(tmp_path / "fifo")
+    with launched(script, tmp_path, prefix=ignoring) as launcher:
+        assert launcher.stdout is not None
+        told = sorted(launcher.stdout.readline() for _ in range(2))
+        assert told == [f"[{rank}] [True, True, True, True]\n" for rank in range(2)]
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            launcher.send_signal(number)
+        (tmp_path / "fifo").open("w").close()
+        assert launcher.communicate(timeout=SECONDS) == ("", "")
+    assert launcher.returncode == 0
+
+
+def test_a_program_starts_with_signals_as_a_shell_starts_it() -> None:
+    ended = subprocess.run(
+        [*LAUNCH, "--no-python", "bash", "-c", "yes | head -1; trap '' PIPE; grep SigIgn /proc/self/status"],
+        env=clean_environ(), capture_output=True, text=True, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    assert ended.stderr == ""
+    ignored = 1 << (signal.SIGPIPE - 1)
+    mine = int(Path("/proc/self/status").read_text().split("SigIgn:")[1].split()[0], 16)
+    other = mine & ~ignored & ~(1 << (signal.SIGXFSZ - 1))
+    lines = [f"[{rank}] SigIgn:\t{other | ignored:016x}" for rank in range(2)]
+    assert sorted(ended.stdout.splitlines()) == sorted([*lines, "[0] y", "[1] y"])

@@ -33,6 +33,8 @@ BOOTSTRAP: Final = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from r
 FRESH_RANK: Final = BOOTSTRAP.format("rank")
 
 _NOT_RUN: Final = 126
+# What the interpreter ignores from its start on, and programs do not expect to find ignored.
+_IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 # How gloo tells that another rank has ended.
 _CUT_OFF: Final = ("Connection closed by peer", "Connection reset by peer")
 _OURS: Final = (__file__, str(Path(__file__).with_name("server.py")), runpy.__file__, "<string>", "<frozen runpy>")
@@ -70,6 +72,8 @@ def run(descriptor: int, crashes: int) -> int:
 
 def _become(argv: Sequence[str]) -> int:
     """Become a program; return the exit status that shells give where that is not possible."""
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(argv[0], list(argv))  # noqa: S606 - the user's own program
     except OSError as error:
@@ -82,7 +86,6 @@ def _prepare(request: Request) -> None:
     """Make this process look like a new one with that environment."""
     os.environ.clear()
     os.environ.update(request.environ)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     random.seed()

@@ -109,7 +109,9 @@ def _terminated_by_signals() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise Terminated(number)
 
-    before = {number: signal.signal(number, terminate) for number in _SIGNALS}
+    # What is ignored at the start stays so, as SIGHUP under nohup, here and in ranks.
+    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, terminate) for number in heard}
     try:
         yield
     finally:

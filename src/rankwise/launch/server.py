@@ -62,7 +62,9 @@ class Server:
         """Serve until the launcher is gone; return in a forked rank: its connection, and where it writes crashes."""
         adopt_orphans()
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Whoever started the launcher may have blocked or ignored it; ranks get both as they were.
+        self._handler = signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         if self._forking:
             preload(self._prepare)
         poller = select.poll()
@@ -130,7 +132,8 @@ class Server:
 
     def _be_rank(self, server: int, connection: int, output: int, errors: int, crashes: int) -> tuple[int, int]:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, self._handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         os.close(self._wakeup)
         os.close(self._wakes)
         self._control.close()
