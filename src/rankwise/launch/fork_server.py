@@ -39,6 +39,7 @@ class ForkServer:
         self.mark = uuid.uuid4().hex
         self._owner = owner
         self._inbox = bytearray()
+        self._has_spoken = False
         # Elsewhere what a process has imported does not survive a fork for certain.
         mode = "fork" if preload and sys.platform == "linux" else "fresh"
         self.control, theirs = map(_beyond_standard_streams, socket.socketpair())
@@ -75,6 +76,7 @@ class ForkServer:
         if not piece:
             raise self._lost()
         self._inbox += piece
+        self._has_spoken = True
         events = []
         while len(self._inbox) >= MESSAGE.size:
             event, rank, value, time_ns = MESSAGE.unpack_from(self._inbox)
@@ -102,9 +104,13 @@ class ForkServer:
             raise self._lost() from error
 
     def _lost(self) -> LaunchError:
-        code = self._process.wait(SECONDS_TO_END)
+        try:
+            code = self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            return LaunchError("the process that ranks are forked from has hung up, and runs still; it is killed")
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return LaunchError(f"the process that ranks are forked from {how}; no rank is left")
+        reason = "" if self._has_spoken else "; it had not started yet: what it printed, or its memory, may say why"
+        return LaunchError(f"the process that ranks are forked from {how}; no rank is left{reason}")
 
 
 def received(connection: socket.socket) -> bytes:

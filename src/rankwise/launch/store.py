@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
-from rankwise.errors import LaunchError
+from rankwise.errors import JoinError, LaunchError
 from rankwise.launch.hosts import FixedRendezvous, NumberedHosts
 from rankwise.launch.plan import Nodes
 from rankwise.rendezvous import LOOPBACK
@@ -48,11 +48,13 @@ def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
     """Serve a store on the first of these ports that is free, and return it with the port.
 
     Raises:
-        LaunchError: None is.
+        LaunchError: None is, or this process cannot reach it.
     """
     for port in ports:
         try:
             return serve(one_host=True, timeout=_TIMEOUT, port=port)
+        except JoinError as error:
+            raise LaunchError(str(error)) from error
         except OSError as error:
             problem = error
     raise LaunchError(

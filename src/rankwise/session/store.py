@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
@@ -18,6 +19,8 @@ from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
 
 # The shortest and the longest pause between two looks at the store.
 _PAUSES_SECONDS: Final = (0.001, 0.05)
+# How long a process may take to reach what it serves itself.
+_OWN_SECONDS: Final = 10.0
 
 
 def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]:
@@ -27,17 +30,35 @@ def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]
 
     Raises:
         OSError: The port that was asked for is taken, or not to be had.
+        JoinError: The store cannot be reached by this process itself.
     """
     listener = listen(port, one_host=one_host)
     port = listener.getsockname()[1]
-    store = TCPStore(
-        LOOPBACK,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout),
-        master_listen_fd=listener.detach(),
+    try:
+        socket.create_connection((LOOPBACK, port), timeout=_OWN_SECONDS).close()
+    except OSError as error:
+        listener.close()
+        raise JoinError(
+            f"this process cannot reach its own port {port} at {LOOPBACK}: {error.strerror or error}; ranks meet "
+            "there, so the loopback interface has to be up (ip link set lo up), and nothing may filter it"
+        ) from error
+    seconds = min(timeout, _OWN_SECONDS)
+    store = _constructed(
+        lambda: TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+            master_listen_fd=listener.detach(),
+        ),
+        seconds,
     )
+    if store is None:
+        raise JoinError(
+            f"the store that this process serves on port {port} did not answer within {seconds:g} s; are there file "
+            "descriptors left (ulimit -n), and threads (ulimit -u)?"
+        )
     return store, port
 
 
@@ -62,26 +83,42 @@ def connect(host: str, port: int, *, timeout: float) -> Store:
                 ) from error
             time.sleep(0.1)
 
-    # On a silent port the constructor hangs whatever its timeout is: so a thread calls it, and may be left behind.
-    outcome: list[Store | Exception] = []
-
-    def attempt() -> None:
-        try:
-            outcome.append(TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout)))
-        except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
-            outcome.append(error)
-
-    thread = threading.Thread(target=attempt, daemon=True, name="rankwise-connect")
-    thread.start()
-    thread.join(max(0.1, deadline - time.monotonic()))
-    if not outcome:
+    try:
+        store = _constructed(
+            lambda: TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout)),
+            max(0.1, deadline - time.monotonic()),
+        )
+    except Exception as error:
+        raise JoinError(f"the store at {host}:{port} refused: {error}") from error
+    if store is None:
         raise JoinTimeoutError(
             f"what listens at {host}:{port} (MASTER_ADDR, MASTER_PORT) did not answer as a store within {timeout:g} s: "
             "another program has the port"
         )
-    if isinstance(outcome[0], Exception):
-        raise JoinError(f"the store at {host}:{port} refused: {outcome[0]}") from outcome[0]
-    return outcome[0]
+    return store
+
+
+def _constructed(construct: Callable[[], Store], seconds: float) -> Store | None:
+    """Return a store; None if that takes longer than so many seconds.
+
+    On a silent port the constructor hangs whatever its timeout is, and hears no signal: so a thread calls it, and may
+    be left behind.
+    """
+    outcome: list[Store | Exception] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append(construct())
+        except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True, name="rankwise-store")
+    thread.start()
+    thread.join(seconds)
+    store = outcome[0] if outcome else None
+    if isinstance(store, Exception):
+        raise store
+    return store
 
 
 def roll_call(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, Store]:

@@ -227,6 +227,7 @@ class WarmRanks:
             errors=_file() if self._captured else None,
             crashes=_file(),
         )
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(rank))
         self.ranks[number] = rank
         output = 1 if rank.output is None else rank.output.fileno()
         errors = 2 if rank.errors is None else rank.errors.fileno()
@@ -234,7 +235,6 @@ class WarmRanks:
             self._server.start(number, [theirs.fileno(), output, errors, rank.crashes.fileno()])
         environ = {**self._environ, **variables, MARK: self._server.mark}
         rank.tell(Request(environ=environ, kind="conversation", call=call, search_path=search_path()))
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(rank))
 
     def _hear(self, rank: WarmRank) -> None:
         if rank.connection.fileno() < 0:

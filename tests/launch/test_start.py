@@ -1,0 +1,68 @@
+"""What keeps a world from starting is told: a fork server that dies, a network that is down, a lack of descriptors."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.session.worlds import clean_environ
+
+LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", "--no-python"]
+# A host's name may have 64 characters, and a label that the name server is asked for 63.
+LONG_NAME = "a" * 64
+
+ELSEWHERE = ["unshare", "--map-root-user"]
+NAMESPACES = pytest.mark.skipif(
+    not all(map(shutil.which, ("unshare", "hostname")))
+    or subprocess.run([*ELSEWHERE, "--net", "--uts", "true"], check=False, capture_output=True).returncode != 0,
+    reason="no unshare or hostname, or no right to make namespaces",
+)
+
+
+def run(*command: str, prepare: Callable[[], None] | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=clean_environ(**variables), capture_output=True, text=True, timeout=50, check=False,
+        preexec_fn=prepare,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("caller", ["command", "function"])
+def test_a_fork_server_that_ends_before_it_is_asked_is_told(caller: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'server' in ' '.join(sys.orig_argv[1:3]):\n    os._exit(7)\n"
+    )
+    function = [sys.executable, "-c", "import rankwise; rankwise.launch(print, nproc=2)"]
+    ended = run(*{"command": [*LAUNCH, "true"], "function": function}[caller], PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 1
+    wanted = "the process that ranks are forked from ended with exit code 7; no rank is left; it had not started yet"
+    assert wanted in ended.stderr
+    assert "KeyError" not in ended.stderr
+
+
+@NAMESPACES
+def test_a_loopback_interface_that_is_down_is_told() -> None:
+    ended = run(*ELSEWHERE, "--net", *LAUNCH, "true")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("rankwise: this process cannot reach its own port")
+    assert "Network is unreachable" in ended.stderr
+
+
+def test_a_lack_of_descriptors_is_told() -> None:
+    ended = run(*LAUNCH, "true", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16)))
+    assert ended.returncode == 1
+    assert "rankwise: the store that this process serves on port" in ended.stderr
+    assert "file descriptors left (ulimit -n)" in ended.stderr
+
+
+@NAMESPACES
+def test_the_name_of_the_host_is_nobodys_concern() -> None:
+    script = 'hostname "$0" && exec "$@"'
+    ended = run(*ELSEWHERE, "--uts", "sh", "-c", script, LONG_NAME, *LAUNCH, "hostname")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert sorted(ended.stdout.splitlines()) == [f"[{rank}] {LONG_NAME}" for rank in range(2)]
