@@ -19,6 +19,18 @@ LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "1"]
 # Torch adds some when it is imported; scripts import it too.
 NOT_COMPARED = {"executable", "filters"}
 
+# An object in a cycle, and one that the main module alone holds.
+TEMPORARY = """
+import shutil, tempfile
+class Folder:
+    def __init__(self): self.path = tempfile.mkdtemp()
+    def __del__(self):
+        shutil.rmtree(self.path)
+        print("removed")
+one, other = Folder(), Folder()
+other.itself = other
+"""
+
 ENDINGS = {
     "nothing": "pass",
     "exit()": "import sys; sys.exit()",
@@ -42,6 +54,10 @@ ENDINGS = {
     "atexit raises": "import atexit\natexit.register(lambda: 1 / 0)",
     "unclosed file": "import sys\nf = open(sys.argv[1], 'w')\nf.write('kept')",
     "global __del__": "class A:\n    def __del__(self):\n        print('deleted')\na = A()",
+    "__del__ uses globals": TEMPORARY,
+    "__del__ after an error": TEMPORARY + "raise ValueError('no')",
+    "suspended generator": "import sys\ndef f():\n    try:\n        yield\n    finally:\n        print(X)\nX = 1\n"
+    "g = f()\nnext(g)",
     "last_value": "import atexit, sys\natexit.register(lambda: print(repr(sys.last_value)))\n1 / 0",
     "interrupt": "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)",
     "SIGTERM": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)",
@@ -105,6 +121,24 @@ def test_a_script_ends_as_it_ends_under_python(ending: str, tmp_path: Path) -> N
     assert bool(report) == (code != 0)
     assert without_addresses(wanted.stderr).strip() in without_addresses(said + report), "tracebacks to the letter"
     assert (file.read_bytes() if file.exists() else None) == written
+
+
+@pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
+def test_streams_are_unbuffered_where_python_is_told_so(extra: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nprint('partial', sys.stdout.write_through, end='')\nos._exit(0)\n")
+    for setting, wanted in (("PYTHONUNBUFFERED=1", b"partial True"), ("PYTHONUNBUFFERED=", b"")):
+        for command in (PYTHON, [*LAUNCH, *extra]):
+            assert run(["env", setting, *command], str(script)).stdout == wanted
+
+
+def test_output_that_cannot_be_written_at_the_end_is_told_as_under_python(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('x', end='')\n")
+    shell = ["env", "PYTHONUNBUFFERED=", "sh", "-c", 'exec "$@" >/dev/full', "sh"]
+    wanted, found = run([*shell, *PYTHON], str(script)), run([*shell, *LAUNCH], str(script))
+    assert found.returncode == wanted.returncode == 120
+    assert found.stderr.startswith(wanted.stderr)
 
 
 def test_a_folder_and_an_archive_run(tmp_path: Path) -> None:

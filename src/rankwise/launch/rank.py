@@ -105,13 +105,15 @@ def _stream(descriptor: int, mode: str) -> io.TextIOWrapper | None:
     except OSError:
         return None
     file.name = f"<{('stdin', 'stdout', 'stderr')[descriptor]}>"
-    raw = io.BufferedReader(file) if mode == "r" else io.BufferedWriter(file)
     before = (sys.stdin, sys.stdout, sys.stderr)[descriptor]
+    unbuffered = mode == "w" and getattr(before, "write_through", False)  # by PYTHONUNBUFFERED
+    raw = io.BufferedReader(file) if mode == "r" else file if unbuffered else io.BufferedWriter(file)
     stream = io.TextIOWrapper(
         raw,
         encoding=getattr(before, "encoding", None),
         errors="backslashreplace" if descriptor == 2 else getattr(before, "errors", None),  # noqa: PLR2004 - stderr
-        line_buffering=mode == "w",
+        line_buffering=mode == "w" and not unbuffered,
+        write_through=unbuffered,
     )
     stream.mode = mode  # type: ignore[misc]  # as the interpreter sets it
     return stream
