@@ -50,6 +50,8 @@ def _ranks(_: click.Context, __: click.Parameter, value: str | None) -> frozense
             ranks.update(range(int(first), int(last or first) + 1))
         except ValueError:
             raise click.BadParameter(f"{value!r} does not name ranks, as 0,3-7 does") from None
+    if not ranks:
+        raise click.BadParameter(f"{value!r} names no rank, as 0,3-7 does")
     return frozenset(ranks)
 
 
@@ -122,6 +124,8 @@ def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> Plan:
     nproc = flags["nproc"]
     check_nproc(nproc)
     nodes = _nodes(flags)
+    if nodes is None and (unknown := sorted(rank for rank in flags["show"] or () if not 0 <= rank < nproc)):
+        raise InvalidArgumentError(f"--show names rank {unknown[0]}, and of {nproc} ranks the last is {nproc - 1}")
     return Plan(
         nproc=nproc,
         kind="module" if flags["module"] else "program" if flags["no_python"] else "script",
