@@ -85,6 +85,16 @@ def test_another_ctrl_c_ends_ranks_at_once(tmp_path: Path) -> None:
         assert launcher.wait(SECONDS) == 130
 
 
+def test_ctrl_c_reaches_what_a_program_has_started(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SAVES.replace("2.5", "0.0"))
+    shell = ["--no-python", "sh", "-c", '"$0" "$1"; true', sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen([*LAUNCH, *shell], env=clean_environ(), stdout=subprocess.PIPE, text=True) as launcher:
+        wait_until_up(launcher)
+        launcher.send_signal(signal.SIGINT)
+        assert sorted(launcher.communicate(timeout=SECONDS)[0].splitlines()) == ["[0] saved", "[1] saved"]
+    assert launcher.returncode == 130
+
+
 def test_what_fails_at_ctrl_c_is_told(tmp_path: Path) -> None:
     script = SAVES.replace('    print("saved", flush=True)\n', "    raise OSError('disk full')\n").replace("2.5", "0.5")
     with launched(script, tmp_path) as launcher:
@@ -138,19 +148,21 @@ def test_what_is_ignored_at_the_start_is_ignored_by_launcher_and_ranks(tmp_path:
         "    signal.signal(getattr(signal, name), signal.SIG_IGN)"
     )
     script = (
-        "import signal\n"
+        "import os, signal\n"
         "names = ('SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGCHLD')\n"
         "print([signal.getsignal(getattr(signal, name)) == signal.SIG_IGN for name in names], flush=True)\n"
-        f"open({str(tmp_path / 'fifo')!r}).read()\n"
+        f"open({str(tmp_path / 'go')!r} + os.environ['RANK']).read()\n"
     )
-    os.mkfifo(tmp_path / "fifo")
+    for rank in range(2):
+        os.mkfifo(tmp_path / f"go{rank}")
     with launched(script, tmp_path, prefix=ignoring) as launcher:
         assert launcher.stdout is not None
         told = sorted(launcher.stdout.readline() for _ in range(2))
         assert told == [f"[{rank}] [True, True, True, True]\n" for rank in range(2)]
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
             launcher.send_signal(number)
-        (tmp_path / "fifo").open("w").close()
+        for rank in range(2):
+            (tmp_path / f"go{rank}").open("w").close()
         assert launcher.communicate(timeout=SECONDS) == ("", "")
     assert launcher.returncode == 0
 

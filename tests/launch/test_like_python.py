@@ -132,6 +132,13 @@ def test_streams_are_unbuffered_where_python_is_told_so(extra: list[str], tmp_pa
             assert run(["env", setting, *command], str(script)).stdout == wanted
 
 
+def test_nothing_is_left_open_that_python_would_warn_of(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('x')\n")
+    found = run(["env", "PYTHONWARNINGS=error", "PYTHONDEVMODE=1", *LAUNCH], str(script))
+    assert (found.returncode, found.stdout, found.stderr) == (0, b"x\n", b"")
+
+
 def test_output_that_cannot_be_written_at_the_end_is_told_as_under_python(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('x', end='')\n")

@@ -58,9 +58,9 @@ class ForkServer:
         """Ask for a rank; it gets its connection, its output, its errors, and where it writes crashes."""
         self._order(Order.START, rank, descriptors=descriptors)
 
-    def signal(self, rank: int, number: int) -> None:
-        """Ask to send a signal to a rank."""
-        self._order(Order.SIGNAL, rank, number)
+    def signal(self, rank: int, number: int, *, to_all: bool = False) -> None:
+        """Ask to send a signal to a rank; `to_all`: to what it has started as well."""
+        self._order(Order.SIGNAL_ALL if to_all else Order.SIGNAL, rank, number)
 
     def sweep(self) -> None:
         """Ask to end whatever is left of ranks, and to tell when that is done."""

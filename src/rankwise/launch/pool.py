@@ -127,7 +127,7 @@ class Pool:
         for number, seconds in (*gently, (signal.SIGKILL, SECONDS_TO_END)):
             for rank in self.running():
                 self.ranks[rank].signals.add(number)
-                self._server.signal(rank, number)
+                self._server.signal(rank, number, to_all=self.ranks[rank].is_program)
             deadline = time.monotonic() + seconds
             if telling and gently and seconds > _SILENT_SECONDS:
                 self._wait_for_ends(deadline - seconds + _SILENT_SECONDS)
@@ -190,7 +190,13 @@ class Pool:
             marked = replace(request, environ={**request.environ, MARK: self._server.mark})
             output, shown_output = self._outlets.open(number, sys.stdout)
             errors, shown_errors = self._outlets.open(number, sys.stderr)
-            rank = Rank(connection=ours, output=shown_output, errors=shown_errors, unsent=memoryview(packed(marked)))
+            rank = Rank(
+                connection=ours,
+                output=shown_output,
+                errors=shown_errors,
+                unsent=memoryview(packed(marked)),
+                is_program=request.kind == "program",
+            )
             crashes = self._outlets.pipe(lambda data: setattr(rank, "crash", rank.crash + data))
             self._selector.register(
                 ours, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda events: self._talk(rank, events)

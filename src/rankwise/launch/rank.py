@@ -66,7 +66,10 @@ def run(descriptor: int, crashes: int) -> int:
         value = _run(request, connection, crashes)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the rank ended
         return _status(error, request, connection if os.getpid() == pid else None)
-    _send(connection if os.getpid() == pid else None, Outcome(value=value, time_ns=time.monotonic_ns()))
+    else:
+        _send(connection if os.getpid() == pid else None, Outcome(value=value, time_ns=time.monotonic_ns()))
+    finally:
+        connection.close()
     return 0
 
 

@@ -101,10 +101,11 @@ class Server:
         return order, rank, value, descriptors
 
     def _obey(self, order: int, rank: int, value: int, descriptors: list[int]) -> tuple[int, int] | None:
-        if order == Order.SIGNAL:
+        if order in {Order.SIGNAL, Order.SIGNAL_ALL}:
+            send = os.kill if order == Order.SIGNAL else os.killpg
             for pid, known in self._ranks.items():  # not reaped yet, so the number is still its own
                 if known == rank:
-                    os.kill(pid, value)
+                    send(pid, value)
         elif order == Order.SWEEP:
             end_descendants()
             self._tell(Event.SWEPT, 0)

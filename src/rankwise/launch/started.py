@@ -24,6 +24,7 @@ class Rank:
         exitcode: How its process ended, once it has.
         ended_ns: When, on the host's monotonic clock.
         crash: Its stack, if it crashed.
+        is_program: It runs a program, as a shell that waits for what it has started and does not pass signals on.
         signals: Those that told it to end, because another one failed or somebody stopped the launcher.
         lingers: What it ran has failed, and its process did not end in time.
     """
@@ -33,6 +34,7 @@ class Rank:
     errors: Lines
     unsent: memoryview
     pid: int = 0
+    is_program: bool = False
     inbox: bytearray = field(default_factory=bytearray)
     outcome: Outcome | None = None
     exitcode: int | None = None

@@ -23,6 +23,7 @@ class Order(IntEnum):
     START = 0  # a rank; its descriptors come with it
     SIGNAL = 1  # to a rank
     SWEEP = 2  # end whatever is left of ranks that have ended
+    SIGNAL_ALL = 3  # to a rank and what it has started, as a terminal does
 
 
 class Event(IntEnum):
