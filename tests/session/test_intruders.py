@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+import rankwise as rw
+from rankwise.comm.comm import Comm
+from rankwise.comm.frame import Call
+from rankwise.session.store import wait_for
 from rankwise.testing.environments import fake_torchrun
 from tests.session.worlds import run_ranks
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
-
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("how", ["join", "adopt"])
 def test_what_another_user_writes_into_the_store_leads_no_rank_to_unpickle_it(how: str, tmp_path: Path) -> None:
     """Also not where somebody else opened the group: ranks of one host take only what comes from their own user."""
@@ -25,3 +28,30 @@ def test_what_another_user_writes_into_the_store_leads_no_rank_to_unpickle_it(ho
     one = ended[1].stdout
     assert not one or "rank 0 cannot be reached" in one, "the intruder came too late, or is told from rank zero"
     assert not one or "it belongs to another user" in one
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        ("[" * 60_000, "cannot be read in the store"),
+        ('{"rank": 0}', "cannot be read in the store"),
+        ('{"failed": true, "rank": 0, "host": "h\\u001b[2J", "traceback": "x"}', r"rank 0 on h\\x1b\[2J raised x"),
+    ],
+)
+@pytest.mark.ranks(2)
+def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Comm, note: str, said: str) -> None:
+    """Other users of the host can reach it."""
+    board = comm.board()
+    assert board is not None
+    key = f"turn/{comm.turns + 1}"
+    if rw.get_rank() == 1:
+        board.set(key, note)
+        with pytest.raises(rw.RankwiseError, match=said), rw.rank_zero_first():
+            raise AssertionError
+        board.set("over", "")
+    else:
+        comm.agree(Call("rank_zero_first", {"local": False}))
+        comm.turns += 1
+        assert wait_for(board, ["over"], timeout=20.0)
+        for left in (key, f"{key}/readers", "over"):
+            board.delete_key(left)

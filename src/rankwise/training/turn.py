@@ -7,24 +7,38 @@ connection; in groups too large for connections it gives a sign of life every ot
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from torch.distributed import Store
 
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call, Failure
 from rankwise.errors import CollectiveError, RemoteRankError
+from rankwise.session.saying import decoded, encoded
 
 _BEAT_SECONDS: Final = 2.0
 # A rank that holds Python's lock for long, as in reading one large file, gives no sign of life in that time.
 _SILENCE_SECONDS: Final = 60.0
 # The pause between two looks at the store is a tenth of what was waited so far, within these.
 _PAUSE_SECONDS: Final = (0.001, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """How a turn ended, as it stands in the store.
+
+    Attributes:
+        failed: With an error; the rest is a `RemoteRankError`'s.
+    """
+
+    failed: bool = False
+    rank: int = 0
+    host: str = ""
+    traceback: str = ""
 
 
 class Turn:
@@ -66,14 +80,15 @@ class Turn:
         if self._beating is not None:
             self._ended.set()
             self._beating.join()
-        outcome: dict[str, object] = {}
+        note = _Note()
         if isinstance(error, RemoteRankError):  # it could not begin, for another rank had failed: that is what to tell
-            outcome = {"rank": error.rank, "host": error.host, "traceback": error.traceback}
+            note = _Note(failed=True, rank=error.rank, host=error.host, traceback=error.traceback)
         elif error is not None:
-            outcome = {"rank": self._rank} | asdict(Failure.of(error, self._call.text))
+            failure = Failure.of(error, self._call.text)
+            note = _Note(failed=True, rank=self._rank, host=failure.host, traceback=failure.traceback)
         if self._board is not None and self._readers:
             with contextlib.suppress(RuntimeError):  # nobody serves the store any more: then nobody waits
-                self._board.set(self._key, json.dumps(outcome))
+                self._board.set(self._key, encoded(note))
                 # To set is not to be answered, and what this rank does next may be heard of before the note is there;
                 # an answer on the same connection comes after it.
                 self._board.check([self._key])
@@ -89,16 +104,16 @@ class Turn:
         if self._board is None:
             return
         try:
-            outcome = self._outcome(self._board)
+            note = self._note(self._board)
         except RuntimeError as error:
             if isinstance(error, CollectiveError):
                 raise
             cause = self._comm.gone([self._rank]) or "the store is gone, and with it the rank that served it"
             raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {cause}") from error
-        if outcome:
-            raise RemoteRankError(**outcome)
+        if note.failed:
+            raise RemoteRankError(rank=note.rank, host=note.host, traceback=note.traceback)
 
-    def _outcome(self, board: Store) -> dict[str, Any]:
+    def _note(self, board: Store) -> _Note:
         start = heard = time.monotonic()
         beat = 0
         shortest, longest = _PAUSE_SECONDS
@@ -119,11 +134,17 @@ class Turn:
                         f"{_SILENCE_SECONDS:g} s"
                     )
             time.sleep(min(max(shortest, (now - start) / 10), longest))
-        outcome: dict[str, Any] = json.loads(board.get(self._key))
+        text = board.get(self._key)
         if board.add(f"{self._key}/readers", 1) == self._readers:
             for key in (self._key, f"{self._key}/readers", f"{self._key}/beat"):
                 board.delete_key(key)
-        return outcome
+        try:
+            return decoded(_Note, text)
+        except ValueError as error:
+            raise CollectiveError(
+                f"{self._call.text}: how the turn of rank {self._rank} ended cannot be read in the store: {error}; "
+                "does another program use the store?"
+            ) from error
 
     def _object(self) -> None:
         """Take part in what the other rank called while it works: so both raise, and neither waits for the other."""
