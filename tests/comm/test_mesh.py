@@ -148,10 +148,43 @@ def test_one_that_gives_up_tells_the_others(meshes: list[Mesh]) -> None:
 
 
 def test_a_failure_is_heard_without_waiting_for_the_rest(meshes: list[Mesh]) -> None:
-    meshes[2].skip(Frame(Kind.FAILED, 0, CALL.call, body=b"why"))
+    meshes[2].skip(Frame(Kind.FAILED, 0, CALL.call, body=b"why"), timeout=10.0)
     frames = in_threads(lambda place: swap(meshes[place], [b""] * SIZE) if place == 0 else None)[0]
     assert frames[2].body == b"why"
     assert 1 not in frames
+
+
+FAILED = Frame(Kind.FAILED, 0, CALL.call, body=bytes(800))
+
+
+def kept(meshes: list[Mesh]) -> int:
+    """Return how many bytes and frames members keep of what they have to say and have heard."""
+    peers = [peer for mesh in meshes for peer in mesh._peers.values()]
+    return sum(len(peer.outbox) + len(peer.inbox) + 1000 * len(peer.frames) for peer in peers)
+
+
+def test_members_that_fail_in_every_call_keep_nothing_of_it(meshes: list[Mesh]) -> None:
+    for _ in range(3000):
+        for mesh in meshes:
+            mesh.skip(FAILED, timeout=10.0)
+    assert kept(meshes) < 50_000
+    assert in_threads(lambda place: len(swap(meshes[place], [b""] * SIZE))) == [SIZE] * SIZE
+
+
+def test_one_that_fails_again_and_again_waits_for_those_that_read_nothing(meshes: list[Mesh]) -> None:
+    with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks? 1.* took nothing in for 0\.2 s"):
+        for _ in range(100_000):
+            meshes[0].skip(FAILED, timeout=0.2)
+    said = meshes[0].sequence
+    assert kept(meshes) < 2_500_000
+
+    def catch_up(place: int) -> int:
+        for _ in range(said):
+            if place:
+                meshes[place].skip(FAILED, timeout=10.0)
+        return len(swap(meshes[place], [b""] * SIZE))
+
+    assert in_threads(catch_up) == [SIZE] * SIZE
 
 
 def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) -> None:

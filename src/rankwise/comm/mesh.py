@@ -24,6 +24,8 @@ from rankwise.session.roll_call import ranks_text
 # How long one wait is, so that Ctrl-C is heard and other groups are looked at.
 SLICE_SECONDS: Final = 0.5
 _FIRST_SLICE_SECONDS: Final = 0.05
+# How much may wait for a member that does not read it, before whoever says more waits too.
+_MOST_UNSENT_BYTES: Final = 1 << 20
 
 _open_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
 
@@ -92,10 +94,25 @@ class Mesh:
         for peer in self._peers.values():
             peer.post(frame.encode())
 
-    def skip(self, frame: Frame) -> None:
-        """Take part in the next exchange with a frame, and do not wait for the others'."""
+    def skip(self, frame: Frame, *, timeout: float) -> None:
+        """Take part in the next exchange with a frame, and do not wait for the others'.
+
+        What they have said meanwhile is read, for members that only skip would fill their connections else. A member
+        that reads nothing is waited for once much was said to it.
+
+        Raises:
+            CollectiveTimeoutError: It still waits after that long.
+        """
         self.sequence += 1
+        for peer in self._peers.values():
+            peer.receive()
+            peer.forget_before(self.sequence)
         self.say(replace(frame, sequence=self.sequence))
+        start = time.monotonic()
+        while slow := [peer.rank for peer in self._peers.values() if len(peer.outbox) > _MOST_UNSENT_BYTES]:
+            if time.monotonic() - start > timeout:
+                raise CollectiveTimeoutError(f"{frame.call}: {ranks_text(slow)} took nothing in for {timeout:g} s")
+            self._talk(SLICE_SECONDS)
 
     def waiting(self, rank: int) -> Frame | None:
         """Return the call that a member has made here and this rank has not, if there is one. Does not wait."""
@@ -185,7 +202,7 @@ class Mesh:
     def _talk(self, timeout: float) -> bool:
         """Wait until frames can be sent or received, and do so; False if none could be."""
         events = {
-            place: (0 if peer.sends_data else select.POLLIN) | (select.POLLOUT if peer.outbox else 0)
+            place: (0 if peer.sends_data or peer.is_ahead else select.POLLIN) | (select.POLLOUT if peer.outbox else 0)
             for place, peer in self._peers.items()
         }
         ready = self._poll(timeout, events)

@@ -9,6 +9,8 @@ from typing import Final
 from rankwise.comm.frame import Frame, Kind, is_bulk, take_bulk_head, take_frame
 
 _PIECE_BYTES: Final = 1 << 18
+# How many exchanges a member may be ahead, before it is left to wait. Only one that fails in each gets so far.
+_MOST_AHEAD: Final = 1000
 
 _ENDED: Final = "is gone: its connection closed, so it was killed or ended on the spot"
 
@@ -23,6 +25,7 @@ class Peer:
         inbox, outbox: What was received and not yet read, and what could not be sent yet.
         frames: Its frames of exchanges that this rank has not finished, by sequence number.
         gave_up: The exchanges in which it waited too long, and what it said.
+        first: The first exchange that this rank has not finished.
         midway: Some of the data that it was promised was sent, and some was not.
         last: The last call it was seen in.
         gone: Why it will say nothing more, or "".
@@ -34,6 +37,7 @@ class Peer:
     outbox: bytearray = field(default_factory=bytearray)
     frames: dict[int, Frame] = field(default_factory=dict)
     gave_up: dict[int, str] = field(default_factory=dict)
+    first: int = 0
     midway: bool = False
     last: str = ""
     gone: str = ""
@@ -47,6 +51,11 @@ class Peer:
     def sends_data(self) -> bool:
         """What it sends now is data, which waits until it is asked for."""
         return is_bulk(self.inbox)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Enough is known of what it did in exchanges that this rank has not come to: the rest is left for later."""
+        return len(self.frames) >= _MOST_AHEAD
 
     def post(self, data: bytes | bytearray) -> None:
         """Send, or keep for later what cannot be sent now."""
@@ -75,7 +84,7 @@ class Peer:
 
     def receive(self) -> None:
         """Read all that there is. Data is left in the connection."""
-        while not self.gone and not self.sends_data:
+        while not (self.gone or self.sends_data or self.is_ahead):
             try:
                 piece = self.connection.recv(_PIECE_BYTES)
             except BlockingIOError:
@@ -121,10 +130,12 @@ class Peer:
                 self.gave_up[frame.sequence] = frame.call
             else:
                 self.last = frame.call
-                self.frames[frame.sequence] = frame
+                if frame.sequence >= self.first:
+                    self.frames[frame.sequence] = frame
 
     def forget_before(self, sequence: int) -> None:
-        """Forget what was said of earlier exchanges."""
+        """Forget what was said of earlier exchanges, and what is still to come of them."""
+        self.first = sequence
         for old in [number for number in self.frames if number < sequence]:
             del self.frames[old]
         for old in [number for number in self.gave_up if number < sequence]:

@@ -109,7 +109,7 @@ class TorchGroupComm(Comm):
         return frames
 
     def _say(self, frame: Frame) -> None:
-        self._connected().skip(frame)
+        self._connected().skip(frame, timeout=self._world.timeout)
 
     def _connected(self) -> Mesh:
         self.connect()
@@ -129,7 +129,7 @@ class TorchGroupComm(Comm):
             if not any(called.main for called in waiting):
                 suspects.discard(other.name)
             elif other.name in suspects:
-                other.skip(_elsewhere(mesh, frame))
+                other.skip(_elsewhere(mesh, frame), timeout=self._world.timeout)
             else:
                 suspects.add(other.name)
 
@@ -137,7 +137,7 @@ class TorchGroupComm(Comm):
         """Let those know who wait in another group that this rank was here, and not on its way to them."""
         for other in self._world.meshes:
             if other.name == elsewhere.group and other.sequence == elsewhere.sequence - 1:
-                other.skip(_elsewhere(mesh, frame))
+                other.skip(_elsewhere(mesh, frame), timeout=self._world.timeout)
 
     def _break_off(self, reason: str) -> None:
         super()._break_off(reason)
