@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from _pytest.config import create_terminal_writer
 
 import rankwise
 from rankwise.launch.rank import is_consequence
@@ -71,6 +72,8 @@ def be_rank(connection: socket.socket, crashes: int, run: Run) -> None:
         # Without pytest-xdist plugins give nothing, and what they look for there is an option of theirs.
         config.workerinput = {**run.options, **run.workerinput}  # type: ignore[attr-defined]
         config.workeroutput = {}  # type: ignore[attr-defined]
+        # What colours the explanation of an assert in pytest 8, which asks for it where there is no terminal too.
+        config.get_terminal_writer = lambda: create_terminal_writer(config)  # type: ignore[method-assign]
         for marker in run.markers:
             config.addinivalue_line("markers", marker)
         config.pluginmanager.register(_Rank(connection, crashes, config, random_state), PLUGIN)
