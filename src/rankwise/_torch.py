@@ -1,5 +1,7 @@
 """The only file that touches what torch keeps private, each with the version it was checked on."""
 
+# ruff: noqa: SLF001 - that is what the file is for
+
 from __future__ import annotations
 
 import os
@@ -59,3 +61,37 @@ def is_compiled(module: torch.nn.Module) -> bool:
     """
     home = sys.modules.get("torch._dynamo.eval_frame")
     return home is not None and isinstance(module, home.OptimizedModule)
+
+
+def makes_fake_tensors() -> bool:
+    """Return whether tensors that are made now have no memory, since FakeTensorMode is in force.
+
+    Checked on 2.13. Without any mode, as nearly always, it takes a tenth of a microsecond.
+    """
+    import torch  # noqa: PLC0415 - only callers that have torch come here
+
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    )
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor stands for others, in a function that torch.func transforms: vmap, grad, jvp.
+
+    Checked on 2.13.
+    """
+    import torch  # noqa: PLC0415 - only callers that have torch come here
+
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def without_class(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that one of a class made from torch.Tensor is, whatever the class does with torch's functions.
+
+    Checked on 2.13.
+    """
+    import torch  # noqa: PLC0415 - only callers that have torch come here
+
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)

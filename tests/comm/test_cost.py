@@ -14,7 +14,7 @@ import torch
 import rankwise as rw
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Frame
-from rankwise.comm.members import FRAMED_RANKS
+from rankwise.comm.members import FRAMED_RANKS, Move
 from rankwise.comm.ops import Op
 
 SCALARS = {f"metric {place}": place / 7 for place in range(50)}
@@ -47,24 +47,30 @@ class CountingComm(Comm):
         self.spent["operations"] += 1
         self.spent["bytes in operations"] += data.nbytes
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
-        self._backend(tensor)
-        if op is Op.SUM:
-            tensor *= self.size
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:
+        def run() -> None:
+            self._backend(tensor)
+            if op is Op.SUM:
+                tensor.mul_(self.size)
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
+        return run
+
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
         raise NotImplementedError
 
-    def _all_gather(self, data: torch.Tensor) -> list[torch.Tensor]:
-        self._backend(data)
-        return [data.clone() for _ in self.ranks]
+    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+        def run() -> list[torch.Tensor]:
+            self._backend(data)
+            return [data.clone() for _ in self.ranks]
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> None:  # noqa: ARG002
-        self._backend(data)
+        return run
+
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]:  # noqa: ARG002
+        return lambda: self._backend(data)
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> None:
+    ) -> Move[None]:
         raise NotImplementedError
 
 

@@ -54,15 +54,46 @@ def test_sync_grads_writes_in_place_and_keeps_types(comm: Comm) -> None:
         assert (grad == torch.full_like(grad, 60000.0)).all()
 
 
-def test_sync_grads_makes_sparse_gradients_dense(comm: Comm) -> None:
-    embedding = torch.nn.Embedding(4, 2, sparse=True)
-    if rw.get_rank() == 0:
-        embedding(torch.tensor([1])).sum().backward()
-    rw.sync_grads(embedding)
-    assert embedding.weight.grad is not None
-    wanted = torch.zeros(4, 2)
-    wanted[1] = 1 / comm.size
-    torch.testing.assert_close(embedding.weight.grad, wanted)
+def test_sync_grads_keeps_sparse_gradients_sparse(comm: Comm) -> None:
+    """With other rows and numbers of rows on each rank, none on one, beside dense ones, in any type."""
+    rank, size = rw.get_rank(), comm.size
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        embedding = torch.nn.Embedding(size + 2, 2, sparse=True, dtype=dtype)
+        linear = torch.nn.Linear(2, 1, dtype=dtype)
+        wanted = torch.zeros(size + 2, 2)
+        for other in range(size):
+            wanted[: other + 1] += 1 / size if other or size == 1 else 0
+        if rank or size == 1:
+            linear(embedding(torch.arange(rank + 1).repeat(2)) / 2).sum().backward()
+            assert embedding.weight.grad is not None
+            assert embedding.weight.grad.is_sparse
+            embedding.weight.grad = torch.sparse_coo_tensor(
+                embedding.weight.grad.coalesce().indices().repeat(1, 2),
+                torch.full((2 * rank + 2, 2), 0.5, dtype=dtype),
+                (size + 2, 2),
+                check_invariants=False,
+            )
+        rw.sync_grads([*embedding.parameters(), *linear.parameters()])
+        grad = embedding.weight.grad
+        assert grad is not None
+        assert grad.is_sparse
+        assert grad.is_coalesced()
+        assert grad.dtype == dtype
+        torch.testing.assert_close(grad.to_dense(), wanted.to(dtype))
+        assert linear.weight.grad is not None
+
+
+def test_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others_becomes_dense(comm: Comm) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3, 2))
+    parameter.grad = torch.ones(3, 2)
+    if rw.get_rank() == comm.size - 1:
+        parameter.grad = torch.ones(3, 2).to_sparse()
+    rw.sync_grads([parameter])
+    assert parameter.grad.is_sparse is (comm.size == 1)
+    torch.testing.assert_close(parameter.grad.to_dense(), torch.ones(3, 2))
+    parameter.grad = torch.eye(3, 2).to_sparse(1 if rw.get_rank() == 0 else 2)
+    rw.sync_grads([parameter])
+    torch.testing.assert_close(parameter.grad.to_dense(), torch.eye(3, 2))
 
 
 def test_sync_grads_refuses_what_are_no_parameters(comm: Comm) -> None:

@@ -13,6 +13,7 @@ from rankwise.collectives.trees import describe
 from rankwise.comm.buffers import to_tensor
 from rankwise.comm.comm import Comm, dense
 from rankwise.comm.frame import Call
+from rankwise.comm.members import Move
 from rankwise.comm.ops import Op
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
@@ -135,8 +136,10 @@ class _Return(torch.autograd.Function):
         ctx.comm = comm
         call = Call("the gradient of all_gather", content=str([describe(grad) for grad in grads]))
         with comm.taking_part(call):
+            scatter = comm.reduce_scatter(grads, Op.SUM)
             comm.agree(call)
-            return comm.reduce_scatter(grads, Op.SUM)
+            finish = scatter()
+        return finish()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
@@ -149,27 +152,47 @@ def _gather(comm: Comm, call: Call, checked: Callable[[], T]) -> list[T]:
     with comm.taking_part(call) as me:
         parcel = pack(checked())
         letters = [Letter.decode(message) for message in comm.exchange(call, parcel.letter.encode())]
-        bulk = _gather_bulk(comm, me, parcel, letters)
+    bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
+    if bulk_devices(letters):
+        comm.move(call, lambda: _gather_bulk(comm, me, parcel, letters, bulk))
     return [unpack(letter, parts) for letter, parts in zip(letters, bulk, strict=True)]
 
 
-def _gather_bulk(comm: Comm, me: int, parcel: Parcel, letters: Sequence[Letter]) -> list[dict[str, torch.Tensor]]:
-    """Return every member's bulk."""
-    bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
+def _gather_bulk(
+    comm: Comm, me: int, parcel: Parcel, letters: Sequence[Letter], bulk: Sequence[dict[str, torch.Tensor]]
+) -> Move[None]:
+    """Prepare to gather every member's bulk."""
+    moves: dict[str, Move[Sequence[torch.Tensor]]] = {}
     for device in bulk_devices(letters):
         sizes = [letter.sizes.get(device, 0) for letter in letters]
         if len(set(sizes)) == 1:
-            parts = comm.all_gather(parcel.bulk[device])
+            moves[device] = comm.all_gather(parcel.bulk[device])
         else:
-            # Each sends what it has to each: padding to the largest would cost all as much as the largest.
-            parts = [room_for(letter, comm).get(device, to_tensor(b"")) for letter in letters]
-            if device in parcel.bulk:
-                parts[me] = parcel.bulk[device].clone()
-            others = [place for place in range(comm.size) if place != me]
-            comm.transfer(
-                [(parcel.bulk[device], place) for place in others if device in parcel.bulk],
-                [(parts[place], place) for place in others],
-            )
-        for received, part in zip(bulk, parts, strict=True):
-            received[device] = part
-    return bulk
+            moves[device] = _gather_ragged(comm, me, parcel, letters, device)
+
+    def run() -> None:
+        for device, move in moves.items():
+            for received, part in zip(bulk, move(), strict=True):
+                received[device] = part
+
+    return run
+
+
+def _gather_ragged(
+    comm: Comm, me: int, parcel: Parcel, letters: Sequence[Letter], device: str
+) -> Move[Sequence[torch.Tensor]]:
+    """Prepare that each sends what it has to each: padding to the largest would cost all as much as the largest."""
+    parts = [room_for(letter, comm).get(device, to_tensor(b"")) for letter in letters]
+    if device in parcel.bulk:
+        parts[me] = parcel.bulk[device].clone()
+    others = [place for place in range(comm.size) if place != me]
+    transfer = comm.transfer(
+        [(parcel.bulk[device], place) for place in others if device in parcel.bulk],
+        [(parts[place], place) for place in others],
+    )
+
+    def run() -> Sequence[torch.Tensor]:
+        transfer()
+        return parts
+
+    return run

@@ -5,10 +5,12 @@ from __future__ import annotations
 import operator
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
+from numbers import Real
 
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
-from rankwise.errors import InvalidArgumentError
+from rankwise.errors import InvalidArgumentError, shortened
 from rankwise.session.current import joined_session
 
 
@@ -53,9 +55,19 @@ def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None 
     comm = comm_of(group)
     call = Call("barrier", {"name": name} if name else {})
     with comm.taking_part(call):
-        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-            raise InvalidArgumentError(f"timeout={timeout!r} is not a number of seconds above 0")
-        comm.agree(call, timeout=timeout)
+        comm.agree(call, timeout=None if timeout is None else _seconds(timeout))
+
+
+def _seconds(timeout: object) -> float:
+    """Return a number of seconds.
+
+    Raises:
+        InvalidArgumentError: It is none, or none that a clock could count.
+    """
+    with suppress(OverflowError):  # of an int beyond all floats
+        if isinstance(timeout, Real) and not isinstance(timeout, bool) and (seconds := float(timeout)) > 0:
+            return seconds
+    raise InvalidArgumentError(f"timeout={shortened(repr(timeout), 100)} is not a number of seconds above 0")
 
 
 def new_group(ranks: Iterable[int]) -> Comm:

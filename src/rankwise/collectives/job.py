@@ -15,7 +15,7 @@ import torch
 
 from rankwise.collectives.scalars import check_number, fold_numbers, reduce_numbers
 from rankwise.collectives.trees import Tree, describe
-from rankwise.comm.buffers import as_bytes, contents, from_bytes, to_tensor
+from rankwise.comm.buffers import as_bytes, contents, from_bytes, same_memory, to_tensor
 from rankwise.comm.comm import INLINE_BYTES, Comm, dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op, Plan, fold, plan
@@ -44,7 +44,7 @@ class _Bucket:
         first = tensors[0]
         how = plan(first.dtype, op)
         if in_place and how.wire_dtype == first.dtype and first.is_contiguous():
-            wire = first
+            wire = same_memory(first)
         else:
             wire = how.start(first if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors]))
         return cls(how, places, [tensor.shape for tensor in tensors], wire.reshape(-1))
@@ -124,12 +124,12 @@ class Job:
         messages: list[bytes] | None = None
         numbers: list[Any] = list(self.numbers.values())
         with comm.taking_part(self.call):
+            moves = [] if self.small else [comm.reduce(bucket.wire, bucket.how.wire_op) for bucket in self.buckets]
             if self._is_checked():
                 inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.small else []
                 messages = comm.agree(self.call, pickle.dumps((numbers, inline)))
-            if not self.small:
-                for bucket in self.buckets:
-                    comm.reduce(bucket.wire, bucket.how.wire_op)
+            for move in moves:
+                move()
             if messages is None and numbers:
                 numbers = reduce_numbers(comm, numbers, self.op)
         if messages is not None:
@@ -137,7 +137,7 @@ class Job:
             numbers = fold_numbers([row[0] for row in rows], self.op)
             for place, bucket in enumerate(self.buckets if self.small else ()):
                 parts = [from_bytes(to_tensor(row[1][place]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
-                bucket.wire = fold(parts, bucket.how.wire_op)
+                bucket.wire = fold(parts, bucket.how.wire_op, out=parts[0])
         leaves = list(self.tree.leaves)
         for place, number in zip(self.numbers, numbers, strict=True):
             leaves[place] = number

@@ -14,6 +14,7 @@ from rankwise.collectives.groups import comm_of
 from rankwise.collectives.payload import Letter, Parcel, bulk_devices, pack, room_for, unpack
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
+from rankwise.comm.members import Move
 from rankwise.errors import InvalidArgumentError
 
 T = TypeVar("T")
@@ -47,17 +48,12 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
     with comm.taking_part(call) as me:
         receiver = comm.place_of(dst, "dst")
         parcel = pack(value)
-        messages = comm.collect(call, parcel.letter.encode(), receiver)
-        if messages is None:
-            for data in parcel.bulk.values():
-                comm.transfer([(data, receiver)], [])
-            return None
-        letters = [Letter.decode(message) for message in messages]
-        bulk = [parcel.copy() if place == me else room_for(letter, comm) for place, letter in enumerate(letters)]
-        for device in bulk_devices(letters):
-            incoming = [(parts[device], place) for place, parts in enumerate(bulk) if place != me and device in parts]
-            comm.transfer([], incoming)
-    return [unpack(letter, parts) for letter, parts in zip(letters, bulk, strict=True)]
+        said = comm.collect(call, parcel.letter.encode(), receiver, note=b"bulk" if parcel.bulk else b"")
+    letters = [Letter.decode(message) for message in said or ()] if me == receiver else []
+    bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
+    if not comm.framed or any(letter.sizes for letter in letters) or (me != receiver and any(said or ())):
+        comm.move(call, lambda: _gather_bulk(comm, receiver, parcel, letters, bulk))
+    return [unpack(letter, parts) for letter, parts in zip(letters, bulk, strict=True)] if me == receiver else None
 
 
 def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
@@ -90,10 +86,12 @@ def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
         sender = comm.place_of(src, "src")
         parcel = pack(value) if me == sender else None
         letter = Letter.decode(comm.announce(call, b"" if parcel is None else parcel.letter.encode(), sender))
+
+    def prepare() -> Move[dict[str, torch.Tensor]]:
         bulk = room_for(letter, comm) if parcel is None else parcel.copy()
-        for data in bulk.values():
-            comm.broadcast(data, sender)
-    result: T = unpack(letter, bulk)
+        return _all_of([comm.broadcast(data, sender) for data in bulk.values()], bulk)
+
+    result: T = unpack(letter, comm.move(call, prepare) if letter.sizes else {})
     return result
 
 
@@ -126,20 +124,49 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
     with comm.taking_part(call) as me:
         sender = comm.place_of(src, "src")
         parcels = _pack_all(values, comm.size) if me == sender else []
-        letter = Letter.decode(comm.deliver(call, [parcel.letter.encode() for parcel in parcels], sender))
-        bulk = parcels[me].copy() if parcels else room_for(letter, comm)
-        if not parcels:
-            for data in bulk.values():
-                comm.transfer([], [(data, sender)])
+        # Every message begins with whether anything follows on any rank, for that is what all have to know.
+        follows = b"+" if any(parcel.bulk for parcel in parcels) else b"-"
+        said = comm.deliver(call, [follows + parcel.letter.encode() for parcel in parcels], sender)
+    letter = Letter.decode(said[1:])
+
+    def prepare() -> Move[dict[str, torch.Tensor]]:
+        if me != sender:
+            bulk = room_for(letter, comm)
+            return _all_of([comm.transfer([], [(data, sender)]) for data in bulk.values()], bulk)
+        moves = []
         for device in bulk_devices([parcel.letter for parcel in parcels]):
-            outgoing = [
-                (parcel.bulk[device], place)
-                for place, parcel in enumerate(parcels)
-                if place != me and device in parcel.bulk
-            ]
-            comm.transfer(outgoing, [])
-    result: T = unpack(letter, bulk)
+            outgoing = [(parcel.bulk[device], place) for place, parcel in enumerate(parcels) if device in parcel.bulk]
+            moves.append(comm.transfer([(data, place) for data, place in outgoing if place != me], []))
+        return _all_of(moves, parcels[me].copy())
+
+    result: T = unpack(letter, comm.move(call, prepare) if said[:1] == b"+" else {})
     return result
+
+
+def _gather_bulk(
+    comm: Comm, dst: int, parcel: Parcel, letters: Sequence[Letter], bulk: Sequence[dict[str, torch.Tensor]]
+) -> Move[None]:
+    """Prepare to gather bulk at place `dst`, which alone has letters."""
+    if comm.rank != dst:
+        return _all_of([comm.transfer([(data, dst)], []) for data in parcel.bulk.values()], None)
+    for place, (letter, parts) in enumerate(zip(letters, bulk, strict=True)):
+        parts.update(parcel.copy() if place == dst else room_for(letter, comm))
+    moves = []
+    for device in bulk_devices(letters):
+        incoming = [(parts[device], place) for place, parts in enumerate(bulk) if place != dst and device in parts]
+        moves.append(comm.transfer([], incoming))
+    return _all_of(moves, None)
+
+
+def _all_of(moves: Sequence[Move[None]], result: T) -> Move[T]:
+    """Return one move of several, which returns the result."""
+
+    def run() -> T:
+        for move in moves:
+            move()
+        return result
+
+    return run
 
 
 def _pack_all(values: Sequence[object] | None, size: int) -> list[Parcel]:

@@ -10,6 +10,7 @@ import torch
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.job import Job
 from rankwise.collectives.trees import describe
+from rankwise.comm.buffers import is_expanded, overwrite
 from rankwise.comm.comm import Comm, dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op, plan
@@ -90,14 +91,19 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
         if not isinstance(tensor, torch.Tensor):
             raise PayloadTypeError(f"all_reduce_ takes a tensor, got {describe(tensor)}")
         parsed = Op.parse(op)
-        how = plan(dense(tensor).dtype, parsed)
+        target = dense(tensor)
+        if is_expanded(target):
+            raise PayloadTypeError(
+                f"{describe(tensor)} is expanded: several of its elements are one in memory; use all_reduce, or pass "
+                "tensor.clone()"
+            )
+        how = plan(target.dtype, parsed)
         result = how.finish(torch.empty(0, dtype=how.wire_dtype, device="cpu"), 1)
         if result.dtype != tensor.dtype:
             raise PayloadTypeError(f"op={op!r} of {tensor.dtype} has another type, {result.dtype}: use all_reduce")
         job = Job.of(comm, call, tensor, parsed, in_place=True)
     (result,) = job.run()
-    if result.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(result)
+    overwrite(tensor, result)
     return tensor
 
 
@@ -131,9 +137,11 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
         _check_pieces(values, parsed, comm.size)
         call.content = " ".join(map(describe, values))
         call.parts = lambda: {f"[{place}]": describe(value) for place, value in enumerate(values)}
+        scatter = comm.reduce_scatter(values, parsed)
         if comm.check or values[0].device.type == "cpu":
             comm.agree(call)
-        return comm.reduce_scatter(values, parsed)
+        finish = scatter()
+    return finish()
 
 
 class _Reduce(torch.autograd.Function):

@@ -52,7 +52,7 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> list[Any]:
     """
     bits = max((number.bit_length() for number in numbers if isinstance(number, int)), default=0)
     widest = torch.tensor([bits, *(_KINDS.index(type(number)) for number in numbers)], device=comm.control)
-    comm.reduce(widest, Op.MAX)
+    comm.reduce(widest, Op.MAX)()
     bits, *kinds = widest.tolist()
     growth = {Op.SUM: bits + comm.size.bit_length(), Op.PRODUCT: bits * comm.size}
     growth[Op.MEAN] = growth[Op.SUM]
@@ -65,7 +65,7 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> list[Any]:
         widen: Callable[[Any], Any] = _KINDS[kind]
         values = [widen(numbers[place]) for place in places]
         wire = torch.tensor(values, dtype=_DTYPES[kind], device=comm.control)
-        reduced = comm.all_reduce(wire, Op.SUM if op is Op.MEAN else op).tolist()
+        reduced = comm.all_reduce(wire, Op.SUM if op is Op.MEAN else op)()().tolist()
         for place, value in zip(places, reduced, strict=True):
             results[place] = value / comm.size if op is Op.MEAN else value
     return results

@@ -1,4 +1,4 @@
-"""Tensors as bytes, and bytes as tensors."""
+"""Tensors as bytes, bytes as tensors, and new values in the memory of tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Sequence
 
 import torch
+
+from rankwise.errors import PayloadTypeError
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,4 +41,34 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     """Return the memory of a contiguous uint8 tensor on the CPU, which must be kept as long as that is used."""
     if not tensor.numel():
         return memoryview(b"")
-    return memoryview((ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr())).cast("B")
+    address = tensor.data_ptr()
+    if not address:  # to read there would end the process
+        raise PayloadTypeError(f"a {type(tensor).__qualname__} has no memory that could be sent")
+    return memoryview((ctypes.c_char * tensor.numel()).from_address(address)).cast("B")
+
+
+def same_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor with the memory of a dense one, of which autograd and inference mode know nothing."""
+    other = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return other.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Return whether several elements of a dense tensor are one in memory, so that it cannot be written to."""
+    strides = tensor.stride()
+    return 0 in strides and any(stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True))
+
+
+def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy values of its shape into a dense tensor, whatever torch would have in the way, and tell autograd of it."""
+    target = tensor.detach()
+    is_there = values.data_ptr() == target.data_ptr()
+    if target.is_inference():
+        if not is_there:
+            # A view that stands for the conjugate or the negative has the other in memory.
+            values = values.conj() if target.is_conj() else values
+            same_memory(target).copy_(-values if target.is_neg() else values)
+    elif is_there:
+        torch.autograd.graph.increment_version(target)
+    else:
+        target.copy_(values)

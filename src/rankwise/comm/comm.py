@@ -11,17 +11,20 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from rankwise._torch import is_transformed, without_class
 from rankwise.comm.buffers import as_bytes, from_bytes
-from rankwise.comm.members import Members
-from rankwise.comm.ops import Op, plan
+from rankwise.comm.members import Finish, Move
+from rankwise.comm.messages import Messengers
+from rankwise.comm.ops import Op, fold, plan
 from rankwise.errors import PayloadTypeError
 
 # What travels with a frame.
 INLINE_BYTES: Final = 4096
 
 
-class Comm(Members):
+class Comm(Messengers):
     """Some ranks of a world, in an order, that can talk.
 
     Made by `rankwise.init()` and `rankwise.new_group()`; what `group=` takes. Results are new tensors, detached from
@@ -49,70 +52,86 @@ class Comm(Members):
         place = "not a member" if self.rank is None else f"rank {self.rank}"
         return f"<{type(self).__name__} of {self.size} ranks, {place}>"
 
-    def all_reduce(self, tensor: torch.Tensor, op: Op) -> torch.Tensor:
-        """Return the reduction of every member's tensor; all have the same shape and type, which they agreed on.
-
-        Collective over the members.
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[Finish[torch.Tensor]]:
+        """Prepare the reduction of every member's tensor; all have the same shape and type.
 
         Raises:
             PayloadTypeError: The operation is not defined for the tensor's type or layout.
         """
         how = plan(tensor.dtype, op)
         wire = how.start(dense(tensor))
-        self.reduce(wire, how.wire_op)
-        return how.finish(wire, self.size)
+        reduce = self.reduce(wire, how.wire_op)
 
-    def reduce(self, wire: torch.Tensor, op: Op) -> None:
-        """Reduce a contiguous tensor in place; its type is one that backends reduce with this operation."""
-        if wire.is_complex() and op is Op.PRODUCT:  # no backend multiplies complex numbers
-            wire.copy_(torch.stack(self.all_gather(wire)).prod(dim=0))
-            return
-        self._all_reduce(torch.view_as_real(wire) if wire.is_complex() else wire, op)
+        def run() -> Finish[torch.Tensor]:
+            reduce()
+            return lambda: how.finish(wire, self.size).reshape(tensor.shape)
 
-    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
-        """Return the reduction of every member's tensor for this rank; each passes one for each member.
+        return run
 
-        Collective over the members. The tensors are of one type, on one device.
+    def reduce(self, wire: torch.Tensor, op: Op) -> Move[None]:
+        """Prepare to reduce a contiguous tensor in place; its type is one that backends reduce with this operation."""
+        if wire.is_complex():
+            if op is Op.PRODUCT:  # no backend multiplies complex numbers
+                return self._multiply(wire)
+            wire = torch.view_as_real(wire)
+        return self._all_reduce(wire, op)
+
+    def _multiply(self, wire: torch.Tensor) -> Move[None]:
+        gather = self.all_gather(wire)
+
+        def run() -> None:
+            fold(gather(), Op.PRODUCT, out=wire)
+
+        return run
+
+    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: Op) -> Move[Finish[torch.Tensor]]:
+        """Prepare the reduction of every member's tensor for this rank; each passes one for each member.
+
+        The tensors are of one type, on one device.
         """
         me = self.require_member()
-        sizes = [tensor.numel() for tensor in tensors]
         how = plan(tensors[0].dtype, op)
-        flat = how.start(torch.cat([dense(tensor).reshape(-1) for tensor in tensors]))
-        if len(set(sizes)) > 1 or flat.is_complex():
-            # Pieces of different sizes, and complex products, are beyond what backends scatter.
-            self.reduce(flat, how.wire_op)
-            piece = flat.split(sizes)[me].clone()
-        else:
-            piece = self._reduce_scatter(flat.split(sizes), how.wire_op)
-        return how.finish(piece, self.size).reshape(tensors[me].shape)
+        wires = [how.start(dense(tensor)).reshape(-1) for tensor in tensors]
+        sizes = [wire.numel() for wire in wires]
+        flat = torch.cat(wires)
+        shape = tensors[me].shape
+        if len(set(sizes)) == 1 and not flat.is_complex():
+            scatter = self._reduce_scatter(flat.split(sizes), how.wire_op)
 
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return every member's tensor, in the members' order; all have the same shape and type.
+            def run_scatter() -> Finish[torch.Tensor]:
+                piece = scatter()
+                return lambda: how.finish(piece, self.size).reshape(shape)
 
-        Collective over the members.
-        """
-        gathered = self._all_gather(as_bytes(tensor))
-        return [from_bytes(part, tensor.dtype, tensor.shape) for part in gathered]
+            return run_scatter
 
-    def broadcast(self, data: torch.Tensor, src: int) -> None:
-        """Fill `data`, a flat uint8 tensor of the same length on every member, from the member at place `src`.
+        # Pieces of different sizes, and complex ones, are beyond what backends scatter.
+        reduce = self.reduce(flat, how.wire_op)
 
-        Collective over the members.
-        """
-        if data.numel():
-            self._broadcast(data, src)
+        def run() -> Finish[torch.Tensor]:
+            reduce()
+            return lambda: how.finish(flat.split(sizes)[me].clone(), self.size).reshape(shape)
+
+        return run
+
+    def all_gather(self, tensor: torch.Tensor) -> Move[list[torch.Tensor]]:
+        """Prepare to gather every member's tensor, in the members' order; all have the same shape and type."""
+        gather = self._all_gather(as_bytes(tensor))
+        return lambda: [from_bytes(part, tensor.dtype, tensor.shape) for part in gather()]
+
+    def broadcast(self, data: torch.Tensor, src: int) -> Move[None]:
+        """Prepare to fill `data`, a flat uint8 tensor of one length on all members, from the one at place `src`."""
+        return self._broadcast(data, src) if data.numel() else _nothing
 
     def transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> None:
-        """Send flat uint8 tensors to members, and fill others from members; places, not global ranks.
+    ) -> Move[None]:
+        """Prepare to send flat uint8 tensors to members, and to fill others from members; places, not global ranks.
 
-        Collective over the sender and receiver of each tensor. Empty ones do not travel.
+        Empty ones do not travel.
         """
         outgoing = [(data, place) for data, place in outgoing if data.numel()]
         incoming = [(data, place) for data, place in incoming if data.numel()]
-        if outgoing or incoming:
-            self._transfer(outgoing, incoming)
+        return self._transfer(outgoing, incoming) if outgoing or incoming else _nothing
 
     @abstractmethod
     def new_group(self, ranks: Sequence[int]) -> Comm:
@@ -123,11 +142,47 @@ class Comm(Members):
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without its gradient, in memory of its own values, if it is one that can be reduced.
+    """Return the tensor without its gradient and its class, in memory of its own values, if it can be reduced.
 
     Raises:
-        PayloadTypeError: It is sparse, quantized or has no contents.
+        PayloadTypeError: It cannot, as `require_dense` has it.
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise PayloadTypeError(f"only dense tensors can be reduced, got {tensor.layout} on {tensor.device}")
-    return tensor.detach().resolve_conj().resolve_neg()
+    return require_dense(tensor).detach().resolve_conj().resolve_neg()
+
+
+def require_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor without its class, if it can be reduced.
+
+    Raises:
+        PayloadTypeError: It is sparse, quantized, nested or has no contents, or its class keeps them elsewhere.
+    """
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        tensor = _plain(tensor)
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        form = "nested" if tensor.is_nested else str(tensor.layout)
+        raise PayloadTypeError(f"only dense tensors can be reduced, got {form} on {tensor.device}")
+    if is_transformed(tensor):
+        raise PayloadTypeError("a function that torch.func transforms cannot call collectives: call them outside of it")
+    return tensor
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that one of a class made from torch.Tensor is.
+
+    Raises:
+        PayloadTypeError: There is none: such classes wrap others, as DTensor does, or pretend, as FakeTensor does.
+    """
+    name = type(tensor).__qualname__
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise PayloadTypeError(
+            f"a {name} has no memory of its own that could be reduced; pass what it is made of, as in "
+            "tensor.to_local() or tensor.full_tensor() of a DTensor"
+        )
+    if is_lazy(tensor):
+        raise PayloadTypeError(f"a {name} has no contents yet: call the module with a batch first")
+    return without_class(tensor)
+
+
+def _nothing() -> None:
+    """Move no data."""

@@ -113,16 +113,22 @@ class Call:
         settings: The arguments that have to be the same on all ranks.
         content: What has to be the same about the value: a short text, the same where the values go together.
         parts: Describes the value's parts, for people: path -> "float32[3]". Looked at only when ranks differ.
+        is_data: The members have agreed on the call, and this is about its data.
+        site: Where the user called: "train.py:88"; noted when the call enters a group.
         agreeing: The others have been told of it.
-        agreed: And they call the same.
+        refused: They do not call the same, or not all are here; all know it, and nobody waits for data.
+        disturbed: Something else wanted to begin in this thread meanwhile, and what that raised may end the call.
     """
 
     operation: str
     settings: Mapping[str, object] = field(default_factory=dict)
     content: str = ""
     parts: Callable[[], Mapping[str, str]] = dict
+    is_data: bool = False
+    site: str = ""
     agreeing: bool = False
-    agreed: bool = False
+    refused: bool = False
+    disturbed: bool = False
 
     @property
     def title(self) -> str:
@@ -132,7 +138,7 @@ class Call:
     @property
     def text(self) -> str:
         """The operation and where it was called: "all_reduce at train.py:88"."""
-        return f"{self.operation} at {call_site()}"
+        return f"{self.operation} at {self.site or call_site()}"
 
     def digest(self) -> bytes:
         """Return 16 bytes that are the same on all ranks that call the same."""
@@ -183,7 +189,7 @@ class Details:
 
     @classmethod
     def of(cls, call: Call, error: BaseException | None = None) -> Details:
-        return cls(call.title, call_site(), dict(call.parts()), None if error is None else Failure.of(error, call.text))
+        return cls(call.title, call.site, dict(call.parts()), None if error is None else Failure.of(error, call.text))
 
 
 def call_site() -> str:

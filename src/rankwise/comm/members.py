@@ -1,7 +1,9 @@
-"""Some ranks that can agree: on who takes part, on what they do next, and on short messages.
+"""Some ranks that can agree: on who takes part, and on what they do next.
 
 A collective is one `taking_part` block: what it needs of this rank alone, then `agree` or a message, which tells that
 all ranks do the same, then data. So a rank that fails in its own part is heard of before anybody waits for its data.
+What can fail on one rank comes before an agreement, all memory for the data included: operations on data are prepared
+first, as a `Move`. Where sizes are not known before the ranks have agreed, they agree once more: `move`.
 """
 
 from __future__ import annotations
@@ -12,22 +14,35 @@ import pickle
 import secrets
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch.distributed import Store
 
-from rankwise.comm.buffers import contents, to_tensor
+from rankwise._torch import makes_fake_tensors
+from rankwise.comm.entrance import Entrance
 from rankwise.comm.frame import Call, Details, Failure, Frame, Kind, mismatch, verdict
 from rankwise.comm.ops import Op
-from rankwise.errors import CollectiveError, InvalidArgumentError, NotJoinedError, RemoteRankError
+from rankwise.errors import (
+    CollectiveError,
+    InvalidArgumentError,
+    NotJoinedError,
+    PayloadTypeError,
+    RemoteRankError,
+)
+
+T = TypeVar("T")
+
+# An operation that has all the memory it needs, and is yet to be done.
+Move = Callable[[], T]
+# What is left to do when the collective is over, for it takes memory: others no longer wait for this rank.
+Finish = Callable[[], T]
 
 # In groups of so many, every member sends its frame to every other. In larger ones they reduce their digests.
 FRAMED_RANKS: Final = 64
 
-_LENGTH_BYTES: Final = 8
 _WORDS: Final = struct.Struct("<2q")
 
 
@@ -54,6 +69,7 @@ class Members(ABC):
         self.turns = 0
         self._parts: list[Members] = []
         self._broken = ""
+        self._entrance = Entrance()
         self._pid = os.getpid()
 
     def close(self, reason: str = "left") -> None:
@@ -77,22 +93,33 @@ class Members(ABC):
         Raises:
             NotJoinedError: The session that the members talked in is closed.
             InvalidArgumentError: This rank is not a member.
-            CollectiveError: It has left the group.
+            PayloadTypeError: Under FakeTensorMode there is no memory for what ranks tell each other.
+            CollectiveError: It has left the group, or is in another collective of it.
         """
         place = self.require_member()
-        if self._broken:
-            raise CollectiveError(f"{call.text}: this group cannot be used any more: {self._broken}")
+        self._entrance.enter(call)
         try:
-            yield place
-        except Exception as error:
-            if not call.agreeing:
-                self._tell_failure(call, error)
-            elif call.agreed or not isinstance(error, (CollectiveError, RemoteRankError)):
-                self._break_off(f"{call.text} failed with {type(error).__name__}: {error}")
-            raise
-        except BaseException as error:
-            self._break_off(f"{call.text} was ended by {type(error).__name__}")
-            raise
+            if self._broken:
+                raise CollectiveError(f"{call.text}: this group cannot be used any more: {self._broken}")
+            try:
+                _require_memory(call)
+                yield place
+            except BaseException as error:
+                self._end(call, error)
+                raise
+        finally:
+            self._entrance.leave()
+
+    def move(self, call: Call, prepare: Callable[[], Move[T]]) -> T:
+        """Move data whose size was not known before the members agreed on a call: `prepare` makes room for it.
+
+        Collective over the members, after the agreement. What `prepare` raises is raised on all of them.
+        """
+        data = Call(call.operation, call.settings, is_data=True)
+        with self.taking_part(data):
+            run = prepare()
+            self.agree(data)
+            return run()
 
     def agree(self, call: Call, message: bytes = b"", *, timeout: float | None = None) -> list[bytes] | None:
         """Wait until every member is here, and calls the same.
@@ -106,55 +133,6 @@ class Members(ABC):
             CollectiveError: A member is gone, or did not come in time.
         """
         return self._agree(call, [message] * self.size, timeout=timeout)
-
-    def exchange(self, call: Call, message: bytes) -> list[bytes]:
-        """Agree, and return every member's message, in the members' order; they may differ in length."""
-        messages = self.agree(call, message)
-        return self.messages(message) if messages is None else messages
-
-    def collect(self, call: Call, message: bytes, dst: int) -> list[bytes] | None:
-        """Agree, and return every member's message on the one at place `dst`."""
-        me = self.require_member()
-        messages = self._agree(call, [message if place == dst else b"" for place in range(self.size)])
-        if messages is not None:
-            return messages if me == dst else None
-        if me != dst:
-            self._send(message, dst)
-            return None
-        return [message if place == me else self._receive(place) for place in range(self.size)]
-
-    def announce(self, call: Call, message: bytes, src: int) -> bytes:
-        """Agree, and return the message of the member at place `src`; the others' are not looked at."""
-        me = self.require_member()
-        messages = self._agree(call, [message if me == src else b""] * self.size)
-        if messages is not None:
-            return messages[src]
-        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control)
-        self._broadcast(length, src)
-        data = to_tensor(message) if me == src else torch.empty(_number(length), dtype=torch.uint8, device="cpu")
-        data = data.to(self.control)
-        self._broadcast(data, src)
-        return contents(data)
-
-    def deliver(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
-        """Agree, and return the message that the member at place `src` has for this one."""
-        me = self.require_member()
-        delivered = self._agree(call, messages if me == src else [b""] * self.size)
-        if delivered is not None:
-            return delivered[src]
-        if me != src:
-            return self._receive(src)
-        for place, message in enumerate(messages):
-            if place != me:
-                self._send(message, place)
-        return messages[me]
-
-    def messages(self, message: bytes) -> list[bytes]:
-        """Return every member's message, in the members' order, without agreeing first."""
-        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control)
-        lengths = [_number(other) for other in self._all_gather(length)]
-        padded = self._all_gather(to_tensor(message.ljust(max(lengths), b"\0")).to(self.control))
-        return [contents(data)[:length] for data, length in zip(padded, lengths, strict=True)]
 
     def place_of(self, global_rank: int, name: str) -> int:
         """Return a member's place, given its global rank.
@@ -204,14 +182,15 @@ class Members(ABC):
         me = self.require_member()
         call.agreeing = True
         if self.size == 1:
-            received: list[bytes] | None = [messages[me]]
-        elif self.framed:
-            received = self._agree_by_frames(call, messages, timeout=timeout)
-        else:
-            received = None
+            return [messages[me]]
+        try:
+            if self.framed:
+                return self._agree_by_frames(call, messages, timeout=timeout)
             self._agree_by_digest(call)
-        call.agreed = True
-        return received
+        except (CollectiveError, RemoteRankError):
+            call.refused = not call.disturbed
+            raise
+        return None
 
     def _agree_by_frames(self, call: Call, messages: Sequence[bytes], *, timeout: float | None) -> list[bytes]:
         frames = self._swap(call.frame(), messages, timeout)
@@ -227,11 +206,20 @@ class Members(ABC):
     def _agree_by_digest(self, call: Call, error: Exception | None = None) -> None:
         words = _WORDS.unpack(call.digest() if error is None else secrets.token_bytes(_WORDS.size))
         seen = torch.tensor([*words, *(~word for word in words)], device=self.control)
-        self._all_reduce(seen, Op.MIN)  # of a word and its complement: so both its least and its greatest are known
+        self._all_reduce(seen, Op.MIN)()  # of a word and its complement: so both its least and its greatest are known
         first, second, not_first, not_second = seen.tolist()
         if (first, second) != (~not_first, ~not_second):
             answers = self.messages(pickle.dumps(Details.of(call, error)))
             raise mismatch(self.ranks, [pickle.loads(answer) for answer in answers])
+
+    def _end(self, call: Call, error: BaseException) -> None:
+        """Do what the others need, now that this rank's part has ended in an error."""
+        if not isinstance(error, Exception):
+            self._break_off(f"{call.text} was ended by {type(error).__name__}")
+        elif not call.agreeing:
+            self._tell_failure(call, error)
+        elif not call.refused:
+            self._break_off(f"{call.text} failed with {type(error).__name__}: {error}")
 
     def _tell_failure(self, call: Call, error: Exception) -> None:
         """Let the others hear why this rank cannot take part. In frames that waits for nobody."""
@@ -243,21 +231,6 @@ class Members(ABC):
         else:
             with suppress(CollectiveError, RemoteRankError):
                 self._agree_by_digest(call, error)
-
-    def _send(self, message: bytes, place: int) -> None:
-        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control)
-        data = to_tensor(message).to(self.control)
-        self._transfer([(length, place)], [])
-        if message:
-            self._transfer([(data, place)], [])
-
-    def _receive(self, place: int) -> bytes:
-        length = torch.empty(_LENGTH_BYTES, dtype=torch.uint8, device=self.control)
-        self._transfer([], [(length, place)])
-        data = torch.empty(_number(length), dtype=torch.uint8, device=self.control)
-        if data.numel():
-            self._transfer([], [(data, place)])
-        return contents(data)
 
     def _break_off(self, reason: str) -> None:
         """Leave the group for good, since the others' next step and this rank's are no longer the same."""
@@ -275,25 +248,40 @@ class Members(ABC):
         """Take part in the next swap with a frame, without waiting for the others'."""
 
     @abstractmethod
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
-        """Reduce a contiguous tensor in place."""
+    def messages(self, message: bytes) -> list[bytes]:
+        """Return every member's message, in the members' order, without agreeing first."""
 
     @abstractmethod
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
-        """Return the reduction of this rank's piece, as a new tensor; all are flat and of one length."""
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:
+        """Prepare to reduce a contiguous tensor in place.
+
+        This and those below take memory, and raise what this rank alone has to raise; what they return only moves data.
+        """
 
     @abstractmethod
-    def _all_gather(self, data: torch.Tensor) -> list[torch.Tensor]:
-        """Gather flat uint8 tensors of one length, as new ones."""
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
+        """Prepare the reduction of this rank's piece, as a new tensor; all are flat and of one length."""
 
     @abstractmethod
-    def _broadcast(self, data: torch.Tensor, src: int) -> None: ...
+    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+        """Prepare to gather flat uint8 tensors of one length, as new ones."""
+
+    @abstractmethod
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]: ...
 
     @abstractmethod
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> None: ...
+    ) -> Move[None]: ...
 
 
-def _number(length: torch.Tensor) -> int:
-    return int.from_bytes(contents(length), "little")
+def _require_memory(call: Call) -> None:
+    """Check that tensors which are made now have contents.
+
+    Raises:
+        PayloadTypeError: They have none.
+    """
+    if makes_fake_tensors():
+        raise PayloadTypeError(
+            f"{call.operation} was called under FakeTensorMode, where new tensors have no contents; call it outside"
+        )

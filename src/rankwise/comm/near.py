@@ -6,12 +6,13 @@ call. Between hosts the backend knows the network better. See docs/decisions/000
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
 
 from rankwise.comm.buffers import as_bytes, memory_of
+from rankwise.comm.members import Move
 from rankwise.comm.mesh import Mesh
 from rankwise.comm.ops import Op, fold
 
@@ -28,44 +29,55 @@ class Near:
         self._others = [other for other in range(len(mesh.ranks)) if other != place]
         self._timeout = timeout
 
-    def all_reduce(self, wire: torch.Tensor, op: Op) -> None:
-        """Reduce a flat tensor in place: every rank reduces a piece, and gives it to all."""
+    def all_reduce(self, wire: torch.Tensor, op: Op) -> Move[None]:
+        """Prepare to reduce a flat tensor in place: every rank reduces a piece, and gives it to all."""
         size = len(self._mesh.ranks)
         step = min(_PIECE_BYTES // wire.element_size(), -(-wire.numel() // size))
-        room = torch.empty(len(self._others), step, dtype=wire.dtype, device="cpu")
-        for segment in wire.split(step * size):
-            pieces = list(segment.split(step))
-            pieces += [segment[:0]] * (size - len(pieces))
-            pieces[self._me].copy_(self._reduced(pieces, op, room))
-            self._transfer(
-                dict.fromkeys(self._others, pieces[self._me]), {other: pieces[other] for other in self._others}
-            )
+        room = torch.empty(size, step, dtype=wire.dtype, device="cpu")
 
-    def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
-        """Return the reduction of this rank's piece, as a new tensor; all are flat and of one length."""
+        def run() -> None:
+            for segment in wire.split(step * size):
+                pieces = list(segment.split(step))
+                pieces += [segment[:0]] * (size - len(pieces))
+                mine = pieces[self._me]
+                mine.copy_(self._reduced(pieces, op, room))
+                self._transfer(dict.fromkeys(self._others, mine), {other: pieces[other] for other in self._others})
+
+        return run
+
+    def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
+        """Prepare the reduction of this rank's piece, as a new tensor; all are flat and of one length."""
         room = torch.empty(len(self._others), pieces[0].numel(), dtype=pieces[0].dtype, device="cpu")
-        return self._reduced(pieces, op, room)
+        result = torch.empty_like(pieces[0])
+        return lambda: self._reduced(pieces, op, [*room, result])
 
-    def all_gather(self, data: torch.Tensor) -> list[torch.Tensor]:
-        """Return every member's tensor, by place; all are of one length."""
+    def all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+        """Prepare to gather every member's tensor, by place; all are of one length."""
         gathered = [torch.empty_like(data) for _ in self._mesh.ranks]
         gathered[self._me].copy_(data)
-        self._transfer(dict.fromkeys(self._others, data), {other: gathered[other] for other in self._others})
-        return gathered
 
-    def broadcast(self, data: torch.Tensor, src: int) -> None:
-        """Fill a tensor from the member at place `src`."""
+        def run() -> list[torch.Tensor]:
+            self._transfer(dict.fromkeys(self._others, data), {other: gathered[other] for other in self._others})
+            return gathered
+
+        return run
+
+    def broadcast(self, data: torch.Tensor, src: int) -> Move[None]:
+        """Prepare to fill a tensor from the member at place `src`."""
         if self._me == src:
-            self._transfer(dict.fromkeys(self._others, data), {})
-        else:
-            self._transfer({}, {src: data})
+            return lambda: self._transfer(dict.fromkeys(self._others, data), {})
+        return lambda: self._transfer({}, {src: data})
 
-    def _reduced(self, pieces: Sequence[torch.Tensor], op: Op, room: torch.Tensor) -> torch.Tensor:
-        """Return the reduction of this rank's piece, in the order of ranks, so that it is the same in every run."""
+    def _reduced(self, pieces: Sequence[torch.Tensor], op: Op, room: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Return the reduction of this rank's piece, in the order of ranks, so that it is the same in every run.
+
+        `room` has a row for each other rank's piece, and one for the result.
+        """
         mine = pieces[self._me]
-        theirs = dict(zip(self._others, room[:, : mine.numel()], strict=True))
+        *rows, result = (row[: mine.numel()] for row in room)
+        theirs = dict(zip(self._others, rows, strict=True))
         self._transfer({other: pieces[other] for other in self._others}, theirs)
-        return fold([theirs.get(place, mine) for place in range(len(pieces))], op)
+        return fold([theirs.get(place, mine) for place in range(len(pieces))], op, out=result)
 
     def _transfer(self, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:
         self._mesh.transfer(

@@ -107,17 +107,20 @@ def plan(dtype: torch.dtype, op: Op) -> Plan:
     return Plan.of(_WIDENED.get(dtype, dtype), op, lambda result, _: result.to(dtype))
 
 
-def fold(parts: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
-    """Return the reduction of tensors as they travel, in their order, as a new tensor; not of Op.MEAN, AND or OR."""
-    total = parts[0].clone()
+def fold(parts: Sequence[torch.Tensor], op: Op, *, out: torch.Tensor) -> torch.Tensor:
+    """Reduce tensors as they travel, in their order, into another of their kind; not of Op.MEAN, AND or OR.
+
+    Takes no memory: this is done between the moves of data, where no rank can fail alone. `out` may be the first part.
+    """
+    out.copy_(parts[0])
     for part in parts[1:]:
         if op is Op.SUM:
-            total += part
+            out += part
         elif op is Op.PRODUCT:
-            total *= part
+            out *= part
         else:
-            total = torch.minimum(total, part) if op is Op.MIN else torch.maximum(total, part)
-    return total
+            (torch.minimum if op is Op.MIN else torch.maximum)(out, part, out=out)
+    return out
 
 
 def _plan_bool(op: Op) -> Plan:

@@ -9,6 +9,7 @@ import torch
 
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Frame
+from rankwise.comm.members import Move
 from rankwise.comm.ops import Op
 from rankwise.errors import InvalidArgumentError
 
@@ -22,26 +23,33 @@ class SerialComm(Comm):
     def new_group(self, ranks: Sequence[int]) -> Comm:
         return SerialComm(device=self.device, ranks=tuple(ranks))
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
-        """The reduction of one tensor is that tensor."""
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:  # noqa: ARG002
+        return _nothing  # the reduction of one tensor is that tensor
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> torch.Tensor:  # noqa: ARG002
-        return pieces[0].clone()
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:  # noqa: ARG002
+        piece = pieces[0].clone()
+        return lambda: piece
 
-    def _all_gather(self, data: torch.Tensor) -> list[torch.Tensor]:
-        return [data.clone()]
+    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+        gathered = [data.clone()]
+        return lambda: gathered
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> None:
-        """What the only member has is what all have."""
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]:  # noqa: ARG002
+        return _nothing  # what the only member has is what all have
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> None:
+    ) -> Move[None]:
         if outgoing or incoming:
             raise InvalidArgumentError("there is no other rank to transfer to or from")
+        return _nothing
 
     def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
         return {0: replace(frame, body=bodies[0])}
 
     def _say(self, frame: Frame) -> None:
         """There is nobody to hear it."""
+
+
+def _nothing() -> None:
+    """Move no data."""

@@ -16,6 +16,7 @@ from rankwise._torch import gloo_on_loopback
 from rankwise.comm.buffers import memory_of
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Elsewhere, Frame, Kind
+from rankwise.comm.members import Move
 from rankwise.comm.mesh import SLICE_SECONDS, Mesh
 from rankwise.comm.near import Near
 from rankwise.comm.ops import Op
@@ -149,61 +150,79 @@ class TorchGroupComm(Comm):
             self._world.meshes.remove(self._mesh)
             self._mesh = self._near = None
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:
         if self._near is not None and tensor.device.type == "cpu":
-            self._near.all_reduce(tensor.view(-1), op)
-            return
-        with self._explained("all_reduce"):
-            staged = self._stage(tensor)
-            self._finish(dist.all_reduce(staged, op=_REDUCE_OPS[op], group=self.group, async_op=True), staged)
-            if staged is not tensor:
-                tensor.copy_(staged)
+            return self._near.all_reduce(tensor.view(-1), op)
+        staged = self._stage(tensor)
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
+        def run() -> None:
+            with self._explained("all_reduce"):
+                self._finish(dist.all_reduce(staged, op=_REDUCE_OPS[op], group=self.group, async_op=True), staged)
+                if staged is not tensor:
+                    tensor.copy_(staged)
+
+        return run
+
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
         if self._near is not None and pieces[0].device.type == "cpu":
             return self._near.reduce_scatter(pieces, op)
-        with self._explained("reduce_scatter"):
-            staged = [self._stage(piece) for piece in pieces]
-            reduced = torch.empty_like(staged[0])
-            work = dist.reduce_scatter(reduced, staged, op=_REDUCE_OPS[op], group=self.group, async_op=True)
-            self._finish(work, reduced)
+        staged = [self._stage(piece) for piece in pieces]
+        reduced = torch.empty_like(staged[0])
+
+        def run() -> torch.Tensor:
+            with self._explained("reduce_scatter"):
+                work = dist.reduce_scatter(reduced, staged, op=_REDUCE_OPS[op], group=self.group, async_op=True)
+                self._finish(work, reduced)
             return reduced.to(pieces[0].device)
 
-    def _all_gather(self, data: torch.Tensor) -> list[torch.Tensor]:
+        return run
+
+    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
         if self._near is not None and data.device.type == "cpu":
             return self._near.all_gather(data)
-        with self._explained("all_gather"):
-            staged = self._stage(data)
-            gathered = [torch.empty_like(staged) for _ in self.ranks]
-            self._finish(dist.all_gather(gathered, staged, group=self.group, async_op=True), staged)
+        staged = self._stage(data)
+        gathered = [torch.empty_like(staged) for _ in self.ranks]
+
+        def run() -> list[torch.Tensor]:
+            with self._explained("all_gather"):
+                self._finish(dist.all_gather(gathered, staged, group=self.group, async_op=True), staged)
             return gathered if staged is data else [part.to(data.device) for part in gathered]
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> None:
+        return run
+
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]:
         if self._near is not None and data.device.type == "cpu":
-            self._near.broadcast(data, src)
-            return
-        with self._explained("broadcast"):
-            staged = self._stage(data)
-            self._finish(dist.broadcast(staged, src=self.ranks[src], group=self.group, async_op=True), staged)
-            if staged is not data:
-                data.copy_(staged)
+            return self._near.broadcast(data, src)
+        staged = self._stage(data)
+
+        def run() -> None:
+            with self._explained("broadcast"):
+                self._finish(dist.broadcast(staged, src=self.ranks[src], group=self.group, async_op=True), staged)
+                if staged is not data:
+                    data.copy_(staged)
+
+        return run
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> None:
+    ) -> Move[None]:
         sent = [(self._stage(data), place) for data, place in outgoing]
         received = [(self._stage(data), place) for data, place in incoming]
-        if self._mesh is not None and all(data.device.type == "cpu" for data, _ in [*sent, *received]):
-            self._mesh.transfer(
-                {place: memory_of(data) for data, place in sent},
-                {place: memory_of(data) for data, place in received},
-                timeout=self._world.timeout,
-            )
-        else:
-            self._transfer_by_group(sent, received)
-        for (buffer, _), (data, _) in zip(received, incoming, strict=True):
-            if buffer is not data:
-                data.copy_(buffer)
+
+        def run() -> None:
+            if self._mesh is not None and all(data.device.type == "cpu" for data, _ in [*sent, *received]):
+                self._mesh.transfer(
+                    {place: memory_of(data) for data, place in sent},
+                    {place: memory_of(data) for data, place in received},
+                    timeout=self._world.timeout,
+                )
+            else:
+                self._transfer_by_group(sent, received)
+            for (buffer, _), (data, _) in zip(received, incoming, strict=True):
+                if buffer is not data:
+                    data.copy_(buffer)
+
+        return run
 
     def _transfer_by_group(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]

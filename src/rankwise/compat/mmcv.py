@@ -134,7 +134,7 @@ def allreduce_grads(params: Iterable[torch.Tensor], coalesce: bool = True, bucke
     """Replace gradients by their mean over all ranks, in place.
 
     Collective over the session; nothing happens alone, or where nobody has joined. As `rankwise.sync_grads`: what got
-    no gradient on some ranks counts as zero there, sparse gradients become dense, half precision is averaged in
+    no gradient on some ranks counts as zero there, sparse gradients stay sparse, half precision is averaged in
     float32.
 
     Args:
@@ -261,7 +261,7 @@ def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_byte
         comm.agree(call)
         for bucket in _buckets(tensors, bucket_bytes):
             flat = bucket[0] if len(bucket) == 1 else torch.cat([tensor.reshape(-1) for tensor in bucket])
-            mean = comm.all_reduce(flat, Op.MEAN)
+            mean = comm.all_reduce(flat, Op.MEAN)()()
             if divisor != comm.size:
                 mean = mean * (comm.size / divisor)
             for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):

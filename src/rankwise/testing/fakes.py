@@ -12,6 +12,7 @@ from rankwise import _torch
 from rankwise.collectives.payload import pack
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call, Frame
+from rankwise.comm.members import Move
 from rankwise.comm.ops import Op
 from rankwise.errors import InvalidArgumentError
 from rankwise.session.current import forget, opened_session, put_in_force, read_environment, session_in_force
@@ -69,7 +70,10 @@ class RecordingComm(Comm):
 
     def deliver(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
         self._agree(call, messages or [b""] * self.size)
-        return messages[src] if self.rank == src else self._reply(call)
+        if self.rank == src:
+            return messages[src]
+        letter = self._reply(call)
+        return (b"+" if self._incoming else b"-") + letter
 
     def _reply(self, call: Call) -> bytes:
         """Return what another rank sends."""
@@ -80,7 +84,8 @@ class RecordingComm(Comm):
         return parcel.letter.encode()
 
     def _agree(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
-        self.calls.append(Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self.ranks)))
+        if not call.is_data:
+            self.calls.append(Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self.ranks)))
         return super()._agree(call, messages, timeout=timeout)
 
     def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
@@ -90,32 +95,47 @@ class RecordingComm(Comm):
     def _say(self, frame: Frame) -> None:
         """There is nobody to hear it."""
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
-        if op is Op.SUM:
-            tensor.mul_(self.size)
-        elif op is Op.PRODUCT:
-            tensor.pow_(self.size)
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:
+        def run() -> None:
+            if op is Op.SUM:
+                tensor.mul_(self.size)
+            elif op is Op.PRODUCT:
+                tensor.pow_(self.size)
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
+        return run
+
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
         piece = pieces[self.require_member()].clone()
-        self._all_reduce(piece, op)
-        return piece
+        reduce = self._all_reduce(piece, op)
 
-    def _all_gather(self, data: torch.Tensor) -> list[torch.Tensor]:
-        return [data.clone() for _ in range(self.size)]
+        def run() -> torch.Tensor:
+            reduce()
+            return piece
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> None:
-        if self.rank != src:
-            data.copy_(self._incoming.pop(0))
+        return run
+
+    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+        return lambda: [data.clone() for _ in range(self.size)]
+
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]:
+        def run() -> None:
+            if self.rank != src:
+                data.copy_(self._incoming.pop(0))
+
+        return run
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> None:
+    ) -> Move[None]:
         sent = {place: data for data, place in outgoing}
-        for data, place in incoming:
-            if place not in sent and not self._incoming:
-                raise InvalidArgumentError("values beyond 4 KiB cannot be gathered on one rank where there is one rank")
-            data.copy_(sent[place] if place in sent else self._incoming.pop(0))
+        if sum(place not in sent for _, place in incoming) > len(self._incoming):
+            raise InvalidArgumentError("values beyond 4 KiB cannot be gathered on one rank where there is one rank")
+
+        def run() -> None:
+            for data, place in incoming:
+                data.copy_(sent[place] if place in sent else self._incoming.pop(0))
+
+        return run
 
 
 @contextmanager

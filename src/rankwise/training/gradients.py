@@ -8,18 +8,30 @@ import torch
 
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.trees import describe
+from rankwise.comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise.comm.comm import Comm, dense
 from rankwise.comm.frame import Call
-from rankwise.comm.ops import Op
 from rankwise.errors import InvalidArgumentError
+from rankwise.training.averaging import (
+    DENSE,
+    SPARSE,
+    dense_means,
+    describe_gradients,
+    form_of,
+    forms_everywhere,
+    gather_sparse,
+    put_gradient,
+    put_sparse_means,
+)
 
 
 def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: Comm | None = None) -> None:
     """Replace every gradient by its mean over all ranks, in place.
 
     Collective over the session, or over `group`. A parameter that got no gradient on some ranks counts as zero there;
-    one that got none on any rank keeps none. Half-precision gradients are averaged in float32, sparse ones become
-    dense. One reduction for each type and device.
+    one that got none on any rank keeps none. Half-precision gradients are averaged in float32. Sparse gradients stay
+    sparse, coalesced, as new tensors, unless another rank has a dense one; one reduction for each type and device does
+    for all others.
 
     Args:
         parameters: A module, or its parameters in the same order on all ranks; those without requires_grad are not
@@ -28,7 +40,8 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
 
     Raises:
         InvalidArgumentError: `parameters` is neither a module nor parameters.
-        RemoteRankError: That happened on another rank.
+        PayloadTypeError: A gradient cannot be averaged: of integers or 8-bit floats, or of a class such as DTensor.
+        RemoteRankError: Either happened on another rank.
         MismatchError: The ranks' parameters differ in number, shape or type, or another rank calls something else.
         CollectiveError: A rank is gone, or did not come within the session's timeout.
         NotJoinedError: The world is larger than one and nobody joined it.
@@ -43,14 +56,27 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
     """
     comm = comm_of(group)
     call = Call("sync_grads")
-    with comm.taking_part(call), torch.no_grad():
-        trained = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
-        for parameter in trained:
-            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-                parameter.grad = parameter.grad.to_dense()
-        _agree_on(call, {f"parameter {place}": parameter for place, parameter in enumerate(trained)}, comm)
-        for bucket in _by_kind(trained):
-            _average(bucket, comm)
+    with torch.no_grad():
+        with comm.taking_part(call):
+            trained = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
+            mine = [form_of(parameter) for parameter in trained]
+            _describe(call, describe_gradients(trained))
+            average = dense_means({place: trained[place] for place, form in enumerate(mine) if not form & SPARSE}, comm)
+            forms = forms_everywhere(comm, call, mine)()
+            # What was prepared is right unless a gradient is sparse on some of the ranks.
+            alike = all(form == SPARSE or not form & SPARSE for form in forms)
+            finish = average() if alike else None
+        if finish is None:
+            others = {place: trained[place] for place, form in enumerate(forms) if not form & SPARSE}
+            finish = comm.move(call, lambda: dense_means(others, comm))
+        sparse = [parameter for parameter, form in zip(trained, forms, strict=True) if form & SPARSE]
+        gathered = gather_sparse(sparse, comm) if sparse else []
+        # All that ranks wait for is done: what follows takes memory.
+        for place, values in finish().items():
+            if forms[place] & DENSE:
+                put_gradient(trained[place], values)
+        if sparse:
+            put_sparse_means(sparse, gathered, comm.size)
 
 
 def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = None) -> None:
@@ -64,7 +90,7 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
         group: Those who take part; all, by default.
 
     Raises:
-        InvalidArgumentError: `src` is not a member.
+        InvalidArgumentError: `src` is not a member, or `module` is no module.
         PayloadTypeError: A parameter or buffer has no contents, or is not dense.
         RemoteRankError: Either happened on another rank.
         MismatchError: The ranks' modules differ in names, shapes or types, or another rank calls something else.
@@ -77,25 +103,28 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
     """
     comm = comm_of(group)
     call = Call("sync_params", {"src": src})
-    with comm.taking_part(call), torch.no_grad():
-        sender = comm.place_of(src, "src")
-        tensors = dict([*module.named_parameters(), *module.named_buffers()])
-        for tensor in tensors.values():
-            dense(tensor)
-        _agree_on(call, tensors, comm)
-        for bucket in _by_kind(tensors.values()):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            comm.broadcast(flat.view(torch.uint8), sender)
-            for tensor, values in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-                _put(values.view_as(tensor), tensor)
+    with torch.no_grad():
+        with comm.taking_part(call):
+            sender = comm.place_of(src, "src")
+            if not isinstance(module, torch.nn.Module):
+                raise InvalidArgumentError(f"sync_params takes a module, got {describe(module)}")
+            tensors = dict([*module.named_parameters(), *module.named_buffers()])
+            buckets = _by_kind(tensors.values())
+            flat = [torch.cat([as_bytes(dense(tensor)) for tensor in bucket]) for bucket in buckets]
+            moves = [comm.broadcast(data, sender) for data in flat]
+            _describe(call, {name: describe(tensor) for name, tensor in tensors.items()})
+            comm.agree(call)
+            for move in moves:
+                move()
+        for bucket, data in zip(buckets, flat, strict=True):
+            for tensor, values in zip(bucket, data.split([tensor.nbytes for tensor in bucket]), strict=True):
+                _put(from_bytes(values, tensor.dtype, tensor.shape), tensor)
 
 
-def _agree_on(call: Call, tensors: Mapping[str, torch.Tensor], comm: Comm) -> None:
-    """Wait until all ranks are here, with tensors of the same names, shapes and types."""
-    call.content = " ".join(f"{name}: {describe(tensor)}" for name, tensor in tensors.items())
-    call.parts = lambda: {name: describe(tensor) for name, tensor in tensors.items()}
-    if comm.check or all(tensor.device.type == "cpu" for tensor in tensors.values()):
-        comm.agree(call)
+def _describe(call: Call, parts: Mapping[str, str]) -> None:
+    """Say what has to be the same on all ranks."""
+    call.content = " ".join(f"{name}: {part}" for name, part in parts.items())
+    call.parts = lambda: parts
 
 
 def _put(values: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -103,16 +132,17 @@ def _put(values: torch.Tensor, tensor: torch.Tensor) -> None:
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             values, tensor = values.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
-    tensor.copy_(values)
+    overwrite(tensor, values)
 
 
 def _listed(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     if isinstance(parameters, torch.nn.Module):
         return list(parameters.parameters())
-    listed = [] if isinstance(parameters, torch.Tensor) else list(parameters)
-    if isinstance(parameters, torch.Tensor) or not all(isinstance(parameter, torch.Tensor) for parameter in listed):
-        raise InvalidArgumentError("sync_grads takes a module or a list of parameters")
-    return listed
+    if isinstance(parameters, Iterable) and not isinstance(parameters, torch.Tensor):
+        listed = list(parameters)
+        if all(isinstance(parameter, torch.Tensor) for parameter in listed):
+            return listed
+    raise InvalidArgumentError(f"sync_grads takes a module or a list of parameters, got {describe(parameters)}")
 
 
 def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -121,22 +151,3 @@ def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     for tensor in tensors:
         buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return list(buckets.values())
-
-
-def _average(bucket: list[torch.Tensor], comm: Comm) -> None:
-    """Average the gradients of parameters of one kind, in one reduction.
-
-    Behind the gradients travels one number for each parameter, which is above zero if any rank had a gradient: so
-    nothing depends on what this rank alone knows, and no rank can be left waiting.
-    """
-    present = torch.tensor([parameter.grad is not None for parameter in bucket], device="cpu")
-    grads = [parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in bucket]
-    flat = torch.cat([*(grad.reshape(-1) for grad in grads), present.to(grads[0])])
-    reduced = comm.all_reduce(flat, Op.MEAN)
-    *averaged, counts = reduced.split([*(grad.numel() for grad in grads), len(bucket)])
-    for parameter, values, count in zip(bucket, averaged, counts.tolist(), strict=True):
-        if count == 0:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(values.view_as(parameter))

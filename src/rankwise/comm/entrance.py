@@ -1,0 +1,53 @@
+"""One collective at a time in a group: what else asks to enter is refused at once, with both places in the message.
+
+Threads of a rank that use one group would take each other's frames and data, and no two ranks would agree on whose
+collective comes first.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from rankwise.comm.frame import Call, call_site
+from rankwise.errors import CollectiveError
+
+
+class Entrance:
+    """Where collectives of this rank enter a group."""
+
+    def __init__(self) -> None:
+        self._inside = threading.Lock()
+        self._call: Call | None = None
+        self._thread = threading.main_thread()
+
+    def enter(self, call: Call) -> None:
+        """Begin a collective.
+
+        Raises:
+            CollectiveError: This rank is in another one, in this thread or in another.
+        """
+        if not self._inside.acquire(blocking=False):
+            raise CollectiveError(self._refusal(call))
+        call.site = call.site or call_site()
+        self._call, self._thread = call, threading.current_thread()
+
+    def leave(self) -> None:
+        """End it."""
+        self._call = None
+        self._inside.release()
+
+    def _refusal(self, call: Call) -> str:
+        current, thread = self._call, self._thread
+        busy = "a collective that is just beginning or ending" if current is None else current.text
+        if thread is not threading.current_thread():
+            return (
+                f"{call.text} cannot begin in thread {threading.current_thread().name!r}: thread {thread.name!r} is in "
+                f"{busy} with the same group. Call the collectives of a group one after the other, or make a group "
+                "for each thread, with rankwise.new_group()"
+            )
+        if current is not None:
+            current.disturbed = True
+        return (
+            f"{call.text} cannot begin inside of {busy}, with the same group in the same thread, as from a signal "
+            "handler: set a flag there, and call it when that has returned"
+        )

@@ -1,0 +1,157 @@
+"""One rank runs out of memory at any step of a collective: the others raise or return, and the next collective works.
+
+Every step that takes memory for tensors fails once, in its turn, on one rank. No transport, buffer or message is known
+here: whatever is done between the agreement of the ranks and the end of the call is among the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("torch_random")]
+
+LENGTH = 5000
+
+
+class OutOfMemory(TorchFunctionMode):
+    """Lets so many operations take memory, and then none.
+
+    Attributes:
+        left: How many more may.
+        least: Operations that take fewer bytes always may.
+    """
+
+    def __init__(self, left: int, least: int = 0) -> None:
+        super().__init__()
+        self.left = left
+        self.least = least
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if memory(result, self.least) - memory([args, kwargs]):
+            if not self.left:
+                raise MemoryError("none is left")
+            self.left -= 1
+        return result
+
+
+def memory(value: object, least: int = 0) -> set[int]:
+    """Return where the tensors in a value have their memory, if they have so many bytes."""
+    if isinstance(value, torch.Tensor):
+        is_counted = value.layout is torch.strided and value.untyped_storage().nbytes() >= least
+        return {value.untyped_storage().data_ptr()} - {0} if is_counted else set()
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return set().union(*(memory(part, least) for part in value)) if isinstance(value, (list, tuple)) else set()
+
+
+def trained(*, sparse: bool = False) -> list[torch.nn.Parameter]:
+    parameters = [torch.nn.Parameter(torch.ones(LENGTH)), torch.nn.Parameter(torch.ones(3, dtype=torch.float16))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    if sparse and rw.get_rank() % 2:
+        parameters[0].grad = torch.eye(LENGTH, 1).reshape(-1).to_sparse()
+    return parameters
+
+
+def ragged() -> torch.Tensor:
+    return torch.ones(LENGTH + rw.get_rank())
+
+
+# What makes a value, and what is called with it.
+COLLECTIVES: dict[str, tuple[Callable[[Comm], Any], Callable[[Any], object]]] = {
+    "all_reduce": (lambda _: torch.ones(LENGTH), lambda value: rw.all_reduce(value, op="max")),
+    "all_reduce of little": (lambda _: [torch.ones(3), 1], rw.all_reduce),
+    "all_reduce of a tree": (
+        lambda _: {"a": [torch.ones(LENGTH), torch.ones(3, dtype=torch.int64)]},
+        lambda value: rw.all_reduce(value, op="mean"),
+    ),
+    "all_reduce of complex numbers": (
+        lambda _: torch.ones(LENGTH, dtype=torch.complex64),
+        lambda value: rw.all_reduce(value, op="product"),
+    ),
+    "all_reduce_": (lambda _: torch.ones(LENGTH), rw.all_reduce_),
+    "all_reduce_ of a transpose": (lambda _: torch.ones(50, 100).t(), lambda value: rw.all_reduce_(value, op="mean")),
+    "reduce_scatter": (lambda comm: [torch.ones(LENGTH)] * comm.size, lambda value: rw.reduce_scatter(value, op="min")),
+    "reduce_scatter of pieces": (
+        lambda comm: [torch.ones(LENGTH + place) for place in range(comm.size)],
+        rw.reduce_scatter,
+    ),
+    "all_gather": (lambda _: torch.ones(LENGTH), rw.all_gather),
+    "all_gather of others": (lambda _: {"a": ragged(), "b": "text" * LENGTH}, rw.all_gather),
+    "all_gather_cat": (lambda _: ragged(), rw.all_gather_cat),
+    "gather": (lambda _: ragged(), lambda value: rw.gather(value, dst=1)),
+    "gather of one": (lambda _: torch.ones(LENGTH if rw.get_rank() else 1), rw.gather),
+    "broadcast": (lambda _: [torch.ones(LENGTH), "text"], lambda value: rw.broadcast(value, src=1)),
+    "scatter": (
+        lambda comm: [torch.ones(LENGTH + place) for place in range(comm.size)],
+        lambda value: rw.scatter(value, src=1),
+    ),
+    "scatter to one": (lambda comm: [0] * (comm.size - 1) + [torch.ones(LENGTH)], rw.scatter),
+    "sync_grads": (lambda _: trained(), rw.sync_grads),
+    "sync_grads of sparse ones": (lambda _: trained(sparse=True), rw.sync_grads),
+    "sync_params": (lambda _: torch.nn.BatchNorm1d(LENGTH), rw.sync_params),
+    "barrier": (lambda _: None, lambda _: rw.barrier()),
+}
+
+
+def attempt(call: Callable[[Any], object], value: object, memory: OutOfMemory | None) -> Exception | None:
+    """Return what a call raises, with so much memory."""
+    try:
+        with memory or nullcontext():
+            call(value)
+    except (MemoryError, rw.RankwiseError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_memory_ends_at_any_step(comm: Comm, collective: str, odd: int) -> None:
+    make, call = COLLECTIVES[collective]
+    odd %= comm.size
+    told = []
+    for left in range(100):
+        error = attempt(call, make(comm), OutOfMemory(left) if rw.get_rank() == odd else None)
+        errors = rw.all_gather(error)
+        assert all(
+            error is None or (isinstance(error, rw.RemoteRankError) and "MemoryError: none is left" in str(error))
+            for place, error in enumerate(errors)
+            if place != odd
+        ), errors
+        others = {type(error) for place, error in enumerate(errors) if place != odd}
+        assert len(others) == 1, "the others are alike"
+        told.append(others.pop() is not type(None))
+        assert rw.all_reduce(torch.ones(LENGTH)).sum().item() == LENGTH * comm.size, "and the next collective works"
+        if errors[odd] is None:
+            break
+        assert "none is left" in str(errors[odd])
+    else:
+        pytest.fail("there was never enough memory")
+    # What is raised after the data has moved is this rank's own affair, and comes last.
+    assert told == sorted(told, reverse=True)
+
+
+def test_a_group_of_many_says_so_as_well(comm: Comm) -> None:
+    """Where ranks send no frames to each other, data of which not all knew the size comes after a second agreement."""
+    comm.framed = False
+    try:
+        for collective in ("all_gather of others", "gather", "broadcast", "scatter", "all_reduce", "sync_grads"):
+            make, call = COLLECTIVES[collective]
+            value, fails = make(comm), rw.get_rank() == 1
+            error = attempt(call, value, OutOfMemory(0, least=10_000) if fails else None)
+            assert isinstance(error, MemoryError if fails else rw.RemoteRankError), collective
+            assert attempt(call, make(comm), None) is None
+    finally:
+        comm.framed = True
