@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -37,7 +39,8 @@ class Mesh:
         name: The group's, the same on all members.
         ranks: The members' global ranks, by place.
         sequence: The number of the last exchange that this member entered.
-        busy: A thread is in an exchange.
+        lock: Held by a thread that is at the connections: one that looks here from another group must not take what is
+            meant for it.
         near: All members are on this host.
     """
 
@@ -47,7 +50,7 @@ class Mesh:
         self.name = name
         self.ranks = ranks
         self.sequence = 0
-        self.busy = False
+        self.lock = threading.Lock()
         self.near = near
         self._call = ""
         self._peers = {place: Peer(ranks[place], connection) for place, connection in connections.items()}
@@ -72,8 +75,7 @@ class Mesh:
             CollectiveError: A member is gone.
             CollectiveTimeoutError: Some did not come in time, or another member waited too long.
         """
-        self.busy = True
-        try:
+        with self.lock:
             self.sequence += 1
             own = replace(frame, sequence=self.sequence)
             self._call = own.call
@@ -86,8 +88,6 @@ class Mesh:
             frames = {place: peer.frames.pop(own.sequence, None) for place, peer in self._peers.items()}
             mine = {place: replace(own, body=bodies[place]) for place in range(len(self.ranks)) if place not in frames}
             return mine | {place: frame for place, frame in frames.items() if frame is not None}
-        finally:
-            self.busy = False
 
     def say(self, frame: Frame) -> None:
         """Send a frame to every member, and wait for nothing."""
@@ -132,6 +132,10 @@ class Mesh:
             CollectiveError: A member is gone.
             CollectiveTimeoutError: Nothing moved for that long.
         """
+        with self.lock:
+            self._transfer(outgoing, incoming, timeout)
+
+    def _transfer(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], timeout: float) -> None:
         left, room = dict(outgoing), dict(incoming)
         for place, data in outgoing.items():
             self._peers[place].post(bulk_head(len(data)))
@@ -259,6 +263,18 @@ class Mesh:
             else:
                 room[place] = rest[received:]
         return moved
+
+
+@contextmanager
+def looking_at(mesh: Mesh | None) -> Iterator[Mesh | None]:
+    """Give the connections, or None while another thread is at them."""
+    if mesh is None or not mesh.lock.acquire(blocking=False):
+        yield None
+        return
+    try:
+        yield mesh
+    finally:
+        mesh.lock.release()
 
 
 def _lost(call: str, lost: Sequence[Peer]) -> str:

@@ -17,7 +17,7 @@ from rankwise.comm.buffers import memory_of
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Elsewhere, Frame, Kind
 from rankwise.comm.members import Move
-from rankwise.comm.mesh import SLICE_SECONDS, Mesh
+from rankwise.comm.mesh import SLICE_SECONDS, Mesh, looking_at
 from rankwise.comm.near import Near
 from rankwise.comm.ops import Op
 from rankwise.comm.world import World
@@ -79,10 +79,12 @@ class TorchGroupComm(Comm):
         self._hang_up(reason)
 
     def gone(self, ranks: Container[int] | None = None) -> str:
-        return "" if self._mesh is None else self._mesh.gone(ranks)
+        with looking_at(self._mesh) as mesh:
+            return "" if mesh is None else mesh.gone(ranks)
 
     def interrupted_by(self, rank: int) -> bool:
-        return self._mesh is not None and self._mesh.waiting(rank) is not None
+        with looking_at(self._mesh) as mesh:
+            return mesh is not None and mesh.waiting(rank) is not None
 
     def board(self) -> dist.Store | None:
         return dist.PrefixStore(self._name, self._world.store()) if self.size > 1 else None
@@ -123,22 +125,24 @@ class TorchGroupComm(Comm):
 
         Only what is seen at two looks counts. At one, what it had to say here may still have been on its way.
         """
-        for other in self._world.meshes:
-            if other is mesh or other.busy or not frame.main:
-                continue
-            waiting = [called for rank in missing if (called := other.waiting(rank)) is not None]
-            if not any(called.main for called in waiting):
-                suspects.discard(other.name)
-            elif other.name in suspects:
-                other.skip(_elsewhere(mesh, frame), timeout=self._world.timeout)
-            else:
-                suspects.add(other.name)
+        for other in list(self._world.meshes) if frame.main else ():
+            with looking_at(None if other is mesh else other) as free:
+                if free is None:
+                    continue
+                waiting = [called for rank in missing if (called := free.waiting(rank)) is not None]
+                if not any(called.main for called in waiting):
+                    suspects.discard(free.name)
+                elif free.name in suspects:
+                    free.skip(_elsewhere(mesh, frame), timeout=self._world.timeout)
+                else:
+                    suspects.add(free.name)
 
     def _follow(self, mesh: Mesh, frame: Frame, elsewhere: Elsewhere) -> None:
         """Let those know who wait in another group that this rank was here, and not on its way to them."""
-        for other in self._world.meshes:
-            if other.name == elsewhere.group and other.sequence == elsewhere.sequence - 1:
-                other.skip(_elsewhere(mesh, frame), timeout=self._world.timeout)
+        for other in list(self._world.meshes):
+            with looking_at(other if other.name == elsewhere.group else None) as free:
+                if free is not None and free.sequence == elsewhere.sequence - 1:
+                    free.skip(_elsewhere(mesh, frame), timeout=self._world.timeout)
 
     def _break_off(self, reason: str) -> None:
         super()._break_off(reason)

@@ -1,0 +1,124 @@
+"""One collective at a time in a group: what else would begin is refused at once, and names both places."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
+
+HERE = r"test_one_at_a_time\.py:\d+"
+
+
+class Pickled:
+    """A value that calls something while it is made ready to travel: in the midst of a collective, in any world."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[object, ...]:
+        self.call()
+        return int, ()
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(rw.CollectiveError) as raised:
+        call()
+    return str(raised.value)
+
+
+def test_another_thread_is_refused(comm: Comm) -> None:
+    for _ in range(20):
+        said: list[str] = []
+
+        def in_thread(said: list[str] = said) -> None:
+            thread = threading.Thread(target=lambda: said.append(refused(lambda: rw.all_reduce(1))), name="other")
+            thread.start()
+            thread.join()
+
+        gathered: list[Any] = rw.all_gather(Pickled(in_thread))
+        assert gathered == [0] * comm.size
+        assert re.search(rf"all_reduce at {HERE} cannot begin in thread 'other'", said[0])
+        assert re.search(rf"'MainThread' is in all_gather at {HERE}", said[0])
+        assert rw.all_reduce(1) == comm.size, "and the next collective works"
+
+
+def test_a_thread_with_a_group_of_its_own_goes_on(comm: Comm) -> None:
+    """While the main thread is in one group, for small and large values, another works in its own."""
+    group = rw.new_group(range(comm.size))
+    results: list[float] = []
+
+    def work() -> None:
+        for _ in range(50):
+            results.extend((rw.all_reduce(1, group=group), rw.all_reduce(torch.ones(20_000), group=group).sum().item()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(50):
+        assert rw.all_reduce(torch.ones(20_000)).sum().item() == 20_000 * comm.size
+        rw.barrier()
+    thread.join()
+    assert results == [comm.size, 20_000 * comm.size] * 50
+
+
+@contextmanager
+def at_signal(call: Callable[[], object]) -> Iterator[None]:
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        call()
+
+    before = signal.signal(signal.SIGUSR2, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_signal_handler_is_refused(comm: Comm) -> None:
+    said: list[str] = []
+    with at_signal(lambda: said.append(refused(rw.barrier))):
+        gathered: list[Any] = rw.all_gather(Pickled(lambda: os.kill(os.getpid(), signal.SIGUSR2)))
+    assert gathered == [0] * comm.size
+    assert re.search(rf"barrier at {HERE} cannot begin inside of all_gather at {HERE}", said[0])
+    assert rw.all_reduce(1) == comm.size, "and the next collective works"
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_signal_handler_is_refused_while_its_rank_waits(comm: Comm, tmp_path: Path) -> None:
+    rank, size = rw.get_rank(), comm.size
+    said: list[str] = []
+
+    def call() -> None:
+        said.append(refused(rw.barrier))
+        (tmp_path / str(rank)).touch()
+
+    def send() -> None:
+        while not comm._entrance._inside.locked():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    rw.barrier()
+    with at_signal(call):
+        if rank:
+            thread = threading.Thread(target=send)
+            thread.start()
+        while not rank and len(list(tmp_path.iterdir())) < size - 1:
+            time.sleep(0.01)
+        assert rw.all_reduce(torch.ones(20_000)).sum().item() == 20_000 * size
+        if rank:
+            thread.join()
+    assert len(said) == (rank > 0)
+    assert all(re.search(rf"barrier at {HERE} cannot begin inside of all_reduce at {HERE}", text) for text in said)
