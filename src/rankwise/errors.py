@@ -55,6 +55,10 @@ class NotJoinedError(RankwiseError, RuntimeError):
             "only the process that called rankwise.init() can take part in collectives"
         )
 
+    @classmethod
+    def destroyed(cls) -> NotJoinedError:
+        return cls("the process group was destroyed by other code; call rankwise.init() again")
+
 
 class JoinError(RankwiseError, RuntimeError):
     """The ranks could not meet."""

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,6 @@ import torch.distributed as dist
 import rankwise as rw
 from rankwise.session.current import opened_session
 from tests.session.worlds import PROGRAMS, clean_environ, free_port, plain, run_ranks
-
-
-@pytest.fixture
-def foreign_group() -> Iterator[dist.ProcessGroup]:
-    """A process group that somebody else opened."""
-    hook = sys.excepthook
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.group.WORLD
-    assert group is not None
-    yield group
-    dist.destroy_process_group()
-    sys.excepthook = hook
 
 
 def joined(environs: list[dict[str, str]], *args: str) -> list[dict[str, int]]:
@@ -231,46 +218,6 @@ def test_finalize_closes_and_may_be_called_at_any_time() -> None:
     session.close()
 
 
-def test_what_was_found_open_is_left_open(foreign_group: dist.ProcessGroup) -> None:
-    """Rule 7."""
-    assert rw.all_reduce(3) == 3, "adopted without init"
-    with rw.init() as session:
-        assert session.group is foreign_group
-        assert rw.backend() == "cpu:gloo,cuda:gloo"
-    assert dist.group.WORLD is foreign_group
-
-
-def test_a_group_that_came_and_went_is_noticed() -> None:
-    hook = sys.excepthook
-    assert rw.backend() is None
-    for _ in range(2):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        assert rw.backend() is not None
-        assert rw.all_gather(1) == [1]
-        dist.destroy_process_group()
-        assert rw.backend() is None
-    sys.excepthook = hook
-
-
-def test_init_after_others_destroyed_the_group_opens_a_new_one() -> None:
-    hook = sys.excepthook
-    rw.init()
-    dist.destroy_process_group()
-    with rw.init():
-        assert dist.is_initialized()
-        assert rw.all_reduce(2) == 2
-    assert sys.excepthook is hook
-
-
-def test_a_session_whose_group_others_destroyed_says_so() -> None:
-    hook = sys.excepthook
-    with rw.init():
-        dist.destroy_process_group()
-        with pytest.raises(rw.NotJoinedError, match="destroyed by other code"):
-            rw.new_group([0])
-    assert sys.excepthook is hook
-
-
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "10"])
 def test_a_timeout_must_be_seconds(timeout: float) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="timeout="):
@@ -302,38 +249,3 @@ def test_arguments_that_cannot_be_used_are_named(options: dict[str, object], nam
     with pytest.raises(rw.RankwiseError, match=named):
         rw.init(**options)  # type: ignore[arg-type]  # that is the point
     assert not dist.is_initialized()
-
-
-def said_in_a_forked_child(call: Callable[[], object]) -> str:
-    """Return what a child says of why it cannot call something."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            call()
-        except rw.NotJoinedError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    return said
-
-
-def test_a_forked_child_is_no_rank() -> None:
-    with rw.init():
-        group = rw.new_group([0])
-        assert "forked from rank 0" in said_in_a_forked_child(lambda: rw.all_reduce(1))
-        assert "forked from rank 0" in said_in_a_forked_child(lambda: rw.barrier(group=group))
-
-
-@pytest.mark.parametrize("seen", [True, False], ids=["used before", "unused"])
-@pytest.mark.usefixtures("foreign_group")
-def test_a_forked_child_does_not_adopt_its_parents_group(seen: bool) -> None:
-    """It would take its parent's place among the ranks."""
-    if seen:
-        rw.barrier()
-    assert "forked from rank 0" in said_in_a_forked_child(rw.barrier)
-    rw.barrier()

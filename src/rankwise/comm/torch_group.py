@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import weakref
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -21,7 +22,7 @@ from rankwise.comm.mesh import SLICE_SECONDS, Mesh, looking_at
 from rankwise.comm.near import Near
 from rankwise.comm.ops import Op
 from rankwise.comm.world import World
-from rankwise.errors import CollectiveError, NotJoinedError
+from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
 
 _REDUCE_OPS: Final = {
     Op.SUM: dist.ReduceOp.SUM,
@@ -36,10 +37,8 @@ _FAREWELL_SECONDS: Final = 2.0
 class TorchGroupComm(Comm):
     """Comm over a torch process group.
 
-    A tensor on a device that the group has no backend for travels through one it has: the CPU if possible.
-
-    Attributes:
-        group: The process group; None for a rank that is not a member.
+    A tensor on a device that the group has no backend for travels through one it has: the CPU if possible. The group is
+    held by torch and its users alone: see docs/decisions/0006-letting-go-of-a-group.md.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], world: World) -> None:
@@ -48,12 +47,17 @@ class TorchGroupComm(Comm):
         super().__init__(ranks=ranks, global_rank=world.rank, device=world.device, control=control, check=world.check)
         # On one host the backend listens on loopback, where other users come too: what is unpickled does not go there.
         self.framed = self.framed or world.one_host
-        self.group = group
+        self._group_ref = None if group is None else weakref.ref(group)
         self._world = world
         self._name = f"group/{world.made}"
         world.made += 1
         self._mesh: Mesh | None = None
         self._near: Near | None = None
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group; None for a rank that is not a member, or if it was destroyed."""
+        return None if self._group_ref is None else self._group_ref()
 
     def connect(self) -> None:
         """Connect to the other members, if frames are to be sent to each of them.
@@ -69,13 +73,9 @@ class TorchGroupComm(Comm):
                 self._near = Near(self._mesh, self.rank, timeout=self._world.timeout)
 
     def close(self, reason: str = "left") -> None:
-        """Let go of the process group, and of those that were made from it.
-
-        Whoever destroys them relies on being the last to hold them: a group whose threads still run when the process
-        ends takes it down with SIGABRT.
-        """
+        """Hang up, and forget the process group and those that were made from it."""
         super().close(reason)
-        self.group = None
+        self._group_ref = None
         self._hang_up(reason)
 
     def gone(self, ranks: Container[int] | None = None) -> str:
@@ -160,8 +160,8 @@ class TorchGroupComm(Comm):
         staged = self._stage(tensor)
 
         def run() -> None:
-            with self._explained("all_reduce"):
-                self._finish(dist.all_reduce(staged, op=_REDUCE_OPS[op], group=self.group, async_op=True), staged)
+            with self._explained("all_reduce") as group:
+                self._finish(dist.all_reduce(staged, op=_REDUCE_OPS[op], group=group, async_op=True), staged)
                 if staged is not tensor:
                     tensor.copy_(staged)
 
@@ -174,8 +174,8 @@ class TorchGroupComm(Comm):
         reduced = torch.empty_like(staged[0])
 
         def run() -> torch.Tensor:
-            with self._explained("reduce_scatter"):
-                work = dist.reduce_scatter(reduced, staged, op=_REDUCE_OPS[op], group=self.group, async_op=True)
+            with self._explained("reduce_scatter") as group:
+                work = dist.reduce_scatter(reduced, staged, op=_REDUCE_OPS[op], group=group, async_op=True)
                 self._finish(work, reduced)
             return reduced.to(pieces[0].device)
 
@@ -188,8 +188,8 @@ class TorchGroupComm(Comm):
         gathered = [torch.empty_like(staged) for _ in self.ranks]
 
         def run() -> list[torch.Tensor]:
-            with self._explained("all_gather"):
-                self._finish(dist.all_gather(gathered, staged, group=self.group, async_op=True), staged)
+            with self._explained("all_gather") as group:
+                self._finish(dist.all_gather(gathered, staged, group=group, async_op=True), staged)
             return gathered if staged is data else [part.to(data.device) for part in gathered]
 
         return run
@@ -200,8 +200,8 @@ class TorchGroupComm(Comm):
         staged = self._stage(data)
 
         def run() -> None:
-            with self._explained("broadcast"):
-                self._finish(dist.broadcast(staged, src=self.ranks[src], group=self.group, async_op=True), staged)
+            with self._explained("broadcast") as group:
+                self._finish(dist.broadcast(staged, src=self.ranks[src], group=group, async_op=True), staged)
                 if staged is not data:
                     data.copy_(staged)
 
@@ -231,9 +231,9 @@ class TorchGroupComm(Comm):
     def _transfer_by_group(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
     ) -> None:
-        with self._explained("the transfer between two ranks"):
-            operations = [dist.P2POp(dist.isend, data, self.ranks[place], self.group) for data, place in outgoing]
-            operations += [dist.P2POp(dist.irecv, data, self.ranks[place], self.group) for data, place in incoming]
+        with self._explained("the transfer between two ranks") as group:
+            operations = [dist.P2POp(dist.isend, data, self.ranks[place], group) for data, place in outgoing]
+            operations += [dist.P2POp(dist.irecv, data, self.ranks[place], group) for data, place in incoming]
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
 
@@ -268,17 +268,18 @@ class TorchGroupComm(Comm):
         return tensor.to(self.control) if backend == "gloo" else tensor
 
     @contextmanager
-    def _explained(self, operation: str) -> Iterator[None]:
-        """Say which collective broke off, on which rank, why if that is known, and in torch's own words."""
+    def _explained(self, operation: str) -> Iterator[dist.ProcessGroup]:
+        """Give the group; say which collective broke off, on which rank, why if that is known, and in torch's words."""
+        group = self.group
+        if group is None:  # which torch would take for the default group, maybe another by now
+            raise NotJoinedError.destroyed()
         try:
-            yield
-        except CollectiveError:
+            yield group
+        except RankwiseError:
             raise
         except (RuntimeError, ValueError) as error:
             if not dist.is_initialized():
-                raise NotJoinedError(
-                    f"{operation} failed: the process group was destroyed by other code; call rankwise.init() again"
-                ) from error
+                raise NotJoinedError.destroyed() from error
             where = "" if self.rank is None else f" on rank {self.ranks[self.rank]} of {self.size}"
             cause = self.gone() or "a rank died, or did not take part in time"
             raise CollectiveError(f"{operation} broke off{where}: {cause}. torch says: {error}") from error

@@ -11,13 +11,15 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rankwise._torch import keep_groups_for_good
 from rankwise.environment.detect import detect
 from rankwise.environment.reading import Reading
-from rankwise.errors import LauncherEnvironmentError
+from rankwise.errors import LauncherEnvironmentError, NotJoinedError
 from rankwise.session.session import Session, summary
 
 if TYPE_CHECKING:
@@ -31,11 +33,12 @@ class _NoGroups:
 
     @property
     def WORLD(self) -> object:  # noqa: N802 - torch's name
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is None or not distributed.is_available():
+        # Without `group` while another thread imports it, and for good where torch was built without it.
+        group = getattr(sys.modules.get("torch.distributed"), "group", None)
+        if group is None:
             return None
-        InForce.groups = distributed.group
-        return distributed.group.WORLD
+        InForce.groups = group
+        return group.WORLD
 
 
 class InForce(threading.local):
@@ -45,9 +48,11 @@ class InForce(threading.local):
     # What stands in for a session where there is none: the group that somebody else opened, or what the launcher's
     # variables say. Good for as long as that group is the default one.
     stand_in: Session | None = None
+    # Forgets the stand-in when its group is gone.
+    watch: weakref.ref[Any] | None = None
     groups: Any = _NoGroups()
-    # Of a forked process: the group that its parent had, and the parent.
-    inherited: tuple[object, int] = (None, 0)
+    # Of a forked process: the groups that were open when it or one of its ancestors was forked, and who opened them.
+    inherited: list[tuple[object, int]] = []  # noqa: RUF012 - the process's
 
 
 in_force = InForce()
@@ -61,8 +66,8 @@ def session_in_force() -> Session:
     session = in_force.session
     if session is None:
         session = InForce.stand_in
-        if session is None or InForce.groups.WORLD is not session.group:
-            session = _stand_in()
+    if session is None or not (session.settled or InForce.groups.WORLD is session.group_ref()):
+        session = _found()
     return session
 
 
@@ -71,8 +76,14 @@ def joined_session() -> Session:
 
     As `session_in_force`, but what was read is read again: a getter that ran before the program set RANK for itself
     must not make it talk to nobody.
+
+    Raises:
+        NotJoinedError: Other code has destroyed the session's process group.
     """
     session = session_in_force()
+    if has_lost_its_group(session):
+        session.settled = False
+        raise NotJoinedError.destroyed()
     if session is InForce.stand_in and session.group is None and session.reading != detect(os.environ):
         forget()
         session = session_in_force()
@@ -91,6 +102,11 @@ def is_joined() -> bool:
     """
     session = in_force.session
     return foreign_group() is not None or (session is not None and session.group is None)
+
+
+def has_lost_its_group(session: Session) -> bool:
+    """Return whether a session has joined with a process group that other code has destroyed."""
+    return session.backend is not None and (session.group is None or session.group is not foreign_group())
 
 
 def put_in_force(session: Session) -> None:
@@ -159,20 +175,36 @@ def foreign_group() -> torch.distributed.ProcessGroup | None:
 
 def opener(group: torch.distributed.ProcessGroup) -> int:
     """Return the process that opened a group: this one, or its parent if that was before the fork."""
-    inherited, parent = InForce.inherited
-    return parent if group is inherited else os.getpid()
+    return next((parent for inherited, parent in InForce.inherited if inherited is group), os.getpid())
 
 
-def _stand_in() -> Session:
+def _found() -> Session:
+    """Return the session in force where the default process group is not the one that was last seen."""
     group = foreign_group()
-    if group is None:
-        session = Session(read_environment())
-    else:
-        from rankwise.session.joining import adopt  # noqa: PLC0415 - needs torch, which this process has imported
-
-        session = adopt(group)
-    InForce.stand_in = session
+    opened = in_force.session
+    # A session without a group, as tests put in force, has nothing to do with other code's; and one whose group was
+    # destroyed tells who this process was until another is opened, which is then the one that counts.
+    if opened is not None and (opened.backend is None or group is None or opened.group is group):
+        return opened
+    session = InForce.stand_in
+    if session is None or session.group is not group:
+        session = InForce.stand_in = _stand_in(group)
     return session
+
+
+def _stand_in(group: torch.distributed.ProcessGroup | None) -> Session:
+    if group is None:
+        InForce.watch = None
+        return Session(read_environment())
+    from rankwise.session.joining import adopt  # noqa: PLC0415 - needs torch, which this process has imported
+
+    InForce.watch = weakref.ref(group, _forget_stand_in)
+    return adopt(group)
+
+
+def _forget_stand_in(watch: weakref.ref[Any]) -> None:
+    if watch is InForce.watch:
+        InForce.stand_in = InForce.watch = None
 
 
 def _close_at_exit() -> None:
@@ -186,8 +218,10 @@ def _close_at_exit() -> None:
 
 def _begin_anew_in_child() -> None:
     InForce.stand_in = None
-    if foreign_group() is not InForce.inherited[0]:
-        InForce.inherited = (foreign_group(), os.getppid())
+    keep_groups_for_good()
+    group = foreign_group()
+    if group is not None and opener(group) == os.getpid():
+        InForce.inherited.append((group, os.getppid()))
 
 
 atexit.register(_close_at_exit)

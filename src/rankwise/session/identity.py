@@ -26,12 +26,12 @@ def get_rank() -> int:
         >>> get_rank()
         0
     """
+    # What session_in_force() does first, without the call: programs ask for their rank in every log line.
     session = in_force.session
     if session is None:
-        # What session_in_force() does first, without the call: programs ask for their rank in every log line.
         session = InForce.stand_in
-        if session is None or InForce.groups.WORLD is not session.group:
-            session = session_in_force()
+    if session is None or not (session.settled or InForce.groups.WORLD is session.group_ref()):
+        session = session_in_force()
     return session.rank
 
 
@@ -47,10 +47,7 @@ def get_world_size() -> int:
         >>> get_world_size()
         1
     """
-    session = in_force.session
-    if session is None:
-        session = session_in_force()
-    return session.world_size
+    return session_in_force().world_size
 
 
 def get_local_rank() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import socket
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -16,7 +17,7 @@ from rankwise.comm.comm import Comm
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
 from rankwise.environment.reading import Fact, Reading
-from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
 from rankwise.rendezvous import parse_address
 from rankwise.session import current
 from rankwise.session.host import address_towards
@@ -80,8 +81,8 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
     if not (isinstance(timeout, (int, float)) and 0 < timeout <= _LONGEST_SECONDS):
         raise InvalidArgumentError(f"timeout={timeout!r} is not a number of seconds from above 0 to {_LONGEST_SECONDS}")
     opened = current.opened_session()
-    if opened is not None and opened.group is not current.foreign_group():
-        opened.close(failed=True)  # somebody has destroyed its group
+    if opened is not None and current.has_lost_its_group(opened):
+        opened.close(failed=True)
         opened = None
     if opened is not None:
         return _join_in(opened, backend)
@@ -164,13 +165,22 @@ def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
 def _adopted_world(
     group: dist.ProcessGroup, reading: Reading, ranks: Sequence[int], device: torch.device, *, check: bool
 ) -> World:
-    store = group.get_group_store()
     rank = group.rank()
+    group_ref = weakref.ref(group)
 
     @functools.cache
-    def part() -> dist.Store:
+    def prefix() -> str:
         # A group can be adopted again and again: each time the ranks that talk count, and have a part for themselves.
-        return dist.PrefixStore(f"rankwise/{store.add(f'rankwise/adopted/{rank}', 1)}", store)
+        return f"rankwise/{group_store().add(f'rankwise/adopted/{rank}', 1)}"
+
+    def group_store() -> dist.Store:
+        adopted = group_ref()
+        if adopted is None:
+            raise NotJoinedError.destroyed()
+        return adopted.get_group_store()
+
+    def part() -> dist.Store:
+        return dist.PrefixStore(prefix(), group_store())
 
     def reach() -> str:
         return socket.gethostname() if reading.host is None else address_towards(reading.host.value, 1)
@@ -179,7 +189,7 @@ def _adopted_world(
     return World(
         rank=ranks[rank],
         device=device,
-        timeout=store.timeout.total_seconds(),  # type: ignore[attr-defined]  # documented, but not in torch's stubs
+        timeout=group.get_group_store().timeout.total_seconds(),  # type: ignore[attr-defined]  # documented, but not in torch's stubs
         check=check,
         one_host=local is not None and local.value == reading.world_size.value,
         store=part,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import selectors
@@ -17,10 +18,6 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-
-# Before any group is opened: its functions take the default group of that moment for a default argument, and would keep
-# it alive for good. See docs/decisions/0006-letting-go-of-a-group.md.
-import torch.distributed.nn.functional  # noqa: F401
 
 from rankwise._torch import gloo_on_loopback
 from rankwise.comm.torch_group import TorchGroupComm
@@ -125,6 +122,15 @@ def _read(stat: Path) -> str:
     return ""
 
 
+def load_what_would_keep_a_group() -> None:
+    """Import what takes the default group of that moment for a default argument, before there is one.
+
+    Imported while a group is open, as by building an optimizer, it keeps that group alive for good. For the same reason
+    nothing imports it where a group is adopted. See docs/decisions/0006-letting-go-of-a-group.md.
+    """
+    importlib.import_module("torch.distributed.nn.functional")
+
+
 def open_session(
     reading: Reading, *, backend: str | None, device: str | torch.device | None, timeout: float, check: bool
 ) -> Session:
@@ -218,6 +224,7 @@ def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endp
 
 
 def _open_group(met: _Met, world: World, backend: str) -> Session:
+    load_what_would_keep_a_group()
     bind(world.device)
     excepthook = sys.excepthook
     rank, world_size = met.reading.rank.value, met.reading.world_size.value
@@ -246,4 +253,12 @@ def _open_group(met: _Met, world: World, backend: str) -> Session:
             f"rank {rank} of {world_size} met the others, but backend {backend!r} did not start: {error}"
         ) from error
     opened = _Opened(comm=comm, met=met, hooks=(excepthook, sys.excepthook), timeout=world.timeout)
-    return Session(met.reading, comm=comm, device=world.device, group=comm.group, backend=backend, close=opened.close)
+    return Session(
+        met.reading,
+        comm=comm,
+        device=world.device,
+        group=comm.group,
+        backend=backend,
+        close=opened.close,
+        settled=True,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback as tracebacks
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +36,10 @@ class Session:
     Attributes:
         rank, world_size: This process's place.
         reading: Every fact, with its source.
-        group: The process group, or None where nobody joined.
+        group_ref: Returns the process group, or None where nobody joined or the group was destroyed. A group is held by
+            torch and its users alone: see docs/decisions/0006-letting-go-of-a-group.md.
+        settled: This session opened the group and the group lives, so that getters need not look whether it is still
+            the default one.
         backend: The group's backends, as torch writes them, or None.
         node_comm: The comm of this node's ranks, once `node_group()` has made it.
     """
@@ -46,10 +50,11 @@ class Session:
         "_device",
         "_pid",
         "backend",
-        "group",
+        "group_ref",
         "node_comm",
         "rank",
         "reading",
+        "settled",
         "world_size",
     )
 
@@ -63,11 +68,15 @@ class Session:
         backend: str | None = None,
         close: Callable[[str, bool], None] | None = None,
         pid: int | None = None,
+        settled: bool = False,
     ) -> None:
         self.reading = reading
         self.rank = reading.rank.value
         self.world_size = reading.world_size.value
-        self.group = group
+        self.settled = settled
+        self.group_ref: Callable[[], dist.ProcessGroup | None] = _no_group
+        if group is not None:
+            self.group_ref = weakref.ref(group, self._unsettle)
         self.backend = backend
         self.node_comm: Comm | None = None
         self._comm = comm
@@ -79,6 +88,11 @@ class Session:
         return (
             f"<Session rank {self.rank} of {self.world_size}, {self.reading.launcher}, {self.backend or 'not joined'}>"
         )
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group, or None where nobody joined or the group was destroyed."""
+        return self.group_ref()
 
     @property
     def topology(self) -> Topology:
@@ -122,9 +136,14 @@ class Session:
             reason: What the others are told if they still wait for this rank.
             failed: The program ends with an error, so the others may never be done.
         """
+        if (
+            self._pid != os.getpid()
+        ):  # a child that let go of what its parent opened would wait for the parent's threads
+            return
         close, self._close = self._close, None
-        if close is not None and self._pid == os.getpid():
-            self.group = self._comm = self.node_comm = None
+        if close is not None:
+            self.group_ref, self.settled = _no_group, False
+            self._comm = self.node_comm = None
             close(reason, failed)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
@@ -140,6 +159,9 @@ class Session:
             log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary(error))
         self.close(reason=f"left with {summary(error)}" if failed else "left the session", failed=failed)
 
+    def _unsettle(self, _: weakref.ref[dist.ProcessGroup]) -> None:
+        self.settled = False
+
     def _alone(self) -> Comm:
         """Return the comm of a process that joined nothing."""
         if self.world_size > 1:
@@ -150,6 +172,10 @@ class Session:
         from rankwise.comm.serial import SerialComm  # noqa: PLC0415 - needs torch, which a reading does not
 
         return SerialComm(device=self.device)
+
+
+def _no_group() -> None:
+    """Stands for the reference to a group where there is none."""
 
 
 def summary(error: BaseException | None) -> str:

@@ -29,7 +29,7 @@ class _Known:
     """
 
     by_ranks: dict[tuple[int, ...], Comm] = field(default_factory=dict)
-    by_group: dict[dist.ProcessGroup, Comm] = field(default_factory=dict)
+    by_group: WeakKeyDictionary[dist.ProcessGroup, Comm] = field(default_factory=WeakKeyDictionary)
 
 
 _known: WeakKeyDictionary[Comm, _Known] = WeakKeyDictionary()

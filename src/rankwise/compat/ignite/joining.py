@@ -16,6 +16,7 @@ from rankwise.environment.reading import Fact, Reading, parse_int
 from rankwise.errors import InvalidArgumentError, JoinError
 from rankwise.session import current
 from rankwise.session.joining import adopt, init
+from rankwise.session.opening import load_what_would_keep_a_group
 from rankwise.session.session import Session
 
 _ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")
@@ -172,6 +173,7 @@ def _meet_in_file(path: str, backend: str, reading: Reading, *, timeout: float) 
     """Open a process group whose ranks meet in a file, which is torch's way, and adopt it."""
     rank, world_size = reading.rank.value, reading.world_size.value
     hook = sys.excepthook
+    load_what_would_keep_a_group()
     try:
         dist.init_process_group(
             backend, init_method=f"file://{path}", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)

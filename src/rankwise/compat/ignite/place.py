@@ -39,9 +39,9 @@ def joined() -> Session | None:
     """
     opened = current.opened_session()
     if opened is not None:
-        if opened.group is current.foreign_group():
+        if not current.has_lost_its_group(opened):
             return opened
-        opened.close(failed=True)  # somebody has destroyed its group
+        opened.close(failed=True)
         current.forget()
     if current.foreign_group() is None:
         return None

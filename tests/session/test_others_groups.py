@@ -1,0 +1,105 @@
+"""Process groups that other code opens, destroys and replaces."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+import torch.distributed as dist
+
+import rankwise as rw
+from rankwise._torch import fake_process_group
+
+
+@pytest.fixture(autouse=True)
+def excepthook() -> Iterator[None]:
+    """Torch sets it when a group is opened."""
+    hook = sys.excepthook
+    yield
+    sys.excepthook = hook
+
+
+def test_what_was_found_open_is_left_open(foreign_group: dist.ProcessGroup) -> None:
+    """Rule 7."""
+    assert rw.all_reduce(3) == 3, "adopted without init"
+    with rw.init() as session:
+        assert session.group is foreign_group
+        assert rw.backend() == "cpu:gloo,cuda:gloo"
+    assert dist.group.WORLD is foreign_group
+
+
+def test_a_group_that_came_and_went_is_noticed() -> None:
+    assert rw.backend() is None
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        assert rw.backend() is not None
+        assert rw.all_gather(1) == [1]
+        dist.destroy_process_group()
+        assert rw.backend() is None
+
+
+def test_init_after_others_destroyed_the_group_opens_a_new_one() -> None:
+    hook = sys.excepthook
+    rw.init()
+    dist.destroy_process_group()
+    with rw.init():
+        assert dist.is_initialized()
+        assert rw.all_reduce(2) == 2
+    assert sys.excepthook is hook
+
+
+def test_a_session_whose_group_others_destroyed_says_so() -> None:
+    hook = sys.excepthook
+    with rw.init():
+        dist.destroy_process_group()
+        with pytest.raises(rw.NotJoinedError, match="destroyed by other code"):
+            rw.new_group([0])
+    assert sys.excepthook is hook
+
+
+@pytest.mark.parametrize("call", [rw.get_rank, rw.init, rw.barrier])
+def test_a_destroyed_group_is_not_kept_alive(call: Callable[[], object]) -> None:
+    """Its threads would run on, and a forked child that released it would wait for them."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    call()
+    group = weakref.ref(cast("dist.ProcessGroup", dist.group.WORLD))
+    dist.destroy_process_group()
+    gc.collect()
+    assert group() is None
+    rw.finalize()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["the old one kept alive", "the old one gone"])
+@pytest.mark.parametrize("joins", [True, False], ids=["with init", "without init"])
+def test_another_group_in_the_place_of_one_counts(joins: bool, kept: bool) -> None:
+    """Other ranks, in another order: the old numbers would send from the wrong rank."""
+    with fake_process_group(3, 100):
+        if joins:
+            rw.init()
+        assert (rw.get_rank(), rw.get_world_size()) == (3, 100)
+        old = dist.group.WORLD if kept else None
+    if joins:
+        assert rw.get_rank() == 3, "who this process was, until it joins something else"
+        with pytest.raises(rw.NotJoinedError, match="destroyed by other code"):
+            rw.broadcast(1, src=0)
+    with fake_process_group(1, 90):
+        assert (rw.get_rank(), rw.get_world_size()) == (1, 90)
+        with pytest.raises(rw.InvalidArgumentError, match="ranks 0 to 89"):
+            rw.broadcast(1, src=95)
+    rw.finalize()
+    assert rw.get_world_size() == 1
+    del old
+
+
+def test_another_group_in_the_place_of_a_sessions_counts() -> None:
+    with rw.init():
+        dist.destroy_process_group()
+        assert rw.get_rank() == 0
+        with fake_process_group(5, 90):
+            assert (rw.get_rank(), rw.get_world_size()) == (5, 90)
+        with pytest.raises(rw.NotJoinedError, match="destroyed by other code"):
+            rw.barrier()
