@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from rankwise.environment.reading import PLACE, Fact, Reading, check_place
 from rankwise.errors import NotJoinedError, TopologyError
+
+# The source of what a process group that other code opened says.
+OPEN_GROUP: Final = "the process group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,12 @@ class Topology:
 
 def unknown(reading: Reading, *names: str) -> str:
     """Return the message for numbers that a reading leaves out."""
+    if reading.rank.source == OPEN_GROUP:
+        return (
+            f"{' and '.join(names)} cannot be known: other code opened the process group, and no variable agrees "
+            "with it and says more; pass local_rank and local_world_size to rankwise.init(), or set RANK, WORLD_SIZE, "
+            "LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK and NUM_NODES for each process"
+        )
     return (
         f"{' and '.join(names)} cannot be known from the variables of launcher {reading.launcher!r}; "
         "call rankwise.init(), which asks the other ranks"

@@ -103,3 +103,22 @@ def test_another_group_in_the_place_of_a_sessions_counts() -> None:
             assert (rw.get_rank(), rw.get_world_size()) == (5, 90)
         with pytest.raises(rw.NotJoinedError, match="destroyed by other code"):
             rw.barrier()
+
+
+def test_an_open_group_counts_more_than_variables_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning sets WORLD_SIZE without RANK, and opens the group."""
+    monkeypatch.setenv("WORLD_SIZE", "100")
+    with fake_process_group(3, 100), rw.init(local_rank=1, local_world_size=2) as session:
+        assert (session.rank, session.world_size, rw.get_local_rank(), rw.get_local_world_size()) == (3, 100, 1, 2)
+        rw.finalize()
+        with pytest.raises(rw.InvalidArgumentError, match="rank=2, but the process group that is open says 3"):
+            rw.init(rank=2, world_size=100)
+        with pytest.raises(rw.InvalidArgumentError, match="launcher='slrum'"):
+            rw.init(launcher="slrum")
+
+
+def test_getters_do_not_advise_what_was_done_already() -> None:
+    with fake_process_group(3, 100), rw.init():
+        for getter in (rw.get_local_rank, rw.get_num_nodes, rw.topology):
+            with pytest.raises(rw.NotJoinedError, match=r"other code .*pass local_rank and local_world_size.*set RANK"):
+                getter()

@@ -23,6 +23,7 @@ from rankwise.session import current
 from rankwise.session.host import address_towards
 from rankwise.session.opening import open_session
 from rankwise.session.session import Session
+from rankwise.topology import OPEN_GROUP
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +88,13 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
     if opened is not None:
         return _join_in(opened, backend)
     explicit = {"rank": rank, "world_size": world_size, "local_rank": local_rank, "local_world_size": local_world_size}
-    reading = _reading(launcher, environ, explicit, address)
+    given = _given(explicit)
     group = current.foreign_group()
     if group is not None:
+        reading = _place_in(group, given, launcher, environ)
         session = adopt(group, reading, check=check, close=lambda _reason, _failed: current.forget())
     else:
+        reading = _reading(launcher, environ, given, address)
         checked = current.read_check(environ) if check is None else check
         session = open_session(reading, backend=backend, device=device, timeout=float(timeout), check=checked)
     current.put_in_force(session)
@@ -124,18 +127,8 @@ def adopt(
     Rank and world size are the group's; the other numbers are the launcher's, if it agrees on who this is.
     """
     if reading is None:
-        try:
-            reading = current.read_environment()
-        except LauncherEnvironmentError as error:
-            log.debug("the process group alone says who this is: %s", error)
-    rank, world_size = group.rank(), group.size()
-    place = {"rank": Fact(rank, "the process group"), "world_size": Fact(world_size, "the process group")}
-    if reading is not None and (reading.rank.value, reading.world_size.value) == (rank, world_size):
-        reading = reading.placed(**place)
-    elif world_size == 1:
-        reading = current.read_environment("none").placed(**place)
-    else:
-        reading = Reading(launcher="none", rank=place["rank"], world_size=place["world_size"])
+        reading = _place_in(group, {}, "auto", None)
+    world_size = group.size()
     device = _group_device(group)
     ranks = range(world_size)
     world = _adopted_world(group, reading, ranks, device, check=current.read_check() if check is None else check)
@@ -148,6 +141,31 @@ def adopt(
         close=close,
         pid=current.opener(group),
     )
+
+
+def _place_in(
+    group: dist.ProcessGroup, given: Mapping[str, Fact[int]], launcher: str, environ: Mapping[str, str] | None
+) -> Reading:
+    """Return who this process is in a group that is open: its group knows, so variables that cannot be read may stand.
+
+    Raises:
+        InvalidArgumentError: The caller says otherwise.
+    """
+    rank, world_size = Fact(group.rank(), OPEN_GROUP), Fact(group.size(), OPEN_GROUP)
+    for name, fact in (("rank", rank), ("world_size", world_size)):
+        if name in given and given[name].value != fact.value:
+            raise InvalidArgumentError(f"{name}={given[name].value}, but {OPEN_GROUP} that is open says {fact.value}")
+    reading: Reading | None = None
+    try:
+        reading = current.read_environment(launcher, environ)
+    except LauncherEnvironmentError as error:
+        log.debug("the process group alone says who this is: %s", error)
+    if reading is None or (reading.rank.value, reading.world_size.value) != (rank.value, world_size.value):
+        alone = world_size.value == 1
+        reading = (
+            current.read_environment("none") if alone else Reading(launcher="none", rank=rank, world_size=world_size)
+        )
+    return reading.placed(**given).placed(rank=rank, world_size=world_size)
 
 
 def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
@@ -211,10 +229,8 @@ def _backends(config: str) -> set[str]:
     return {part.rpartition(":")[2] for part in config.split(",")}
 
 
-def _reading(
-    launcher: str, environ: Mapping[str, str] | None, explicit: Mapping[str, int | None], address: str | None
-) -> Reading:
-    """Read the environment, and put the caller's arguments in its place."""
+def _given(explicit: Mapping[str, int | None]) -> dict[str, Fact[int]]:
+    """Return the caller's arguments as facts."""
     given = {name: Fact(value, f"the argument {name}") for name, value in explicit.items() if value is not None}
     for name, fact in given.items():
         if isinstance(fact.value, bool) or not isinstance(fact.value, int):
@@ -222,6 +238,13 @@ def _reading(
     if ("rank" in given) != ("world_size" in given):
         missing = "world_size" if "rank" in given else "rank"
         raise InvalidArgumentError(f"{missing} is not given, but {' and '.join(given)} is: pass rank and world_size")
+    return given
+
+
+def _reading(
+    launcher: str, environ: Mapping[str, str] | None, given: Mapping[str, Fact[int]], address: str | None
+) -> Reading:
+    """Read the environment, and put the caller's arguments in its place."""
     if "rank" in given:
         reading = Reading(launcher="arguments", rank=given["rank"], world_size=given["world_size"])
         if reading.world_size.value == 1:
