@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import cloudpickle
 import torch
 
 from rankwise.comm.buffers import as_bytes, contents, from_bytes, memory_of, to_tensor
 from rankwise.comm.comm import INLINE_BYTES, Comm
 from rankwise.errors import PayloadTypeError
+from rankwise.pickling import Definitions, Pickler, Unpickler
 
 # Where pieces of a buffer begin, so that any type can be read there.
 _ALIGNMENT: Final = 16
@@ -97,7 +97,8 @@ def pack(value: object) -> Parcel:
         raise PayloadTypeError(
             f"a {type(value).__qualname__} cannot travel between ranks, for it cannot be pickled: {error}"
         ) from error
-    head = pickle.dumps((pickler.parts, stream.getvalue()))
+    definitions = Definitions.of(pickler.referenced) if pickler.referenced else ()
+    head = pickle.dumps((pickler.parts, stream.getvalue(), *definitions))
     host = [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == "cpu"]
     small = len(head) + sum(data.numel() for data in host) <= INLINE_BYTES
     if small and len(host) == len(pickler.contents):
@@ -130,8 +131,8 @@ def unpack(letter: Letter, bulk: Mapping[str, torch.Tensor]) -> Any:  # noqa: AN
         head, data = pickle.loads(letter.small)
         bulk = {"cpu": to_tensor(data)}
     try:
-        parts, stream = pickle.loads(head)
-        return _Unpickler(stream, parts, bulk).load()
+        parts, stream, *definitions = pickle.loads(head)
+        return _Unpickler(stream, Definitions(*definitions), parts, bulk).load()
     except Exception as error:
         raise PayloadTypeError(f"what another rank sent cannot be unpickled here: {error}") from error
 
@@ -151,7 +152,7 @@ def bulk_devices(letters: Sequence[Letter]) -> list[str]:
     return sorted({device for letter in letters for device in letter.sizes})
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _Pickler(Pickler):
     """Leaves the contents of tensors and arrays out of the pickle, and takes functions and classes of any origin.
 
     Attributes:
@@ -162,7 +163,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     def __init__(self, file: io.BytesIO) -> None:
         self.parts: list[_Part] = []
         self.contents: list[torch.Tensor] = []
-        super().__init__(file, protocol=5, buffer_callback=self._leave_out_array)
+        super().__init__(file, buffer_callback=self._leave_out_array)
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized or value.is_meta:
@@ -185,10 +186,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         return False
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(Unpickler):
     """Puts the contents of tensors and arrays back."""
 
-    def __init__(self, stream: bytes, parts: Sequence[_Part], bulk: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, stream: bytes, definitions: Definitions, parts: Sequence[_Part], bulk: Mapping[str, torch.Tensor]
+    ) -> None:
         starts = dict.fromkeys(bulk, 0)
         self._alone = len(parts) == 1
         self._parts: list[tuple[_Part, torch.Tensor]] = []
@@ -197,7 +200,7 @@ class _Unpickler(pickle.Unpickler):
             self._parts.append((part, bulk[part.device][start : start + part.nbytes]))
             starts[part.device] = start + _aligned(part.nbytes)
         arrays = [_array_memory(data) for part, data in self._parts if part.dtype is None]
-        super().__init__(io.BytesIO(stream), buffers=arrays)
+        super().__init__(io.BytesIO(stream), definitions, buffers=arrays)
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - what pickle asks for
         if (module, name) == (__name__, _left_out.__name__):
