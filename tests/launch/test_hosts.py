@@ -14,7 +14,7 @@ import pytest
 import rankwise as rw
 from rankwise.launch.functions import launch_function
 from rankwise.launch.plan import Nodes
-from tests.session.worlds import clean_environ, free_port
+from tests.session.worlds import clean_environ, free_port, garbage_thrown
 
 
 @pytest.fixture
@@ -116,3 +116,8 @@ def test_hosts_that_cannot_be_are_refused(options: dict[str, str]) -> None:
     )
     with pytest.raises(rw.InvalidArgumentError, match="no number of seconds" if options else "not one of 2 hosts"):
         launch_function(who_am_i, (), nproc=1, nodes=nodes)
+
+
+def test_launchers_find_each_other_while_garbage_is_thrown_at_them() -> None:
+    with garbage_thrown(3):
+        assert launch_all(0, 1, timeout="30") == [[40, 41], [42, 43]]

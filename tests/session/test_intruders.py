@@ -13,7 +13,7 @@ from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
 from rankwise.session.store import wait_for
 from rankwise.testing.environments import fake_torchrun
-from tests.session.worlds import run_ranks
+from tests.session.worlds import free_port, garbage_thrown, plain, run_ranks
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -55,3 +55,12 @@ def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Comm, note: 
         assert wait_for(board, ["over"], timeout=20.0)
         for left in (key, f"{key}/readers", "over"):
             board.delete_key(left)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ranks_join_while_garbage_is_thrown_at_them(seed: int) -> None:
+    """At the meeting, the store, gloo, and the connections of each group, with the last rank late."""
+    port = free_port()
+    with garbage_thrown(seed):
+        ended = run_ranks("harassed.py", [plain(rank, 3, port) for rank in range(3)], "3", "1.0")
+    assert [(process.returncode, process.stdout) for process in ended] == [(0, "3\n")] * 3, ended

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -109,6 +109,19 @@ def _be(command: list[str], environ: dict[str, str], out: str, err: str) -> None
     finally:
         sys.stdout.flush()
         atexit._run_exitfuncs()
+
+
+@contextlib.contextmanager
+def garbage_thrown(seed: int) -> Iterator[None]:
+    """Let a process throw garbage at whatever this one and its descendants listen on, and check that it has."""
+    command = [sys.executable, str(PROGRAMS / "garbage.py"), str(seed), str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as thrower:
+        try:
+            yield
+        finally:
+            thrower.kill()
+        told = thrower.communicate()[0].split()
+    assert int(told[-1]) > 0
 
 
 def plain(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
