@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from torch.distributed import HashStore, PrefixStore, TCPStore
+
+import rankwise as rw
 from rankwise.environment.detect import detect
 from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing, ranks_text
+from rankwise.session.store import roll_call
 
 
 def hello(rank: int, host: str, **more: object) -> Hello:
@@ -85,3 +94,34 @@ def test_texts() -> None:
     assert ranks_text(range(0, 40, 2)).endswith("14, ...")
     assert missing({0: hello(0, "a")}, 3, timeout=5).startswith("ranks 1-2 of 3 did not arrive within 5 s; rank 0 did")
     assert Hello.decode(hello(0, "é").encode()) == hello(0, "é")
+
+
+@pytest.mark.parametrize("odd", ["", "[", "[" * 60_000, "{}", "null", '{"error": 1}', b"\xff"])
+def test_what_is_no_answer_is_refused(odd: str | bytes) -> None:
+    for text in (odd, Answer(store_port=1 << 16).encode(), Answer(store_port=-1).encode()):
+        with pytest.raises(rw.JoinError, match="what rank zero answered cannot be read"):
+            Answer.decode(text)
+    with pytest.raises(ValueError):
+        Hello.decode(odd)
+    given = Answer(error="é" * 9000, late=True)
+    assert Answer.decode(given.encode()).late
+
+
+def test_ranks_that_say_odd_things_in_a_store_are_named_to_all() -> None:
+    """Where the launcher serves it, others can write into it."""
+    for odd in ("{", hello(2, "b").encode(), json.dumps({"rank": []})):
+        store = HashStore()
+        PrefixStore("1", store).set("hello/1", odd)
+        with ThreadPoolExecutor() as pool:
+            zero = pool.submit(roll_call, store, replace(hello(0, "a"), world_size=2), timeout=5.0)
+            answer = zero.result()[0]
+        assert answer.error.startswith("what rank 1 said in the store cannot be read: ")
+        assert PrefixStore("1", store).check(["answer/0"]) is False, "taken back"
+
+
+def test_a_store_that_fails_is_an_error_of_ours() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", store.port, wait_for_workers=False)
+    del store
+    with pytest.raises(rw.JoinError, match="the store where the ranks meet failed"):
+        roll_call(client, hello(1, "a"), timeout=1.0)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rankwise.environment.reading import Fact, Reading
+from rankwise.environment.reading import MAX_PORT, Fact, Reading
 from rankwise.errors import JoinError, JoinTimeoutError, shortened
 from rankwise.session.saying import decoded, encoded
 
@@ -113,12 +113,15 @@ class Answer:
             JoinError: It is no answer.
         """
         try:
-            return decoded(cls, text)
+            answer = decoded(cls, text)
+            if not 0 <= answer.store_port <= MAX_PORT:
+                raise ValueError(f"port {answer.store_port}")  # noqa: TRY301 - as what cannot be read
         except ValueError as error:
             raise JoinError(
                 f"what rank zero answered cannot be read: {error}; do all ranks run the same rankwise, and does "
                 "another program use their store or port?"
             ) from error
+        return answer
 
     def complete(self, reading: Reading) -> Reading:
         """Return the reading with what it left out.
