@@ -39,6 +39,13 @@ SLURM = {
     "SLURM_STEP_NODELIST": "node[0-1]",
     "SLURM_NTASKS": "2",
 }
+SLURM_ALONE = SLURM | {
+    "SLURM_PROCID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+}
 
 
 def test_nothing_set_is_a_world_of_one() -> None:
@@ -77,13 +84,15 @@ def test_every_fact_names_its_variable() -> None:
         (SLURM, "slurm", 1),
         (SLURM | PMI, "pmi", 2),
         (SLURM | PMI | OPENMPI, "openmpi", 5),
-        (SLURM | PMI | OPENMPI | PLAIN, "plain", 1),
+        (SLURM | PMI | OPENMPI | PLAIN | {"LOCAL_RANK": "0"}, "plain", 1),
+        (SLURM | {"RANK": "0", "WORLD_SIZE": "1"}, "plain", 0),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, "none", 0),
         (SLURM | PMI | OPENMPI | PLAIN | TORCHRUN, "torchrun", 3),
         (SLURM | TORCHRUN | {"RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "9"}, "rankwise", 0),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"} | SLURM, "slurm", 1),  # srun --mpi=pmi2
         ({"OMPI_MCA_plm_slurm_args": "--external-launcher"}, "none", 0),  # Slurm 24.11 sets it everywhere
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "none", 0),  # a batch script
-        (SLURM | {"SLURM_STEP_ID": "4294967290"}, "none", 0),  # an interactive step
+        (SLURM | {"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"}, "none", 0),  # an interactive step
     ],
 )
 def test_the_innermost_launcher_is_believed(environ: dict[str, str], launcher: str, rank: int) -> None:
@@ -123,6 +132,25 @@ def test_the_innermost_launcher_is_believed(environ: dict[str, str], launcher: s
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "two"}, ["SLURM_STEP_TASKS_PER_NODE='two'"]),
         (SLURM | {"WORLD_SIZE": "8"}, ["WORLD_SIZE=8", "SLURM_STEP_NUM_TASKS"]),
         (SLURM | {"SLURM_STEP_NODELIST": "node[0-"}, ["node[0-"]),
+        (SLURM | {"RANK": "1", "WORLD_SIZE": "8"}, ["RANK=1", "WORLD_SIZE=8", "SLURM_STEP_NUM_TASKS=2", "LOCAL_RANK"]),
+        (OPENMPI | {"RANK": "1", "WORLD_SIZE": "8"}, ["WORLD_SIZE=8", "OMPI_COMM_WORLD_SIZE=6"]),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, ["PMI_RANK=1", "PMI_SIZE=4", "gforker"]),
+        ({"PMI_RANK": "1"}, ["PMI_RANK=1", "without PMI_SIZE"]),
+        ({"PMI_RANK": "0"}, ["PMI_RANK=0", "without PMI_SIZE"]),
+        ({"PMI_SIZE": "", "PMI_RANK": "0"}, ["PMI_SIZE is set but empty"]),
+        ({"PMI_SIZE": "-4", "PMI_RANK": "0"}, ["PMI_SIZE=-4 is negative"]),
+        ({"PMI_SIZE": "x"}, ["PMI_SIZE='x' is not a whole number"]),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, ["OMPI_COMM_WORLD_SIZE=2", "Open MPI"]),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, ["OMPI_COMM_WORLD_LOCAL_RANK=1"]),
+        ({"MPI_LOCALNRANKS": "2"}, ["MPI_LOCALNRANKS=2"]),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, ["MV2_COMM_WORLD_SIZE=2", "MVAPICH2"]),
+        ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"}, ["JSM_NAMESPACE_RANK=1", "jsrun"]),
+        ({"PALS_RANKID": "0", "PALS_NRANKS": "2"}, ["PALS_RANKID=0", "PALS_NRANKS=2"]),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, ["FLUX_JOB_SIZE=2", "Flux"]),
+        ({"MPI_RANKID": "1", "MPI_NRANKS": "2"}, ["MPI_RANKID=1", "MPI_NRANKS=2"]),
+        ({"SLURM_PROCID": "1"}, ["SLURM_PROCID=1", "SLURM_STEP_ID=''", "srun"]),
+        ({"SLURM_PROCID": "x"}, ["SLURM_PROCID='x'"]),
+        (SLURM_ALONE | {"PMI_RANK": "1", "PMI_SIZE": "4"}, ["PMI_RANK=1", "PMI_SIZE=4"]),
     ],
 )
 def test_half_or_garbled_environments_name_the_variable(environ: dict[str, str], named: list[str]) -> None:
@@ -152,7 +180,7 @@ def test_hand_set_variables_are_not_completed_by_one_that_does_not() -> None:
     reading = detect(SLURM | {"RANK": "0", "WORLD_SIZE": "2"})
     assert reading.local_rank is None
     assert "SLURM_PROCID=1" in reading.warnings[0]
-    assert detect(SLURM | {"RANK": "0", "WORLD_SIZE": "16"}).local_rank is None
+    assert detect(SLURM | {"RANK": "0", "WORLD_SIZE": "16", "LOCAL_RANK": "0"}).local_world_size is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from rankwise.environment.plain import Plain
 from rankwise.environment.reading import Environ, Launcher, Reading
 from rankwise.environment.slurm import Slurm
 from rankwise.environment.torchrun import Torchrun
+from rankwise.environment.unread import refuse_task_of_no_step, refuse_unread
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 
 _OVERRIDE: Final = Plain(name="rankwise", prefix="RANKWISE_")
@@ -51,7 +52,12 @@ def detect(environ: Environ, launcher: str = "auto") -> Reading:
     chosen = next(candidate for candidate in LAUNCHERS if candidate.present(environ))
     if chosen is LAUNCHERS[-1]:
         refuse_half(environ)
+        refuse_task_of_no_step(environ)
     reading = chosen.read(environ)
+    if chosen is _PLAIN:
+        _refuse_another_world(reading, environ)
+    elif reading.world_size.value == 1 and chosen is not _OVERRIDE and reading.launcher != "torchrun":
+        refuse_unread(environ)
     return _complete(reading, environ) if chosen in {_OVERRIDE, _PLAIN} else reading
 
 
@@ -62,6 +68,34 @@ def _by_name(name: str) -> Launcher:
     close = difflib.get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise InvalidArgumentError(f"launcher={name!r} is none of 'auto', {', '.join(map(repr, names))}{hint}")
+
+
+def _refuse_another_world(reading: Reading, environ: Environ) -> None:
+    """Refuse RANK and WORLD_SIZE that were exported around a launcher of another world: all of its ranks have the same.
+
+    With LOCAL_RANK they are an inner launcher's, which starts several ranks in each of the outer one's; and a world of
+    one may be anywhere.
+
+    Raises:
+        LauncherEnvironmentError: They were.
+    """
+    if reading.world_size.value == 1 or reading.local_rank is not None:
+        return
+    for launcher in (candidate for candidate in LAUNCHERS if candidate.name in {"openmpi", "pmi", "slurm"}):
+        if not launcher.present(environ):
+            continue
+        try:
+            around = launcher.read(environ)
+        except LauncherEnvironmentError:
+            continue  # what cannot be read contradicts nothing
+        if around.world_size.value not in {1, reading.world_size.value}:
+            raise LauncherEnvironmentError(
+                f"RANK={reading.rank.value} and WORLD_SIZE={reading.world_size.value} are set, but "
+                f"{around.rank.source}={around.rank.value} and {around.world_size.source}={around.world_size.value}; "
+                "unset RANK and WORLD_SIZE to believe the launcher, or set LOCAL_RANK too where each process that it "
+                "started has started several"
+            )
+        return
 
 
 def _complete(reading: Reading, environ: Environ) -> Reading:

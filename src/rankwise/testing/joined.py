@@ -20,7 +20,8 @@ from rankwise.testing.rank import CLOSED, FAILURE
 # How the variables begin that say who a process is.
 _OF_LAUNCHERS: Final = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_", "ROLE_", "MASTER_"),
-    *("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL"),
+    *("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "MPI_RANKID", "MPI_NRANKS"),
+    *("MV2_COMM_", "JSM_NAMESPACE_", "PALS_", "FLUX_TASK_", "FLUX_JOB_"),
 )
 # Beyond the test's own limit, which tells more.
 _LATER_SECONDS: Final = 5.0

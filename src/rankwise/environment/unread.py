@@ -1,0 +1,69 @@
+"""Launchers whose variables nobody reads yet, and half of what others set: an error, never a world of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rankwise.environment.reading import Environ, Fact, read_int
+from rankwise.errors import LauncherEnvironmentError
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A launcher without a reader, and its variables for the rank and for the number of ranks."""
+
+    name: str
+    rank: str
+    world_size: str
+
+
+UNREAD: Final = (
+    Unread("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Unread("Open MPI", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    Unread("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    Unread("LSF's jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    Unread("PALS", "PALS_RANKID", "PALS_NRANKS"),
+    Unread("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    Unread("Platform MPI", "MPI_RANKID", "MPI_NRANKS"),
+    Unread("MPICH", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Unread("PMI, as of mpiexec.gforker", "PMI_RANK", "PMI_SIZE"),  # the last: others set it too
+)
+
+
+def refuse_unread(environ: Environ) -> None:
+    """Refuse variables that place this process in a larger world than the one that was read, which is of one.
+
+    Raises:
+        LauncherEnvironmentError: They do, or cannot be read, or do not say how large the world is.
+    """
+    for unread in UNREAD:
+        rank, world_size = read_int(environ, unread.rank), read_int(environ, unread.world_size)
+        if rank is None and world_size is None:
+            continue
+        if world_size is None or world_size.value != 1 or (rank is not None and rank.value != 0):
+            raise _unread(unread, rank, world_size)
+
+
+def refuse_task_of_no_step(environ: Environ) -> None:
+    """Refuse a Slurm task's number other than zero where no step is: a batch script is number zero.
+
+    Raises:
+        LauncherEnvironmentError: There is one, or it cannot be read.
+    """
+    task = read_int(environ, "SLURM_PROCID")
+    if task is not None and task.value != 0:
+        raise LauncherEnvironmentError(
+            f"SLURM_PROCID={task.value} is set, but SLURM_STEP_ID={environ.get('SLURM_STEP_ID', '')!r} names no "
+            "step that it could be a task of; start with srun, which sets both, or unset SLURM_PROCID to run alone"
+        )
+
+
+def _unread(unread: Unread, rank: Fact[int] | None, world_size: Fact[int] | None) -> LauncherEnvironmentError:
+    found = " and ".join(f"{fact.source}={fact.value}" for fact in (rank, world_size) if fact is not None)
+    missing = "" if world_size is not None else f", without {unread.world_size}"
+    return LauncherEnvironmentError(
+        f"{found}{missing} ({unread.name}): this process may be one of several ranks, but these variables alone are "
+        "not read; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process, or RANKWISE_RANK=0 and "
+        "RANKWISE_WORLD_SIZE=1 to run alone"
+    )
