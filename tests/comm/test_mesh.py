@@ -11,7 +11,7 @@ import random
 import resource
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def in_threads(talk: Callable[[int], Any], size: int = SIZE) -> list[Any]:
 
 
 def introduction(place: int, store: HashStore, size: int = SIZE, **more: Any) -> Introduction:
-    settings: dict[str, Any] = {"reach": lambda: "127.0.0.1", "timeout": 10.0, "check": lambda: None} | more
+    settings: dict[str, Any] = {"reach": lambda: "127.0.0.1", "timeout": 10.0, "check": lambda _: None} | more
     settings.setdefault("one_host", False)
     return Introduction(store=store, name="group", ranks=range(10, 10 + size), place=place, **settings)
 
@@ -288,7 +288,8 @@ def test_members_that_do_not_come_are_named() -> None:
     assert isinstance(error, rw.CollectiveTimeoutError)
     assert "ranks 11-12 did not connect to rank 10 in 0.3 s" in str(error)
 
-    def check() -> None:
+    def check(awaited: Callable[[], Sequence[int]]) -> None:
+        assert list(awaited()) == [11, 12]
         raise rw.CollectiveError("rank 12 is gone")
 
     (error,) = in_threads(lambda place: introduction(place, HashStore(), check=check).connect(), size=1)

@@ -87,6 +87,20 @@ def test_a_rank_that_cannot_join_does_not_strand_the_others() -> None:
     assert "InvalidArgumentError" in one.stderr
 
 
+def test_a_rank_that_fails_with_an_error_of_others_while_joining_says_so() -> None:
+    port = free_port()
+    zero, one = run_ranks("join_badly.py", [plain(rank, 2, port) for rank in range(2)], "20", "memory", seconds=15)
+    assert "MemoryError: no room" in zero.stderr
+    assert "JoinError: rank 1 on" in zero.stderr
+    assert one.stderr == "MemoryError: no room\n"
+
+
+def test_a_member_that_made_a_group_and_ended_does_not_break_it_for_others() -> None:
+    port = free_port()
+    for rank, process in enumerate(run_ranks("end_early.py", [plain(rank, 3, port) for rank in range(3)])):
+        assert (process.returncode, process.stdout) == (0, f"made by {rank}\n"), process.stderr
+
+
 @pytest.mark.parametrize("end", ["kill", "raise"])
 def test_a_rank_that_dies_is_an_error_on_the_others_at_once(end: str) -> None:
     port = free_port()

@@ -83,7 +83,8 @@ class Introduction:
         one_host: All members are known to be on this host: then no word of others makes them leave it.
         reach: Returns the name or address that other hosts reach this one by.
         timeout: Seconds to wait for the others.
-        check: Called while waiting; raises if that is in vain.
+        check: Called while waiting, with what returns the ranks that are waited for; raises if that is in vain.
+            A member that has done its part may be gone by now.
     """
 
     store: Store
@@ -93,7 +94,7 @@ class Introduction:
     one_host: bool
     reach: Callable[[], str]
     timeout: float
-    check: Callable[[], None]
+    check: Callable[[Callable[[], Sequence[int]]], None]
 
     def connect(self) -> Mesh:
         """Connect to the other members.
@@ -145,10 +146,14 @@ class Introduction:
         """Return what the first so many members have said of themselves, once they have."""
         keys = [f"{self.name}/{what}/{place}" for place in range(count)]
         pause, longest = _PAUSE_SECONDS
+
+        def awaited() -> list[int]:
+            return [self.ranks[place] for place, key in enumerate(keys) if not self.store.check([key])]
+
         while keys and not self.store.check(keys):
-            self.check()
+            self.check(awaited)
             if time.monotonic() > deadline:
-                raise self._late([place for place, key in enumerate(keys) if not self.store.check([key])])
+                raise self._late(awaited())
             time.sleep(pause)
             pause = min(2 * pause, longest)
         return [value.decode(errors="replace") for value in self.store.multi_get(keys)] if keys else []
@@ -161,7 +166,7 @@ class Introduction:
                 timeout = max(0.1, deadline - time.monotonic())
                 connection = socket.create_connection((address.remote, address.port), timeout=timeout)
             else:
-                connection = self._connect_locally(address.local, deadline)
+                connection = self._connect_locally(place, address.local, deadline)
         except (OSError, OverflowError, UnicodeError) as error:
             raise self._unreachable(place, where, error) from error
         try:
@@ -173,7 +178,7 @@ class Introduction:
             raise self._unreachable(place, where, error) from error
         return connection
 
-    def _connect_locally(self, name: str, deadline: float) -> socket.socket:
+    def _connect_locally(self, place: int, name: str, deadline: float) -> socket.socket:
         if sys.platform != "linux":
             return socket.create_connection((LOOPBACK, int(name)), timeout=max(0.1, deadline - time.monotonic()))
         connection = socket.socket(socket.AF_UNIX)
@@ -183,7 +188,7 @@ class Introduction:
                 try:
                     connection.connect(f"\0{name}")
                 except BlockingIOError:  # others wait there to be let in, more than there is room for
-                    self.check()
+                    self.check(lambda: [self.ranks[place]])
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(_CHECK_SECONDS)
@@ -208,16 +213,18 @@ class Introduction:
     ) -> None:
         """Let the members after this one connect."""
         expected = set(range(self.place + 1, len(self.ranks)))
+        idle = 0
         with Door(listeners, admits=_is_ours) as door:
             while expected:
                 if time.monotonic() > deadline:
-                    raise self._late(sorted(expected), door.strangers_text())
+                    raise self._late([self.ranks[place] for place in sorted(expected)], door.strangers_text())
                 try:
                     visitors = door.wait(_CHECK_SECONDS)
                 except JoinError as error:
                     raise CollectiveError(f"rank {self.ranks[self.place]}: {error}") from error
-                if not visitors:
-                    self.check()
+                idle = 0 if visitors else idle + 1
+                if idle > 1:  # at one look, somebody may have come and gone who is let in now and heard at the next
+                    self.check(lambda: [self.ranks[place] for place in expected])
                 for visitor in visitors:
                     # No more than the greeting: what follows it is for the mesh.
                     is_there = visitor.read(_GREETING.size - len(visitor.received))
@@ -228,10 +235,9 @@ class Introduction:
                     elif not is_there or place is not None:
                         door.send_away(visitor)
 
-    def _late(self, places: Sequence[int], strangers: str = "") -> CollectiveTimeoutError:
-        who = ranks_text([self.ranks[place] for place in places])
+    def _late(self, ranks: Sequence[int], strangers: str = "") -> CollectiveTimeoutError:
         return CollectiveTimeoutError(
-            f"{who} did not connect to rank {self.ranks[self.place]} in {self.timeout:g} s.{strangers}"
+            f"{ranks_text(ranks)} did not connect to rank {self.ranks[self.place]} in {self.timeout:g} s.{strangers}"
         )
 
 

@@ -148,12 +148,12 @@ def open_session(
         return _open_group(alone, world, choose_backend(backend, own))
 
     chosen: torch.device | None = None
-    problem: RankwiseError | None = None
+    problem: Exception | None = None
     try:
         if reading.local_rank is not None:
             chosen = choose_device(reading.local_rank.value, device)
         choose_backend(backend, chosen or torch.device("cpu"))
-    except RankwiseError as error:
+    except Exception as error:  # noqa: BLE001 - raised again below, once the others have heard of it
         problem = error
     hello = Hello.of(
         reading,
@@ -161,7 +161,7 @@ def open_session(
         host_id=host_id(),
         process=os.getpid(),
         check=check,
-        problem="" if problem is None else str(problem),
+        problem="" if problem is None else _told(problem),
     )
     try:
         met = _meet(reading, endpoint, hello, timeout=timeout if problem is None else min(timeout, _FAREWELL_SECONDS))
@@ -172,6 +172,11 @@ def open_session(
         chosen = choose_device(place["local_rank"].value, device)
     world = _world(met, chosen, timeout=timeout, check=check, endpoint=endpoint)
     return _open_group(met, world, choose_backend(backend, chosen))
+
+
+def _told(problem: Exception) -> str:
+    """Return an error for other ranks: ours explain themselves, others need their name."""
+    return str(problem) if isinstance(problem, RankwiseError) else f"{type(problem).__name__}: {problem}"
 
 
 def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float) -> _Met:

@@ -1,0 +1,25 @@
+"""Make a group and end at once; rank 2 takes its time between connecting to rank 0, which ends, and to rank 1."""
+
+import os
+import time
+from typing import Any
+
+import rankwise as rw
+from rankwise.comm.connecting import Introduction
+
+rw.init(timeout=20.0)
+rank = rw.get_rank()
+reach = Introduction._reach
+
+
+def slowly(self: Introduction, place: int, *args: Any, **more: Any) -> Any:
+    if place == 1:
+        time.sleep(1.0)
+    return reach(self, place, *args, **more)
+
+
+Introduction._reach = slowly  # type: ignore[method-assign]  # a second that a busy machine may take as well
+# Gloo's own connections are made one after the other too: they are not what is looked at here.
+rw.new_group([0, 1, 2])
+print("made by", rank, flush=True)
+os._exit(0)
