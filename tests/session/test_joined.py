@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch.distributed as dist
 
+import rankwise as rw
 from rankwise.comm.comm import Comm
 from rankwise.session.current import is_joined, session_in_force
 
@@ -31,3 +32,9 @@ def test_the_reading_says_where_the_ranks_met(comm: Comm) -> None:
     assert str(reading.host) == "127.0.0.1 (from MASTER_ADDR)"
     assert reading.port is not None
     assert reading.port.source == "MASTER_PORT"
+
+
+def test_a_world_of_one_whose_variables_say_no_more() -> None:
+    with rw.init(environ={"RANK": "0", "WORLD_SIZE": "1"}) as session:
+        assert session.topology.num_nodes == session.topology.local_world_size == 1
+        assert "a world of one" in rw.explain()

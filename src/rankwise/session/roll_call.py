@@ -123,8 +123,8 @@ class Answer:
             ) from error
         return answer
 
-    def complete(self, reading: Reading) -> Reading:
-        """Return the reading with what it left out.
+    def complete(self, reading: Reading, source: str = "the other ranks") -> Reading:
+        """Return the reading with what it left out, and who says so.
 
         Raises:
             JoinError: The answer is an error.
@@ -134,7 +134,7 @@ class Answer:
             raise (JoinTimeoutError if self.late else JoinError)(self.error)
 
         def learned(known: Fact[int] | None, value: int) -> Fact[int]:
-            return known or Fact(value, "the other ranks")
+            return known or Fact(value, source)
 
         return reading.placed(
             local_rank=learned(reading.local_rank, self.local_rank),
