@@ -55,6 +55,15 @@ def test_initialize_alone_makes_a_world_of_one() -> None:
     check(run("initialize", [{}], backend="gloo"))
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ranks_set_by_hand_meet_on_this_host(world_size: int) -> None:
+    numbers = [
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)} for rank in range(world_size)
+    ]
+    port = {"MASTER_PORT": str(free_port())} if world_size > 1 else {}
+    check(run("initialize", [environ | port for environ in numbers], backend="gloo", timeout=30))
+
+
 def test_initialize_over_tcp() -> None:
     """The original refuses it: it would hang there."""
     method = f"tcp://127.0.0.1:{free_port()}"

@@ -144,9 +144,19 @@ def test_what_cannot_be_spawned_is_refused(arguments: dict[str, Any], said: str)
         parallel.run(fn)
 
 
-def test_parallel_wants_the_number_of_this_host() -> None:
-    with pytest.raises(ValueError, match="pass node_rank"):
-        idist.Parallel("gloo", nproc_per_node=1, nnodes=2)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"nnodes": 2}, "pass node_rank"),
+        ({"nnodes": -1}, "node_rank=0 is not one of nnodes=-1 hosts"),
+        ({"nnodes": 2, "node_rank": 2}, "node_rank=2 is not one of nnodes=2 hosts"),
+        ({"nnodes": 2, "node_rank": 1}, "pass master_addr and master_port"),
+        ({"nproc_per_node": -1}, "nproc=-1 is not a number of processes"),
+    ],
+)
+def test_parallel_is_refused_before_its_block_begins(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        idist.Parallel("gloo", **({"nproc_per_node": 1} | arguments))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from rankwise.compat.ignite.models import available_backends
 from rankwise.compat.ignite.place import forget_hint, joined, learn_places
 from rankwise.environment.reading import Fact, Reading, parse_int
 from rankwise.errors import InvalidArgumentError, JoinError
+from rankwise.rendezvous import LOOPBACK
 from rankwise.session import current
 from rankwise.session.joining import adopt, init
 from rankwise.session.opening import load_what_would_keep_a_group
@@ -24,6 +25,8 @@ _ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")
 _TIMEOUT_SECONDS: Final = 30 * 60.0
 # Ignite documents the CPU for these, whatever else the host has.
 _CPU_BACKENDS: Final = ("gloo", "mpi")
+# Where ranks meet whose variables were set by hand, and do not say where.
+_PORT: Final = 15000
 
 
 def initialize(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's signature
@@ -91,9 +94,8 @@ def join(backend: str, kwargs: dict[str, Any]) -> Session:
     rank, world_size = kwargs.get("rank", method.rank), kwargs.get("world_size", method.world_size)
     if method.path:
         return _meet_in_file(method.path, backend, _explicit(rank, world_size), timeout=timeout)
-    return init(
-        backend=backend, device=device, timeout=timeout, rank=rank, world_size=world_size, address=method.address
-    )
+    address = method.address or _usual_address(current.read_environment())
+    return init(backend=backend, device=device, timeout=timeout, rank=rank, world_size=world_size, address=address)
 
 
 def check_backend(backend: str) -> None:
@@ -157,6 +159,19 @@ def seconds(timeout: object) -> float:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise InvalidArgumentError(f"timeout={timeout!r} is neither a timedelta nor a number of seconds")
     return float(timeout)
+
+
+def _usual_address(reading: Reading) -> str | None:
+    """Return where Ignite's ranks meet if only RANK, LOCAL_RANK and WORLD_SIZE are set; None if that is said, or known.
+
+    That they are all on this host is how Ignite takes it.
+    """
+    by_hand = reading.launcher == "plain" and reading.local_rank is not None and reading.local_world_size is None
+    if not by_hand or reading.world_size.value == 1 or (reading.host is not None and reading.port is not None):
+        return None
+    host = LOOPBACK if reading.host is None else reading.host.value
+    port = _PORT if reading.port is None else reading.port.value
+    return f"{host}:{port}"
 
 
 def _explicit(rank: int | None, world_size: int | None) -> Reading:

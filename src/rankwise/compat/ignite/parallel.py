@@ -10,8 +10,9 @@ from typing import Any
 from rankwise.compat.ignite.identity import get_local_rank, get_world_size
 from rankwise.compat.ignite.joining import Method, check_backend, join
 from rankwise.compat.ignite.place import forget_hint
-from rankwise.compat.ignite.spawning import spawn
+from rankwise.compat.ignite.spawning import nodes_of, spawn
 from rankwise.errors import InvalidArgumentError
+from rankwise.launch.plan import check_nproc
 from rankwise.session.session import Session
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Parallel:
         self.backend = backend
         self.init_method = init_method
         self._joining = {"init_method": init_method, "timeout": spawn_kwargs.get("timeout")}
-        self._spawning = None if nproc_per_node is None else _checked(given) | spawn_kwargs
+        self._spawning = None if nproc_per_node is None else _checked(given | spawn_kwargs)
         self._session: Session | None = None
 
     def run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's signature
@@ -104,7 +105,10 @@ class Parallel:
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Check what has to be there for the number of hosts; `spawn` checks the rest."""
-    if given.get("nnodes", 1) > 1 and "node_rank" not in given:
+    """Check how many ranks there are to be on which hosts, before anything of the block runs."""
+    check_nproc(given["nproc_per_node"])
+    nnodes = given.get("nnodes", 1)
+    if isinstance(nnodes, int) and nnodes > 1 and "node_rank" not in given:
         raise InvalidArgumentError("nnodes is above 1: pass node_rank, which of the hosts this is")
+    nodes_of(given)
     return given

@@ -67,7 +67,7 @@ def spawn(
         raise InvalidArgumentError(f"spawn takes no {', '.join(unknown)}; for gloo and nccl: {', '.join(_ACCEPTED)}")
     check_backend(backend)
     check_nproc(nproc_per_node)
-    nodes = _nodes(kwargs)
+    nodes = nodes_of(kwargs)
     joining = {"timeout": seconds(kwargs.get("timeout"))}
     try:
         call = cloudpickle.dumps((fn, tuple(args), dict(kwargs_dict or {})))
@@ -91,8 +91,12 @@ def _be_rank(backend: str, joining: dict[str, Any], call: bytes, installed: bool
         fn(get_local_rank(), *args, **kwargs)
 
 
-def _nodes(kwargs: Mapping[str, Any]) -> Nodes | None:
-    """Return the hosts of the world; None for this one alone, whose ranks need no place to meet."""
+def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
+    """Return the hosts of the world; None for this one alone, whose ranks need no place to meet.
+
+    Raises:
+        InvalidArgumentError: There can be no such host, or nobody says where hosts meet.
+    """
     count, node_rank = kwargs.get("nnodes", 1), kwargs.get("node_rank", 0)
     if not isinstance(count, int) or not isinstance(node_rank, int) or not 0 <= node_rank < count:
         raise InvalidArgumentError(f"node_rank={node_rank!r} is not one of nnodes={count!r} hosts")
