@@ -6,9 +6,11 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.session.worlds import clean_environ
@@ -58,6 +60,19 @@ def test_a_lack_of_descriptors_is_told() -> None:
     assert ended.returncode == 1
     assert "rankwise: the store that this process serves on port" in ended.stderr
     assert "file descriptors left (ulimit -n)" in ended.stderr
+
+
+@NAMESPACES
+def test_ranks_start_and_end_where_there_is_no_proc() -> None:
+    shell = 'mount -t tmpfs none /proc && exec "$@"'
+    ended = run(*ELSEWHERE, "--mount", "sh", "-c", shell, "sh", *LAUNCH, "sh", "-c", "sleep 50 >&- 2>&- & echo $!")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    left = [int(line.split()[1]) for line in ended.stdout.splitlines()]
+    assert len(left) == 2
+    deadline = time.monotonic() + 5
+    while any(map(psutil.pid_exists, left)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @NAMESPACES

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import psutil
@@ -23,6 +23,8 @@ _SECONDS: Final = 5.0
 # So one who waits for another process to do that waits longer.
 SECONDS_TO_END: Final = 8.0
 _PAUSE_SECONDS: Final = 0.005
+# What psutil raises where there is no /proc, or an empty one, as in some containers.
+_NO_PROC: Final = (OSError, IndexError)
 
 
 def adopt_orphans() -> None:
@@ -35,9 +37,18 @@ def die_with_parent() -> None:
     _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def end_descendants() -> None:
-    """Kill all descendants of this process, which adopts orphans, and reap them."""
-    _until_none_is_left(lambda: psutil.Process().children(recursive=True))
+def end_descendants(known: Iterable[int] = ()) -> None:
+    """Kill all descendants of this process, which adopts orphans, and reap them.
+
+    Args:
+        known: Some of them, which lead process groups. Where there is no /proc, these groups are all that can be found.
+    """
+    try:
+        _until_none_is_left(lambda: psutil.Process().children(recursive=True))
+    except (*_NO_PROC, psutil.NoSuchProcess):
+        for pid in known:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 def end_marked(launch: str) -> None:
@@ -51,7 +62,8 @@ def end_marked(launch: str) -> None:
                     found.append(process)
         return found
 
-    _until_none_is_left(marked)
+    with contextlib.suppress(*_NO_PROC):
+        _until_none_is_left(marked)
 
 
 def _until_none_is_left(find: Callable[[], list[psutil.Process]]) -> None:

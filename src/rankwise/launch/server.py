@@ -53,6 +53,7 @@ class Server:
         self._prepare = prepare
         self._forking = forking
         self._ranks: dict[int, int] = {}
+        self._groups: set[int] = set()  # of processes, since the last sweep
         self._wakeup, wakes = os.pipe()
         self._wakes = wakes
         os.set_blocking(wakes, False)
@@ -78,7 +79,7 @@ class Server:
             if self._control.fileno() in ready:
                 order = self._order()
                 if order is None:
-                    end_descendants()
+                    end_descendants(self._groups)
                     os._exit(0)
                 rank = self._obey(*order)
                 if rank is not None:
@@ -107,7 +108,8 @@ class Server:
                 if known == rank:
                     send(pid, value)
         elif order == Order.SWEEP:
-            end_descendants()
+            end_descendants(self._groups)
+            self._groups.clear()
             self._tell(Event.SWEPT, 0)
         else:
             return self._fork(rank, descriptors)
@@ -128,6 +130,7 @@ class Server:
             os.close(descriptor)
         if pid > 0:
             self._ranks[pid] = rank
+            self._groups.add(pid)
             self._tell(Event.STARTED, rank, pid)
         return None
 
