@@ -132,6 +132,21 @@ def test_streams_are_unbuffered_where_python_is_told_so(extra: list[str], tmp_pa
             assert run(["env", setting, *command], str(script)).stdout == wanted
 
 
+def test_a_number_of_threads_that_is_set_too_late_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n"
+        "if sys.argv[1:]:\n    torch.set_num_threads(2)\nprint(torch.get_num_threads())\n"
+    )
+    launch = ["env", "OMP_NUM_THREADS=1", *LAUNCH]
+    late = run(launch, str(script))
+    assert (late.returncode, late.stdout) == (0, b"1\n")
+    assert late.stderr.startswith(b"rankwise: the script has set OMP_NUM_THREADS=2 after torch was loaded, too late")
+    for extra, args in (([], ["itself"]), (["--no-preload"], [])):
+        wanted, found = run(PYTHON, str(script), *args), run([*launch, *extra], str(script), *args)
+        assert (found.returncode, found.stdout, found.stderr) == (0, wanted.stdout, b"")
+
+
 def test_nothing_is_left_open_that_python_would_warn_of(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('x')\n")

@@ -5,6 +5,7 @@ A script finds what it would find under `python script.py`. How the process ends
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib.machinery
 import io
@@ -19,13 +20,14 @@ import time
 import traceback
 import types
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from rankwise.errors import CollectiveError, MismatchError, RemoteRankError
 from rankwise.launch.leaving import flush, leave
+from rankwise.launch.threads import set_too_late
 from rankwise.launch.wire import Outcome, Request, packed, receive
 
 # What a fresh interpreter runs. Its first entry of the search path is the working directory, which no script asked for.
@@ -55,6 +57,7 @@ def run(descriptor: int, crashes: int) -> int:
         descriptor: The connection to the launcher.
         crashes: Where to write the stack in a crash.
     """
+    is_preloaded = "torch" in sys.modules
     connection = socket.socket(fileno=descriptor)
     request: Request = receive(connection)
     _prepare(request)
@@ -70,7 +73,16 @@ def run(descriptor: int, crashes: int) -> int:
         _send(connection if os.getpid() == pid else None, Outcome(value=value, time_ns=time.monotonic_ns()))
     finally:
         connection.close()
+        if is_preloaded and os.getpid() == pid and request.kind in {"script", "module"}:
+            _tell_what_was_set_too_late(request.environ)
     return 0
+
+
+def _tell_what_was_set_too_late(started: Mapping[str, str]) -> None:
+    text = set_too_late(started, os.environ)
+    if text and os.environ.get("LOCAL_RANK") == "0":  # the others run the same script
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(text)
 
 
 def _become(argv: Sequence[str]) -> int:
