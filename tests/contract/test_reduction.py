@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import numpy as np
@@ -192,3 +193,53 @@ def test_reduce_scatter_refuses_what_is_no_sequence_of_tensors(comm: Comm) -> No
     if comm.size > 1:
         with pytest.raises(rw.PayloadTypeError, match="one dtype"):
             rw.reduce_scatter([torch.ones(1), *[torch.ones(1).double()] * (comm.size - 1)])
+
+
+def test_the_mean_of_integers_does_not_overflow(comm: Comm) -> None:
+    """As a tensor alone, small or large, in trees, among numbers, and scattered; against Python's own integers."""
+    rank, size = rw.get_rank(), comm.size
+    generator = random.Random(0)  # noqa: S311 - the same on all ranks
+    largest = 2**63 - 1
+    edges = [
+        0,
+        1,
+        -1,
+        7,
+        -7,
+        2**31,
+        2**32 - 1,
+        -(2**32),
+        2**53,
+        -(2**53) - 1,
+        largest,
+        -largest - 1,
+        1_700_000_000 * 10**9,
+    ]
+    rows = [[generator.choice(edges) + generator.randrange(-3, 4) for _ in range(700)] for _ in range(size)]
+    rows = [[min(max(value, -largest - 1), largest) for value in row] for row in rows]
+    wanted = [sum(column) / size for column in zip(*rows, strict=True)]
+    for length in (13, 700):
+        value = torch.tensor(rows[rank][:length])
+        for mean in (
+            rw.all_reduce(value, op="mean"),
+            rw.all_reduce([value, value.clone()], op="mean")[1],
+            rw.all_reduce(value.reshape(1, -1, 1), op="mean").flatten(),
+            rw.reduce_scatter([value] * size, op="mean"),
+        ):
+            assert mean.dtype == torch.float64
+            for ours, exact, column in zip(mean.tolist(), wanted, zip(*rows, strict=True), strict=False):
+                assert abs(ours - exact) <= math.ulp(exact) * (abs(sum(column)) >= 2**53), column
+    assert rw.all_reduce(torch.tensor(largest), op="mean").item() == 2**63
+    assert rw.all_reduce(torch.empty(0, 3, dtype=torch.int64), op="mean").shape == (0, 3)
+    numbers = rw.all_reduce([2**70 + rank, rows[rank][0]], op="mean")
+    assert numbers == [
+        sum(2**70 + other for other in range(size)) / size,
+        wanted[0],
+    ]
+    with pytest.raises(rw.PayloadTypeError, match="beyond all floats"):
+        rw.all_reduce(10**400, op="mean")
+    assert rw.all_reduce(10**400) == size * 10**400
+    mixed: Any = 10**400 if rank == 0 else 0.5
+    if size > 1:
+        with pytest.raises(rw.PayloadTypeError, match="beyond all floats"):
+            rw.all_reduce(mixed)

@@ -25,8 +25,9 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
     Collective over the session, or over `group`. A value is a tensor, a number, or dicts, lists, tuples, namedtuples
     and dataclasses of them, the same on all ranks but for the order of a dict; None stays None. Tensors have the same
     shape, type and kind of device on all ranks; results are new, on the tensor's device, and of its type, but for bools
-    (their sum and product are int64) and the mean of integers (float64). Numbers are reduced as Python does, exactly;
-    if they are of several types, all are made the widest first. The mean of integers is a float.
+    (their sum and product are int64) and the mean of integers (float64, right also where their sum has more than 64
+    bits). Sums and products of tensors overflow as in torch. Numbers are reduced as Python does, exactly; if they are
+    of several types, all are made the widest first. The mean of integers is a float.
 
     Args:
         value: This rank's value.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ def check_number(value: Any, op: Op) -> Any:  # noqa: ANN401 - any value of the 
         value = _as_python(value)
     if op in {Op.AND, Op.OR} and not isinstance(value, bool):
         raise PayloadTypeError(f"op={op.value!r} is for bools, got {value!r}; compare first, as in value != 0")
+    if op is Op.MEAN and isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise PayloadTypeError("op='mean' of an integer beyond all floats has no result, for means are floats")
     if op in {Op.MIN, Op.MAX} and isinstance(value, complex):
         raise PayloadTypeError(f"op={op.value!r} is not defined for {value!r}: complex numbers have no order")
     return value
@@ -87,7 +90,12 @@ def _fold(column: Sequence[Any], op: Op) -> Any:  # noqa: ANN401 - numbers of an
     kinds = set(map(type, column))
     if len(kinds) > 1:
         widest = max(kinds, key=_KINDS.index)
-        column = [widest(number) for number in column]
+        try:
+            column = [widest(number) for number in column]
+        except OverflowError as error:  # on all ranks alike
+            raise PayloadTypeError(
+                "an integer of one rank is beyond all floats, and another rank has a float"
+            ) from error
     if op is Op.SUM:
         return sum(column)
     if op is Op.MEAN:

@@ -48,7 +48,7 @@ class Plan:
     Attributes:
         wire_dtype: The type they travel and are reduced in.
         wire_op: The reduction itself: SUM, PRODUCT, MIN or MAX.
-        start: Makes a new contiguous tensor of that type to be reduced in place.
+        start: Makes a new contiguous tensor of that type to be reduced in place; of any number of elements.
         finish: Makes the result of what was reduced, given the number of ranks.
     """
 
@@ -73,6 +73,10 @@ _HALVES: Final = (torch.float16, torch.bfloat16)
 _FLOATS: Final = (*_HALVES, torch.float32, torch.float64)
 _COMPLEX: Final = (torch.complex64, torch.complex128)
 # Backends reduce these natively; the others travel in a type that holds them exactly.
+_WORD_BITS: Final = 32
+_LOW_WORD: Final = (1 << _WORD_BITS) - 1
+# Below it, the upper word of a sum that floats of 64 bits hold exactly.
+_EXACT_HIGH_WORD: Final = 1 << (53 - _WORD_BITS)
 _WIDENED: Final = {torch.int16: torch.int32, torch.uint16: torch.int64, torch.uint32: torch.int64}
 
 
@@ -80,9 +84,10 @@ _WIDENED: Final = {torch.int16: torch.int32, torch.uint16: torch.int64, torch.ui
 def plan(dtype: torch.dtype, op: Op) -> Plan:
     """Return how tensors of a type are reduced.
 
-    The sum and product of bools are int64, as in torch. The mean of bools and integers is summed in int64 and divided
-    in float64; that of half-precision floats is taken in float32, where their sum does not overflow. All else keeps
-    its type. Not-a-number wins in a minimum or maximum, as it does in torch.
+    The sum and product of bools are int64, as in torch. The mean of bools and integers is summed as an integer that
+    does not overflow, and divided in float64; that of half-precision floats is taken in float32, where their sum does
+    not overflow. All else keeps its type, and overflows as in torch: integers wrap around, floats become infinite.
+    Not-a-number wins in a minimum or maximum, as it does in torch.
 
     Raises:
         PayloadTypeError: The operation is not defined for the type.
@@ -98,6 +103,8 @@ def plan(dtype: torch.dtype, op: Op) -> Plan:
         raise PayloadTypeError(f"op={op.value!r} is not defined for {dtype}; convert it, as in tensor.float()")
 
     if op is Op.MEAN:
+        if dtype == torch.int64:
+            return Plan(wire_dtype=dtype, wire_op=Op.SUM, start=_split_words, finish=_mean_of_words)
         if dtype in (*_INTEGERS, *_WIDENED):
             return Plan.of(torch.int64, Op.SUM, lambda total, size: total.double() / size)
         wire = torch.float32 if dtype in _HALVES else dtype
@@ -121,6 +128,26 @@ def fold(parts: Sequence[torch.Tensor], op: Op, *, out: torch.Tensor) -> torch.T
         else:
             (torch.minimum if op is Op.MIN else torch.maximum)(out, part, out=out)
     return out
+
+
+def _split_words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the upper and the lower words of 64-bit integers, which can be summed over many ranks each."""
+    return torch.stack([tensor >> _WORD_BITS, tensor & _LOW_WORD])
+
+
+def _mean_of_words(sums: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the mean in float64: the nearest one where the sum has 53 bits, and within a unit in the last place else.
+
+    The whole part of the mean always fits into 64 bits: the upper words are divided first, and what is left of them is
+    divided with the lower ones.
+    """
+    high, low = sums.reshape(2, sums.numel() // 2)
+    upper = high.div(size, rounding_mode="floor")
+    rest = ((high - upper * size) << _WORD_BITS) + low
+    lower = rest.div(size, rounding_mode="floor")
+    mean = ((upper << _WORD_BITS) + lower).double() + (rest - lower * size).double() / size
+    is_exact = (high >= -_EXACT_HIGH_WORD) & (high < _EXACT_HIGH_WORD - (low >> _WORD_BITS))
+    return torch.where(is_exact, ((high << _WORD_BITS) + low).double() / size, mean)
 
 
 def _plan_bool(op: Op) -> Plan:
