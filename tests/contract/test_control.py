@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.distributed import Store
 
@@ -48,6 +50,53 @@ def test_one_rank_only_may_share_nothing(comm: Comm) -> None:
         assert work() == 5
     rw.barrier()
     assert work() == (5 if rank == last else None)
+
+
+def test_one_rank_only_refuses_what_is_no_rank(comm: Comm) -> None:
+    """Whether it shares or not, and on all ranks: what never runs would not be noticed."""
+    with pytest.raises(rw.InvalidArgumentError, match="parentheses"):
+        rw.one_rank_only(print)  # type: ignore[arg-type]  # that is the point
+    for share in (True, False):
+        for rank in (-1, None, "0", True, 0.0):
+            with pytest.raises(rw.InvalidArgumentError, match=f"rank={rank!r}"):
+                rw.one_rank_only(rank, share=share)  # type: ignore[arg-type]  # that is the point
+        with pytest.raises(rw.InvalidArgumentError, match="rank=99"):
+            rw.one_rank_only(99, share=share)(int)()
+        assert rw.one_rank_only(np.int64(0), share=share)(lambda: 5)() == (5 if share or rw.get_rank() == 0 else None)  # type: ignore[arg-type]
+    assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.parametrize("decorate", [rw.rank_zero_only, rw.one_rank_only(share=False)], ids=["zero", "one"])
+def test_methods_of_any_kind_and_nothing_that_runs_later(comm: Comm, decorate: Any) -> None:
+    class Saver:
+        @decorate  # type: ignore[untyped-decorator]  # one of two
+        @classmethod
+        def of_class(cls) -> str:
+            return cls.__name__
+
+        @classmethod
+        @decorate  # type: ignore[untyped-decorator]  # one of two
+        def below(cls) -> str:
+            return cls.__name__
+
+        @decorate  # type: ignore[untyped-decorator]  # one of two
+        @staticmethod
+        def static(value: str) -> str:
+            return value
+
+    async def later() -> None:
+        pass
+
+    def items() -> Iterator[int]:
+        yield 1
+
+    for result in (Saver.of_class(), Saver().of_class(), Saver.below(), Saver.static("Saver"), Saver().static("Saver")):
+        assert result == ("Saver" if rw.get_rank() == 0 else None)
+    for fn in (later, items):
+        with pytest.raises(rw.InvalidArgumentError, match=f"{fn.__name__}, a coroutine or generator"):
+            decorate(fn)
+    with pytest.raises(rw.InvalidArgumentError, match="got a property"):
+        decorate(property(int))
 
 
 def test_one_rank_only_is_a_context(comm: Comm, tmp_path: Path) -> None:

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from rankwise.collectives.groups import node_group
 from rankwise.collectives.movement import broadcast
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
+from rankwise.errors import InvalidArgumentError
 from rankwise.session.current import joined_session
-from rankwise.session.identity import get_rank, is_rank_zero
+from rankwise.session.identity import get_rank, get_world_size, is_rank_zero
 from rankwise.training.turn import Turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Functions whose body does not run when they are called.
+_LATER: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
 
 def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
     """Return a function that runs on rank zero and does nothing, returning None, on the others.
 
-    Local: no rank waits for another. Works before `init()` too, for the rank is looked up at each call.
+    Local: no rank waits for another. Works before `init()` too, for the rank is looked up at each call. Takes class and
+    static methods as well, above or below their decorator.
+
+    Raises:
+        InvalidArgumentError: What is decorated is no function, or one whose body does not run when it is called:
+            a coroutine or a generator, of which the others would get None.
 
     Example:
         >>> @rank_zero_only
@@ -32,6 +43,10 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
         >>> save("model.pt")
         'saved model.pt'
     """
+
+    if isinstance(fn, (classmethod, staticmethod)):
+        return type(fn)(rank_zero_only(fn.__func__))
+    _check_function(fn, "rank_zero_only")
 
     @functools.wraps(fn)
     def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -50,10 +65,15 @@ class OneRank:
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
         """Return a function that runs on the one rank, and gives its result to all if that is shared."""
+        if isinstance(fn, (classmethod, staticmethod)):
+            return type(fn)(self(fn.__func__))
+        _check_function(fn, "one_rank_only")
 
         @functools.wraps(fn)
         def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 - None where it is not shared
             if not self._share:
+                if self._rank >= get_world_size():
+                    raise InvalidArgumentError(f"rank={self._rank} is not one of {get_world_size()} ranks")
                 return fn(*args, **kwargs) if get_rank() == self._rank else None
             result: R | None = None
             with self as mine:
@@ -100,7 +120,8 @@ def one_rank_only(rank: int = 0, *, share: bool = True) -> OneRank:
             and hear of no error.
 
     Raises:
-        InvalidArgumentError: There is no such rank.
+        InvalidArgumentError: There is no such rank, or it is used without parentheses: `@one_rank_only()`. Raised when
+            it is called if it can be, else by the function.
         RemoteRankError: It failed there; raised on the others.
         CollectiveError: The rank is gone.
         NotJoinedError: The world is larger than one and nobody joined it.
@@ -115,7 +136,30 @@ def one_rank_only(rank: int = 0, *, share: bool = True) -> OneRank:
         ...     if mine:
         ...         data = "downloaded"
     """
-    return OneRank(rank, share=share)
+    if callable(rank):
+        raise InvalidArgumentError("one_rank_only is used without parentheses: write @one_rank_only()")
+    try:
+        place = -1 if isinstance(rank, bool) else operator.index(rank)
+    except TypeError:
+        place = -1
+    if place < 0:
+        raise InvalidArgumentError(f"rank={rank!r} is not a rank: ranks are counted from 0")
+    return OneRank(place, share=share)
+
+
+def _check_function(fn: object, name: str) -> None:
+    """Check that the body of a function runs where and when it is called.
+
+    Raises:
+        InvalidArgumentError: It does not.
+    """
+    if not callable(fn):
+        raise InvalidArgumentError(f"{name} takes a function, got a {type(fn).__qualname__}; put it right above `def`")
+    if any(is_kind(fn) for is_kind in _LATER):
+        raise InvalidArgumentError(
+            f"{name} takes a function that runs when it is called, got {getattr(fn, '__qualname__', fn)}, a coroutine "
+            "or generator, which runs later; decorate a function that it calls"
+        )
 
 
 @contextmanager
