@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise.launch.functions import launch_function
+from rankwise.launch.call import FunctionCall
+from rankwise.launch.functions import launch_call
 from rankwise.launch.plan import Nodes
 from tests.session.worlds import free_port
 
@@ -295,7 +296,7 @@ def test_functions_run_on_several_hosts() -> None:
 
     def host(number: int) -> list[float]:
         nodes = Nodes(least=2, most=2, backend="static", endpoint=endpoint, run_id="run", node_rank=number)
-        return launch_function(add, (number,), nproc=2, nodes=nodes)
+        return launch_call(FunctionCall.of(add, (number,)), nproc=2, nodes=nodes)
 
     with ThreadPoolExecutor(2) as hosts:
         assert list(hosts.map(host, range(2))) == [[8, 8], [8, 8]]

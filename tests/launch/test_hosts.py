@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise.launch.functions import launch_function
+from rankwise.launch.call import FunctionCall
+from rankwise.launch.functions import launch_call
 from rankwise.launch.plan import Nodes
 from tests.session.worlds import clean_environ, free_port, garbage_thrown
 
@@ -36,7 +37,7 @@ def launch_on(port: int, rank: int, *, most: int = 2, timeout: str = "2") -> lis
         options={"timeout": timeout},
     )
     try:
-        return launch_function(who_am_i, (), nproc=2, nodes=nodes)
+        return launch_call(FunctionCall.of(who_am_i, ()), nproc=2, nodes=nodes)
     except rw.RankwiseError as error:
         return error
 
@@ -115,7 +116,7 @@ def test_hosts_that_cannot_be_are_refused(options: dict[str, str]) -> None:
         least=2, most=2, backend="static", endpoint="127.0.0.1:1", run_id="test", node_rank=2, options=options
     )
     with pytest.raises(rw.InvalidArgumentError, match="no number of seconds" if options else "not one of 2 hosts"):
-        launch_function(who_am_i, (), nproc=1, nodes=nodes)
+        launch_call(FunctionCall.of(who_am_i, ()), nproc=1, nodes=nodes)
 
 
 def test_launchers_find_each_other_while_garbage_is_thrown_at_them() -> None:

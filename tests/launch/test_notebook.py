@@ -29,6 +29,22 @@ def train(scale):
 
 rankwise.launch(train, 2, nproc=2)
 """
+SAVE = """
+import io, torch
+
+class Net(torch.nn.Module):
+    pass
+
+def save(net):
+    torch.backends.cudnn.benchmark = True
+    file = io.BytesIO()
+    torch.save(net, file)
+    with rankwise.init():
+        return file.getvalue(), rankwise.broadcast(Net) is Net, rankwise.all_gather(net)
+
+saved, same, nets = rankwise.launch(save, Net(), nproc=2)[1]
+same, type(torch.load(io.BytesIO(saved), weights_only=False)) is Net, [type(net) is Net for net in nets]
+"""
 WAIT = """
 def wait():
     print("waits")
@@ -61,11 +77,13 @@ def client(*cells: str) -> NotebookClient:
 
 
 def test_a_notebook_sees_what_ranks_print_and_return() -> None:
-    notebook = client(TRAIN).execute()
+    notebook = client(TRAIN, SAVE).execute()
     outputs = notebook.cells[0].outputs
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert sorted(printed.splitlines()) == [f"[{rank}] step {step}" for rank in (0, 1) for step in (0, 1)]
     assert outputs[-1].data["text/plain"] == "[40, 40]"
+    classes = notebook.cells[1].outputs[-1].data["text/plain"]
+    assert classes == "(True, True, [True, True])", "its own, in ranks and in what they write"
 
 
 def test_a_notebook_can_interrupt_ranks() -> None:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import cloudpickle
 import torch
 
 from rankwise.collectives.groups import barrier, comm_of
@@ -18,9 +17,11 @@ from rankwise.collectives.reduction import all_reduce
 from rankwise.collectives.trees import describe
 from rankwise.comm.frame import Call
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
-from rankwise.launch.functions import launch_function
+from rankwise.launch.call import FunctionCall
+from rankwise.launch.functions import launch_call
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, check_nproc
+from rankwise.pickling import dumps
 from rankwise.rendezvous import parse_address
 from rankwise.session import identity
 from rankwise.session.current import is_joined
@@ -92,7 +93,7 @@ def launch(
     job = (job_fn, world_size, num_gpus_per_machine, machine_rank, tuple(args))
     # What ranks print is shown as it is, for programs of this kind say themselves who they are.
     screen = Screen(nproc=num_gpus_per_machine, prefixed=False)
-    return launch_function(_run_job, job, nproc=num_gpus_per_machine, nodes=nodes, screen=screen)
+    return launch_call(FunctionCall.of(_run_job, job), nproc=num_gpus_per_machine, nodes=nodes, screen=screen)
 
 
 def _job_worker(
@@ -199,7 +200,7 @@ def _run_job(job_fn: Callable[..., Any], world_size: int, ranks_here: int, machi
     """Be a rank that `launch` has started, and return what can travel back."""
     result = _job_worker(identity.get_local_rank(), job_fn, world_size, ranks_here, machine, _ENVIRONMENT, args)
     try:
-        cloudpickle.dumps(result)
+        dumps(result)
     except Exception as error:  # noqa: BLE001 - any of the user's classes may refuse, in its own way
         log.warning("rank %d returned what cannot travel, so launch() gives None: %s", identity.get_rank(), error)
         return None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from rankwise.errors import LaunchError
 from rankwise.launch.descendants import MARK, SECONDS_TO_END, end_descendants, end_marked
-from rankwise.launch.rank import BOOTSTRAP
+from rankwise.launch.interpreter import command
 from rankwise.launch.wire import MESSAGE, PIECE_BYTES, Event, Order
 
 
@@ -42,10 +42,11 @@ class ForkServer:
         self._has_spoken = False
         # Elsewhere what a process has imported does not survive a fork for certain.
         mode = "fork" if preload and sys.platform == "linux" else "fresh"
+        start = command("server")
         self.control, theirs = map(_beyond_standard_streams, socket.socketpair())
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter
-                [sys.executable, "-c", BOOTSTRAP.format("server"), str(theirs.fileno()), mode, prepare],
+                [*start, str(theirs.fileno()), mode, prepare],
                 env={**environ, MARK: self.mark},
                 stdin=_inherited(0),
                 stdout=_inherited(1),

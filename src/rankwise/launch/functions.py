@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import cloudpickle
-
-from rankwise.errors import InvalidArgumentError
+from rankwise.launch.call import FunctionCall
 from rankwise.launch.output import Screen
-from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ, search_path
+from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ
 from rankwise.launch.pool import Pool
+from rankwise.pickling import loads
 
 R = TypeVar("R")
 
@@ -42,22 +42,17 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
         >>> rankwise.launch(lambda x: x * rankwise.get_rank(), 10, nproc=2)
         [0, 10]
     """
-    return launch_function(fn, args, nproc=nproc)
+    check_nproc(nproc)
+    return launch_call(FunctionCall.of(fn, args), nproc=nproc)
 
 
-def launch_function(
-    fn: Callable[..., R],
-    args: tuple[Any, ...],
-    *,
-    nproc: int,
-    nodes: Nodes | None = None,
-    screen: Screen | None = None,
-) -> list[R]:
-    """Run a function as the ranks of this host, and return what each of them returned, by rank.
+def launch_call(
+    call: FunctionCall, *, nproc: int, nodes: Nodes | None = None, screen: Screen | None = None
+) -> list[Any]:
+    """Call a function as the ranks of this host, and return what each of them returned, by rank.
 
     Args:
-        fn: What each rank runs.
-        args: What it is called with.
+        call: What each rank calls.
         nproc: How many ranks.
         nodes: The other hosts of the world, where a launcher runs too; there are none by default.
         screen: Where what they print is shown, and how.
@@ -66,21 +61,11 @@ def launch_function(
         InvalidArgumentError, RankFailedError, LaunchError: As `launch` does.
     """
     check_nproc(nproc)
-    call = _pickled_call(fn, args)
     environ = common_environ(nproc, one_host=nodes is None)
-    plan = Plan(nproc=nproc, kind="function", call=call, search_path=search_path(), nodes=nodes, environ=environ)
+    argv = tuple(map(str, getattr(sys, "argv", ())))
+    plan = Plan(nproc=nproc, kind="function", argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ)
     with Pool(environ, screen=screen or Screen(nproc=nproc)) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)
-    return [pickle.loads(ranks[rank].outcome.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all returned
-
-
-def _pickled_call(fn: Callable[..., R], args: tuple[Any, ...]) -> bytes:
-    try:
-        call: bytes = cloudpickle.dumps((fn, args))
-    except Exception as error:
-        raise InvalidArgumentError(
-            f"{getattr(fn, '__qualname__', fn)!r} and its arguments cannot be carried to other processes: {error}"
-        ) from error
-    return call
+    return [loads(ranks[rank].outcome.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all returned

@@ -57,9 +57,8 @@ class Plan:
     Attributes:
         nproc: How many.
         kind: What they run: "script", "module", "program" or "function".
-        argv: The script, module or program and its arguments, the same for every rank.
-        call: The function and its arguments, pickled.
-        search_path: Where a function's modules are found.
+        argv: The script, module or program and its arguments, the same for every rank; the caller's, for a function.
+        call: What a function is called with, and where: a `FunctionCall`, pickled.
         max_restarts: How often all ranks are started again after one failed.
         nodes: The hosts of the world; None if it is this one alone.
         ports: Where the store of one host listens: the first of these that is free; 0 for any.
@@ -72,7 +71,6 @@ class Plan:
     kind: str
     argv: tuple[str, ...] = ()
     call: bytes = b""
-    search_path: tuple[str, ...] = ()
     max_restarts: int = 0
     nodes: Nodes | None = None
     ports: tuple[int, ...] = (0,)
@@ -83,7 +81,7 @@ class Plan:
     @property
     def name(self) -> str:
         """What is started, in a word."""
-        return self.argv[0] if self.argv else self.kind
+        return self.kind if self.kind == "function" else self.argv[0]
 
     def request(self, place: Mapping[str, str]) -> Request:
         """Return what to ask of a rank, given the variables that tell it its place."""
@@ -93,7 +91,6 @@ class Plan:
             kind=self.kind,
             argv=(*self.argv, *told),
             call=self.call,
-            search_path=self.search_path,
         )
 
 

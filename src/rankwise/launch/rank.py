@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib.machinery
 import io
 import os
 import pickle
@@ -27,23 +26,26 @@ from typing import Any, Final
 
 from rankwise.errors import CollectiveError, MismatchError, RemoteRankError
 from rankwise.launch.leaving import flush, leave
+from rankwise.launch.main_module import prepare_script
 from rankwise.launch.threads import set_too_late
 from rankwise.launch.wire import Outcome, Request, packed, receive
-
-# What a fresh interpreter runs. Its first entry of the search path is the working directory, which no script asked for.
-BOOTSTRAP: Final = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from rankwise.launch.{0} import main; main()"
-FRESH_RANK: Final = BOOTSTRAP.format("rank")
 
 _NOT_RUN: Final = 126
 # What the interpreter ignores from its start on, and programs do not expect to find ignored.
 _IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 # How gloo tells that another rank has ended.
 _CUT_OFF: Final = ("Connection closed by peer", "Connection reset by peer")
-_OURS: Final = (__file__, str(Path(__file__).with_name("server.py")), runpy.__file__, "<string>", "<frozen runpy>")
+_OURS: Final = (
+    *(str(Path(__file__).with_name(name)) for name in ("server.py", "rank.py", "call.py", "main_module.py")),
+    runpy.__file__,
+    "<string>",
+    "<frozen runpy>",
+)
 
 
-def main() -> None:
-    """Be a rank in a fresh interpreter."""
+def main(search_path: Sequence[str]) -> None:
+    """Be a rank in a fresh interpreter, which searches for its modules where that does."""
+    sys.path[:] = search_path
     descriptors = [int(word) for word in sys.argv[1:]]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
@@ -137,8 +139,7 @@ def _stream(descriptor: int, mode: str) -> io.TextIOWrapper | None:
 def _run(request: Request, connection: socket.socket, crashes: int) -> bytes:
     """Run what was asked for, and return what a function returned, pickled."""
     if request.kind in {"function", "conversation"}:
-        sys.path[:] = request.search_path
-        fn, args = pickle.loads(request.call)
+        fn, args = pickle.loads(request.call).prepare()
         if request.kind == "conversation":
             fn(connection, crashes, *args)
             return b""
@@ -159,11 +160,7 @@ def _run_script(script: str) -> None:
     _search_first(os.path.dirname(os.path.realpath(script)))  # noqa: PTH120 - as the interpreter spells it
     path = os.path.abspath(script)  # noqa: PTH100 - symbolic links are kept in __file__
     module = sys.modules["__main__"]
-    module.__file__ = path
-    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    module.__dict__["__cached__"] = None
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
+    code = prepare_script(module, path)
     exec(code, module.__dict__)  # noqa: S102 - to run it is what this is for
 
 
@@ -237,23 +234,22 @@ def _send(connection: socket.socket | None, outcome: Outcome) -> bool:
 
 
 def _pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the user's
-    import cloudpickle  # noqa: PLC0415 - scripts do not need it
+    from rankwise.pickling import dumps  # noqa: PLC0415 - scripts do not need it
 
     try:
-        pickled: bytes = cloudpickle.dumps(value)
+        return dumps(value)
     except Exception as error:
         raise TypeError(
             f"the function returned a {type(value).__qualname__}, which cannot be pickled: {error}"
         ) from error
-    return pickled
 
 
 def _pickled_error(error: BaseException) -> bytes:
-    import cloudpickle  # noqa: PLC0415 - scripts do not need it
+    from rankwise.pickling import dumps, loads  # noqa: PLC0415 - scripts do not need it
 
     try:
-        pickled: bytes = cloudpickle.dumps(error)
-        pickle.loads(pickled)  # an exception whose __init__ takes other arguments can be pickled but not read again
+        pickled = dumps(error)
+        loads(pickled)  # an exception whose __init__ takes other arguments can be pickled but not read again
     except Exception:  # noqa: BLE001 - its text travels in any case
         return b""
     return pickled

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Final
 
 from rankwise.errors import RankFailedError, RankFailure, shortened
 from rankwise.launch.started import Rank
+from rankwise.pickling import loads
 from rankwise.session.roll_call import ranks_text
 
 _MEANING: Final = {
@@ -42,7 +42,7 @@ def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = F
     cause: BaseException | None = None
     if first is not None and first.error:
         with contextlib.suppress(Exception):  # its class may be known on that rank alone; its text is there
-            cause = pickle.loads(first.error)
+            cause = loads(first.error)
     text = describe(failures, nproc, kernel=kernel)
     if first is not None and first.consequence:
         text += _ended_before(ranks, first.time_ns)

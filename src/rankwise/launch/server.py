@@ -17,11 +17,13 @@ import socket
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Final
 
 from rankwise.launch.descendants import adopt_orphans, die_with_parent, end_descendants, reap
+from rankwise.launch.interpreter import command
 from rankwise.launch.leaving import leave
-from rankwise.launch.rank import FRESH_RANK, run
+from rankwise.launch.rank import run
 from rankwise.launch.wire import DESCRIPTORS, MESSAGE, Event, Order
 
 # What most programs import: before the ranks are forked that costs once what else it costs each of them.
@@ -151,7 +153,7 @@ class Server:
         if not self._forking:
             os.set_inheritable(connection, True)
             os.set_inheritable(crashes, True)
-            os.execv(sys.executable, [sys.executable, "-c", FRESH_RANK, str(connection), str(crashes)])  # noqa: S606
+            os.execv(sys.executable, [*command("rank"), str(connection), str(crashes)])  # noqa: S606
         return connection, crashes
 
     def _tell_of_the_dead(self) -> None:
@@ -165,9 +167,10 @@ class Server:
             self._control.sendall(MESSAGE.pack(event, rank, value, time.monotonic_ns()))
 
 
-def main() -> None:
-    """Be the fork server, and in its forks a rank."""
+def main(search_path: Sequence[str]) -> None:
+    """Be the fork server, and in its forks a rank, which searches for its modules where a new interpreter does."""
     control = socket.socket(fileno=int(sys.argv[1]))
     rank = Server(control, forking=sys.argv[2] == "fork", prepare=sys.argv[3]).serve()
+    sys.path[:] = search_path
     imported_before = frozenset(sys.modules)
     leave(run(*rank), imported_before)

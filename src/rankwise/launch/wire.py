@@ -43,16 +43,14 @@ class Request:
         environ: Its whole environment.
         kind: "script", "module", "program", "function", or "conversation": a function whose first arguments are the
             connection to whoever started the rank, and where it writes its stack.
-        argv: The script, module or program and its arguments.
-        call: The function and its arguments, pickled.
-        search_path: The caller's `sys.path`, for a function.
+        argv: The script, module or program and its arguments; the caller's, for a function.
+        call: What a function is called with, and where: a `FunctionCall`, pickled.
     """
 
     environ: dict[str, str]
     kind: str
     argv: Sequence[str] = ()
     call: bytes = b""
-    search_path: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 from rankwise.errors import LaunchError, RankFailure
 from rankwise.launch.descendants import MARK, SECONDS_TO_END
 from rankwise.launch.fork_server import ForkServer, received
-from rankwise.launch.plan import common_environ, search_path
+from rankwise.launch.plan import common_environ
 from rankwise.launch.report import ending
 from rankwise.launch.wire import Event, Outcome, Request, packed, take
 from rankwise.testing.messages import Broken
@@ -234,7 +234,7 @@ class WarmRanks:
         with theirs:
             self._server.start(number, [theirs.fileno(), output, errors, rank.crashes.fileno()])
         environ = {**self._environ, **variables, MARK: self._server.mark}
-        rank.tell(Request(environ=environ, kind="conversation", call=call, search_path=search_path()))
+        rank.tell(Request(environ=environ, kind="conversation", call=call))
 
     def _hear(self, rank: WarmRank) -> None:
         if rank.connection.fileno() < 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import pickle
 import random
 import uuid
 import warnings
@@ -15,11 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-import cloudpickle
 import pytest
 from torch.distributed import Store
 
 from rankwise.errors import LaunchError
+from rankwise.launch.call import FunctionCall
+from rankwise.launch.plan import search_path
+from rankwise.pickling import dumps
 from rankwise.session.store import serve
 from rankwise.testing import coverage
 from rankwise.testing.collecting import name_of
@@ -188,8 +191,7 @@ class Worlds:
             markers=self._config.getini("markers"),
             measured=coverage.settings(),
         )
-        call: bytes = cloudpickle.dumps((be_rank, (run,)))
-        return call
+        return pickle.dumps(FunctionCall(pickled=dumps((be_rank, (run,), {})), search_path=search_path()))
 
     def _not_in_ranks(self) -> list[str]:
         """Return the names of plugins that ranks load, for the settings that they declare, and then switch off."""

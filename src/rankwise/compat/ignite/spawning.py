@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-
-import cloudpickle
 
 from rankwise.compat.ignite.identity import get_local_rank
 from rankwise.compat.ignite.installing import install, is_installed
 from rankwise.compat.ignite.joining import Method, check_backend, join, seconds
 from rankwise.errors import InvalidArgumentError
-from rankwise.launch.functions import launch_function
+from rankwise.launch.call import FunctionCall
+from rankwise.launch.functions import launch_call
 from rankwise.launch.plan import Nodes, check_nproc
 
 _ACCEPTED: Final = (
@@ -69,13 +67,12 @@ def spawn(
     check_nproc(nproc_per_node)
     nodes = nodes_of(kwargs)
     joining = {"timeout": seconds(kwargs.get("timeout"))}
-    try:
-        call = cloudpickle.dumps((fn, tuple(args), dict(kwargs_dict or {})))
-    except Exception as error:
-        raise InvalidArgumentError(f"{fn!r} and its arguments cannot be carried to other processes: {error}") from error
+    # Before the function is read, which may import Ignite.
+    setup = f"{install.__module__}:{install.__name__}" if is_installed() else ""
+    call = FunctionCall.of(_be_rank, (backend, joining, fn, tuple(args), dict(kwargs_dict or {})), setup=setup)
 
     def run() -> None:
-        launch_function(_be_rank, (backend, joining, call, is_installed()), nproc=nproc_per_node, nodes=nodes)
+        launch_call(call, nproc=nproc_per_node, nodes=nodes)
 
     if kwargs.get("join", True):
         run()
@@ -83,10 +80,9 @@ def spawn(
         threading.Thread(target=run, name="rankwise-spawn").start()
 
 
-def _be_rank(backend: str, joining: dict[str, Any], call: bytes, installed: bool) -> None:
-    if installed:  # before the function is unpickled, which may import Ignite
-        install()
-    fn, args, kwargs = pickle.loads(call)
+def _be_rank(
+    backend: str, joining: dict[str, Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     with join(backend, joining):
         fn(get_local_rank(), *args, **kwargs)
 

@@ -1,0 +1,111 @@
+"""A function and its arguments, on their way from the caller to the ranks."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankwise.errors import InvalidArgumentError
+from rankwise.launch.main_module import MainModule
+from rankwise.launch.plan import search_path
+from rankwise.pickling import Definitions, Pickler, dumps_by_value, encoded, loads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCall:
+    """What a rank of a function finds as in the caller's process, and then calls.
+
+    Attributes:
+        pickled: The function, its arguments, and the variables of `__main__` that it lacks without them.
+        main: What the rank imports before it reads that; None if there is nothing to import.
+        search_path: The caller's `sys.path`.
+        start_method: How `multiprocessing` starts processes, if the caller has set that.
+        authkey: What proves to a `multiprocessing.Manager` of the caller's that this is one of its processes.
+        setup: What is called before anything of the caller's is imported: "module:function".
+    """
+
+    pickled: bytes
+    main: MainModule | None = None
+    search_path: tuple[str, ...] = ()
+    start_method: str | None = None
+    authkey: bytes = b""
+    setup: str = ""
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any], args: tuple[Any, ...], *, setup: str = "") -> FunctionCall:
+        """Prepare a call, in the thread that makes it.
+
+        Raises:
+            InvalidArgumentError: The function or an argument cannot be pickled.
+            LaunchError: This process is importing the main script.
+        """
+        main = MainModule.find()
+        try:
+            pickled = dumps_by_value((fn, args, {})) if main is None else _by_name(fn, args, main)
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"the function or its arguments cannot be carried to other processes: {error}"
+            ) from error
+        return cls(
+            pickled=pickled,
+            main=main,
+            search_path=search_path(),
+            start_method=multiprocessing.get_start_method(allow_none=True),
+            authkey=bytes(multiprocessing.current_process().authkey),
+            setup=setup,
+        )
+
+    def prepare(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Make this process like the caller's, and return the function and its arguments."""
+        sys.path[:] = self.search_path
+        if self.authkey:
+            multiprocessing.current_process().authkey = self.authkey
+        if self.start_method is not None:
+            multiprocessing.set_start_method(self.start_method, force=True)
+        if self.setup:
+            pkgutil.resolve_name(self.setup)()
+        if self.main is not None:
+            self.main.load()
+        fn, args, variables = loads(self.pickled, adopting=True)
+        vars(sys.modules["__main__"]).update(variables)
+        return fn, args
+
+
+def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], main: MainModule) -> bytes:
+    """Pickle a call for ranks that import `main`, with those of its variables that the import does not give them."""
+    variables: dict[str, Any] = {}
+    refused: set[str] = set()
+    while True:
+        stream = io.BytesIO()
+        pickler = Pickler(stream)
+        pickler.dump((fn, args, variables))
+        wanted = main.late_for(pickler.referenced) - variables.keys() - refused
+        if not wanted:
+            # What the import gives need not be carried.
+            missing = {name: pickler.referenced[name] for name in pickler.referenced if _is_late(name, main)}
+            return encoded(stream, Definitions.of(missing))
+        here = vars(sys.modules["__main__"])
+        found = {name: here[name] for name in wanted if name in here}
+        variables |= _picklable(found)
+        refused |= wanted - variables.keys()
+
+
+def _is_late(name: str, main: MainModule) -> bool:
+    return name.partition(".")[0] in main.late
+
+
+def _picklable(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those variables that can be carried: the rest may never be looked at."""
+    kept = {}
+    for name, value in variables.items():
+        try:
+            Pickler(io.BytesIO()).dump(value)
+        except Exception:  # noqa: BLE001, S112 - whatever an object says of it
+            continue
+        kept[name] = value
+    return kept

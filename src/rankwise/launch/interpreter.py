@@ -1,0 +1,68 @@
+"""Starting this interpreter once more: with the options that it was started with, and finding what was found here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from rankwise.errors import LaunchError
+
+# The first entry of the search path is the working directory, which no script asked for. Where the caller has found
+# what is needed, if a new interpreter would not look there, comes after the standard library; the rest comes last.
+_BOOTSTRAP: Final = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); own = sys.path[:]; "
+    "at = next((at for at, entry in enumerate(own) if entry.endswith('-packages')), len(own)); "
+    "sys.path[at:at] = [entry for entry in {homes!r} if entry not in own]; "
+    "sys.path += [entry for entry in {others!r} if entry not in sys.path]; "
+    "from rankwise.launch.{module} import main; main(own)"
+)
+# What the processes of a launcher cannot do without.
+_NEEDED: Final = ("rankwise", "torch", "cloudpickle")
+# Of `subprocess`, whose list lacks these.
+_FORGOTTEN: Final = (
+    "int_max_str_digits",
+    "no_debug_ranges",
+    "pycache_prefix",
+    "warn_default_encoding",
+    "cpu_count",
+    "gil",
+)
+
+
+def command(module: str) -> list[str]:
+    """Return what starts a new interpreter that calls `main` of a module of `rankwise.launch` with its own search path;
+    arguments may follow.
+
+    Raises:
+        LaunchError: There is no interpreter to start.
+    """
+    if not sys.executable or getattr(sys, "frozen", False):
+        raise LaunchError(
+            f"ranks are started with Python's interpreter, but this program has none of its own "
+            f"(sys.executable is {sys.executable!r}): run it with python, or let another launcher start its ranks"
+        )
+    others = [entry if os.path.isabs(entry) else os.path.abspath(entry) for entry in map(os.fspath, sys.path)]  # noqa: PTH117, PTH100
+    code = _BOOTSTRAP.format(homes=list(dict.fromkeys(_homes())), others=others, module=module)
+    return [sys.executable, *_options(), "-c", code]
+
+
+def _options() -> list[str]:
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    for name in _FORGOTTEN:
+        value = sys._xoptions.get(name)  # noqa: SLF001 - documented
+        if value is not None:
+            options += ["-X", name if value is True else f"{name}={value}"]
+    return options
+
+
+def _homes() -> Iterator[str]:
+    """Give the folders in which the needed packages are."""
+    for name in _NEEDED:
+        module = sys.modules.get(name)
+        spec = importlib.util.find_spec(name) if module is None else getattr(module, "__spec__", None)
+        if spec is not None and spec.origin:
+            yield os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))  # noqa: PTH100, PTH120
