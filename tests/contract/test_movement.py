@@ -92,12 +92,61 @@ def test_all_gather_of_different_types_and_kinds(comm: Comm) -> None:
             assert value == "even"
 
 
-def test_all_gather_takes_views_and_keeps_no_gradient(comm: Comm) -> None:
+class Marked(torch.Tensor):
+    """A subclass of the user's."""
+
+
+def tensors() -> list[torch.Tensor]:
     grid = torch.arange(6.0, requires_grad=True).reshape(2, 3)
-    for value in (grid.t(), grid[:, ::2], (grid * 1j).conj(), torch.nn.Parameter(grid.detach())):
-        for tensor in rw.all_gather(value):
+    named = torch.ones(2)
+    named.label = "a user's attribute"  # type: ignore[attr-defined]
+    image = torch.arange(3000.0).reshape(1, 3, 10, 100)
+    return [
+        grid,
+        grid.t(),
+        grid.detach()[:, ::2],
+        torch.ones(1).expand(3),
+        (grid * 1j).conj(),
+        image.to(memory_format=torch.channels_last),
+        image.permute(3, 1, 0, 2),
+        torch.nn.Parameter(grid.detach()),
+        torch.nn.Parameter(torch.ones(3), requires_grad=False),
+        torch.ones(3).as_subclass(Marked),
+        torch.ones(5000).as_subclass(Marked),
+        named,
+    ]
+
+
+def test_tensors_come_back_as_from_torch_load(comm: Comm) -> None:
+    """By themselves and inside of values; a part of a tensor has the strides of its clone."""
+    for value in tensors():
+        for tensor in (
+            *rw.all_gather(value),
+            *[inside["x"] for inside in rw.all_gather({"x": value})],
+            rw.broadcast((value, value))[1],
+            rw.scatter([value] * comm.size),
+        ):
+            assert type(tensor) is type(value)
             assert torch.equal(tensor, value)
-            assert not tensor.requires_grad
+            assert (tensor.requires_grad, tensor.is_leaf) == (value.requires_grad, True)
+            assert tensor.stride() == value.detach().clone().stride()
+            assert vars(tensor) == vars(value)
+
+
+def test_a_model_and_an_ordered_dict_come_back_whole(comm: Comm) -> None:
+    with torch.random.fork_rng():
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model[0].bias.requires_grad_(False)
+    for theirs in rw.all_gather(model):
+        assert [
+            (name, type(part), part.requires_grad) for name, part in theirs.named_parameters()
+        ] == [(name, type(part), part.requires_grad) for name, part in model.named_parameters()]  # fmt: skip
+    assert list(rw.broadcast({"b": 1, "a": 2})) == ["b", "a"]
+
+
+def test_tensors_put_together_are_detached(comm: Comm) -> None:
+    assert not rw.all_gather_cat(torch.ones(2, requires_grad=True)).requires_grad
+    assert type(rw.all_gather_cat(torch.nn.Parameter(torch.ones(2)))) is torch.Tensor
 
 
 def test_all_gather_of_large_objects(comm: Comm) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -24,8 +24,9 @@ def all_gather(value: T, *, differentiable: bool = False, group: Comm | None = N
     """Return every rank's value, in the order of ranks.
 
     Collective over the session, or over `group`. Values may be tensors, of any types and of different shapes, or
-    anything that can be pickled; they need not be alike. Received tensors are new, detached, and on this rank's device
-    if they came from the like of it, else on the CPU; so are tensors inside of other values.
+    anything that can be pickled; they need not be alike. Tensors, also inside of other values, come back as from
+    `torch.load` after `torch.save`: new, and leaves, which require gradients if they did; on this rank's device if they
+    came from the like of it, else on the CPU.
 
     Args:
         value: This rank's value.
@@ -53,7 +54,7 @@ def all_gather(value: T, *, differentiable: bool = False, group: Comm | None = N
     def checked() -> T:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             raise PayloadTypeError(f"gradients flow through tensors of floats, got {describe(value)}")
-        return value
+        return cast("T", value.detach())  # a tensor is what it is
 
     if not isinstance(value, torch.Tensor):
         return _gather(comm, call, checked)
@@ -100,7 +101,7 @@ def all_gather_cat(
         shape[dim] = "any"
         call.content = f"{tensor.dtype} {shape} {tensor.device.type}"
         call.parts = lambda: {"": describe(tensor)}
-        return tensor
+        return tensor.detach()
 
     if differentiable and isinstance(tensor, torch.Tensor):
         parts = list(_Gather.apply(tensor, comm, call, checked))  # type: ignore[no-untyped-call]  # torch's
@@ -144,7 +145,7 @@ class _Return(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         call = Call("the gradient of the gradient of all_gather")
-        return None, *_Gather.apply(grad, ctx.comm, call, lambda: grad)  # type: ignore[no-untyped-call]  # torch's
+        return None, *_Gather.apply(grad, ctx.comm, call, grad.detach)  # type: ignore[no-untyped-call]  # torch's
 
 
 def _gather(comm: Comm, call: Call, checked: Callable[[], T]) -> list[T]:

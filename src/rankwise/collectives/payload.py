@@ -1,6 +1,8 @@
 """How any value travels: a pickle, and beside it the contents of the tensors and arrays in it, as they are.
 
-Tensors keep type, shape and kind of device, wherever in the value they are; they are detached.
+Tensors are what `torch.load` returns after `torch.save`, wherever in the value they are: leaves, which require
+gradients if they did, with their strides and attributes, parameters and subclasses too. But what is a part of a larger
+tensor does not bring that along: it has the strides of its `clone()`.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ class _Part:
         nbytes: Its size.
         device: The type of the device it was on, and is to be on again.
         dtype, shape: The tensor's; no type for an array's memory.
+        strides: Those of its elements, if they are not in order.
+        requires_grad: Gradients are to be computed for it.
     """
 
     nbytes: int
     device: str = "cpu"
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    requires_grad: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +93,6 @@ def pack(value: object) -> Parcel:
     Raises:
         PayloadTypeError: It cannot be pickled.
     """
-    if isinstance(value, torch.nn.Parameter):
-        value = value.detach()
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     try:
@@ -168,9 +172,20 @@ class _Pickler(Pickler):
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized or value.is_meta:
             return super().reducer_override(value)
-        data = as_bytes(value)
-        part = _Part(nbytes=data.numel(), device=value.device.type, dtype=value.dtype, shape=tuple(value.shape))
-        return _left_out, (self._leave_out(part, data),)
+        strides = () if value.is_contiguous() else torch.empty_like(value, device="meta").stride()
+        order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+        data = as_bytes(value.permute(order) if strides else value)
+        part = _Part(
+            nbytes=data.numel(),
+            device=value.device.type,
+            dtype=value.dtype,
+            shape=tuple(value.shape),
+            strides=strides,
+            requires_grad=value.requires_grad,
+        )
+        reduced = _left_out, (self._leave_out(part, data),)
+        attributes = value.__dict__
+        return (*reduced, attributes, None, None, _set_attributes) if attributes else reduced
 
     def _leave_out(self, part: _Part, data: torch.Tensor) -> int:
         self.parts.append(part)
@@ -212,12 +227,21 @@ class _Unpickler(Unpickler):
         if part.dtype is None:
             raise PayloadTypeError("the value's parts are out of order")
         # A view would keep all parts alive, and save all of them when it is saved.
-        return from_bytes(data if self._alone else data.clone(), part.dtype, part.shape)
+        owned = data if self._alone else data.clone()
+        if part.strides:
+            tensor = owned.view(part.dtype).as_strided(part.shape, part.strides)
+        else:
+            tensor = from_bytes(owned, part.dtype, part.shape)
+        return tensor.requires_grad_(part.requires_grad)
 
 
 def _left_out(index: int) -> torch.Tensor:
     """Stands in a pickle for a tensor that is not in it."""
     raise PayloadTypeError(f"tensor {index} of this pickle is not in it")
+
+
+def _set_attributes(tensor: torch.Tensor, attributes: Mapping[str, object]) -> None:
+    tensor.__dict__.update(attributes)
 
 
 def _array_memory(data: torch.Tensor) -> Any:  # noqa: ANN401 - anything that has a buffer

@@ -149,7 +149,7 @@ def all_gather_tensors_with_shapes(
     with comm.taking_part(call) as me:
         call.settings = {"shapes": _check_shapes(tensor, me, shapes, comm.size)}
         comm.agree(call)
-    return gathering.all_gather(tensor, group=comm)
+    return gathering.all_gather(tensor.detach(), group=comm)
 
 
 def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noqa: ANN401 - Ignite's signature
@@ -186,7 +186,8 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noq
             call.content = _kind(tensor)
             call.parts = lambda: {"": _kind(tensor)}
             comm.agree(call)
-    value = movement.broadcast(tensor if is_src else None, src=src, group=comm)
+    own = tensor.detach() if isinstance(tensor, torch.Tensor) else tensor
+    value = movement.broadcast(own if is_src else None, src=src, group=comm)
     if is_src:
         return tensor
     if safe_mode or not isinstance(tensor, torch.Tensor):
