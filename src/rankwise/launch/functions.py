@@ -20,8 +20,9 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
     """Run a function in `nproc` new processes on this host, as the ranks of one world, and return what each returned.
 
     Local to the caller, whose own session, environment and signal handlers stay as they are. In the ranks,
-    `rankwise.init()` joins them to each other. Functions and arguments may be anything that cloudpickle can carry:
-    lambdas, closures, functions of `__main__` and of notebooks. What ranks print is shown as it comes.
+    `rankwise.init()` joins them to each other. Ranks import the script that the caller is, as processes that
+    `multiprocessing` spawns do: call this below `if __name__ == "__main__":`. Lambdas and closures go by value, and so
+    does what a script without such a guard or a notebook defines. What ranks print is shown as it comes.
 
     Args:
         fn: What each rank runs.
@@ -35,7 +36,8 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
         InvalidArgumentError: `nproc` is not a number of processes that this host could run, or the function or an
             argument cannot be pickled.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
-        LaunchError: The ranks could not be started.
+        LaunchError: The ranks could not be started; or this process is one that imports the script, in which nothing
+            guards this call.
 
     Example:
         >>> import rankwise
