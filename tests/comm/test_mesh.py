@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
+import torch
+from torch.distributed import HashStore, TCPStore
 
 import rankwise as rw
 from rankwise.comm import connecting
 from rankwise.comm.connecting import Introduction
 from rankwise.comm.frame import Frame, Kind
 from rankwise.comm.mesh import Mesh
+from rankwise.comm.world import World
 from rankwise.session import door
 
 SIZE = 3
@@ -280,6 +282,23 @@ def test_an_address_that_cannot_be_read_is_an_error_of_ours(odd: bytes | str) ->
     with pytest.raises(rw.CollectiveError, match="where it can be reached cannot be read") as refused:
         introduction(1, store, size=2, one_host=True).connect()
     assert str(refused.value).isprintable()
+
+
+def test_a_store_that_fails_is_an_error_of_ours() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", store.port, wait_for_workers=False)
+    del store
+    world = World(
+        rank=1,  # which asks for the address of rank 0
+        device=torch.device("cpu"),
+        timeout=10.0,
+        check=False,
+        one_host=True,
+        store=lambda: client,
+        reach=lambda: "127.0.0.1",
+    )
+    with pytest.raises(rw.CollectiveError, match="the store where they meet failed"):
+        world.introduce("group", range(2))
 
 
 def test_members_that_do_not_come_are_named() -> None:

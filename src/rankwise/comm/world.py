@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from rankwise.comm.connecting import Introduction
 from rankwise.comm.mesh import Mesh
-from rankwise.errors import CollectiveError
+from rankwise.errors import CollectiveError, RankwiseError
 
 
 @dataclass(kw_only=True)
@@ -53,15 +53,22 @@ class World:
             if gone:
                 raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {gone}")
 
-        mesh = Introduction(
-            store=self.store(),
-            name=name,
-            ranks=ranks,
-            place=ranks.index(self.rank),
-            one_host=self.one_host,
-            reach=self.reach,
-            timeout=self.timeout,
-            check=check,
-        ).connect()
+        try:
+            mesh = Introduction(
+                store=self.store(),
+                name=name,
+                ranks=ranks,
+                place=ranks.index(self.rank),
+                one_host=self.one_host,
+                reach=self.reach,
+                timeout=self.timeout,
+                check=check,
+            ).connect()
+        except RuntimeError as error:
+            if isinstance(error, RankwiseError):
+                raise
+            raise CollectiveError(
+                f"a group of {len(ranks)} ranks could not be made: the store where they meet failed: {error}"
+            ) from error
         self.meshes.append(mesh)
         return mesh
