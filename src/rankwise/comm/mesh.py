@@ -94,14 +94,17 @@ class Mesh:
         for peer in self._peers.values():
             peer.post(frame.encode())
 
-    def skip(self, frame: Frame, *, timeout: float) -> None:
+    def skip(self, frame: Frame, *, timeout: float | None = None) -> None:
         """Take part in the next exchange with a frame, and do not wait for the others'.
 
-        What they have said meanwhile is read, for members that only skip would fill their connections else. A member
-        that reads nothing is waited for once much was said to it.
+        What they have said meanwhile is read, for members that only skip would fill their connections else.
+
+        Args:
+            frame: What this member says.
+            timeout: Seconds to wait for a member that reads nothing, once much was said to it; None to say more still.
 
         Raises:
-            CollectiveTimeoutError: It still waits after that long.
+            CollectiveTimeoutError: It has read nothing for that long.
         """
         self.sequence += 1
         for peer in self._peers.values():
@@ -109,7 +112,9 @@ class Mesh:
             peer.forget_before(self.sequence)
         self.say(replace(frame, sequence=self.sequence))
         start = time.monotonic()
-        while slow := [peer.rank for peer in self._peers.values() if len(peer.outbox) > _MOST_UNSENT_BYTES]:
+        while timeout is not None and (
+            slow := [peer.rank for peer in self._peers.values() if len(peer.outbox) > _MOST_UNSENT_BYTES]
+        ):
             if time.monotonic() - start > timeout:
                 raise CollectiveTimeoutError(f"{frame.call}: {ranks_text(slow)} took nothing in for {timeout:g} s")
             self._talk(SLICE_SECONDS)

@@ -112,7 +112,9 @@ class TorchGroupComm(Comm):
         return frames
 
     def _say(self, frame: Frame) -> None:
-        self._connected().skip(frame, timeout=self._world.timeout)
+        mesh = self._connected()
+        with mesh.lock:
+            mesh.skip(frame, timeout=self._world.timeout)
 
     def _connected(self) -> Mesh:
         self.connect()
@@ -133,7 +135,7 @@ class TorchGroupComm(Comm):
                 if not any(called.main for called in waiting):
                     suspects.discard(free.name)
                 elif free.name in suspects:
-                    free.skip(_elsewhere(mesh, frame), timeout=self._world.timeout)
+                    free.skip(_elsewhere(mesh, frame))
                 else:
                     suspects.add(free.name)
 
@@ -142,7 +144,7 @@ class TorchGroupComm(Comm):
         for other in list(self._world.meshes):
             with looking_at(other if other.name == elsewhere.group else None) as free:
                 if free is not None and free.sequence == elsewhere.sequence - 1:
-                    free.skip(_elsewhere(mesh, frame), timeout=self._world.timeout)
+                    free.skip(_elsewhere(mesh, frame))
 
     def _break_off(self, reason: str) -> None:
         super()._break_off(reason)

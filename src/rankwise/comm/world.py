@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise.comm.connecting import Introduction
-from rankwise.comm.mesh import Mesh
+from rankwise.comm.mesh import Mesh, looking_at
 from rankwise.errors import CollectiveError, RankwiseError
 
 
@@ -46,10 +46,9 @@ class World:
         """
 
         def check(awaited: Callable[[], Sequence[int]]) -> None:
-            if not any(mesh.gone(ranks) for mesh in self.meshes):
+            if not self._gone(ranks):
                 return
-            still = awaited()  # which costs more to ask
-            gone = "; ".join(filter(None, (mesh.gone(still) for mesh in self.meshes)))
+            gone = self._gone(awaited())  # which costs more to ask
             if gone:
                 raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {gone}")
 
@@ -72,3 +71,12 @@ class World:
             ) from error
         self.meshes.append(mesh)
         return mesh
+
+    def _gone(self, ranks: Sequence[int]) -> str:
+        """Return which of these ranks are gone and why, as far as the groups tell that no other thread is in."""
+        found = []
+        for mesh in list(self.meshes):
+            with looking_at(mesh) as free:
+                if free is not None:
+                    found.append(free.gone(ranks))
+        return "; ".join(filter(None, found))
