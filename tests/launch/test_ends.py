@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"]
 SECONDS = 50
+# On a host that is busy, rank 0 may take its time as well.
+WAITS = r"rankwise: rank(?: |s 0-)1 may take"
 # What a script does at Ctrl-C that saves a checkpoint; a hundredth of the time that the ranks have.
 SAVES = """
 import os, signal, sys, time
@@ -66,12 +69,10 @@ def test_ctrl_c_gives_ranks_time_and_tells_for_whom_it_waits(tmp_path: Path) -> 
     with launched(SAVES, tmp_path, "--grace", "30") as launcher:
         wait_until_up(launcher)
         launcher.send_signal(signal.SIGINT)
-        said = launcher.communicate(timeout=SECONDS)
+        shown, said = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 130
-    assert said == (
-        "[0] saved\n[1] saved\n",
-        "rankwise: rank 1 may take 30 s to end; Ctrl-C ends them now\n",
-    )
+    assert sorted(shown.splitlines()) == ["[0] saved", "[1] saved"]
+    assert re.fullmatch(f"{WAITS} 30 s to end; Ctrl-C ends them now\n", said)
 
 
 def test_another_ctrl_c_ends_ranks_at_once(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_another_ctrl_c_ends_ranks_at_once(tmp_path: Path) -> None:
         wait_until_up(launcher)
         launcher.send_signal(signal.SIGINT)
         assert launcher.stderr is not None
-        assert launcher.stderr.readline() == "rankwise: rank 1 may take 55 s to end; Ctrl-C ends them now\n"
+        assert re.fullmatch(f"{WAITS} 55 s to end; Ctrl-C ends them now\n", launcher.stderr.readline())
         launcher.send_signal(signal.SIGINT)
         assert launcher.stderr.read() == ""
         assert launcher.wait(SECONDS) == 130
@@ -102,8 +103,11 @@ def test_what_fails_at_ctrl_c_is_told(tmp_path: Path) -> None:
         launcher.send_signal(signal.SIGINT)
         _, said = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 130
-    assert said.startswith("rankwise: rank 0 of 2 on")
-    assert "OSError: disk full\n\nrank 1 then raised OSError" in said
+    assert re.search(
+        r"^rankwise: rank [01] of 2 on .*\n(.*\n)+OSError: disk full\n\nrank [01] then raised OSError",
+        said,
+        re.MULTILINE,
+    )
 
 
 def test_a_rank_that_failed_and_does_not_end_is_a_failure_after_a_while(tmp_path: Path) -> None:
@@ -126,7 +130,7 @@ def test_what_a_rank_has_raised_is_told_when_the_launcher_is_stopped(
         launcher.send_signal(number)
         assert launcher.stderr is not None
         told = launcher.stderr.readline()
-        if told.startswith("rankwise: rank 1 may take"):
+        if re.match(WAITS, told):
             launcher.send_signal(signal.SIGINT)
         said = told + launcher.stderr.read()
         assert launcher.wait(SECONDS) in {status, 130}

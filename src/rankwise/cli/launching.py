@@ -78,7 +78,7 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
 @_flag("no-preload", is_flag=True, help="Start each rank as a fresh interpreter, with nothing imported.")
 @_flag("max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Start all again so often.")
 @click.option(
-    "--grace", type=click.FloatRange(0), default=10.0, show_default=True, metavar="SECONDS",
+    "--grace", type=click.FloatRange(0, 86_400), default=10.0, show_default=True, metavar="SECONDS",
     help="How long a rank may take to end after Ctrl-C, or after it failed.",
 )  # fmt: skip
 @click.option("--show", callback=_ranks, metavar="0,3-7", help="Show the output of these ranks only.")

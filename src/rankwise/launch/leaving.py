@@ -58,13 +58,14 @@ def flush(*, telling: bool = True) -> bool:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
     try:
-        if not sys.stdout.closed:
+        if not getattr(sys.stdout, "closed", False):
             sys.stdout.flush()
     except AttributeError:
         return True  # there is none, or what stands in for it has nothing to flush
     except Exception as error:  # noqa: BLE001 - whatever it is: there is nobody to raise it to
         if telling:
-            sys.stderr.write(f"Exception ignored in: {sys.stdout!r}\n{type(error).__qualname__}: {error}\n")
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(f"Exception ignored in: {sys.stdout!r}\n{type(error).__qualname__}: {error}\n")
         return False
     return True
 

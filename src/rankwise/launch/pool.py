@@ -129,7 +129,7 @@ class Pool:
                 self.ranks[rank].signals.add(number)
                 self._server.signal(rank, number, to_all=self.ranks[rank].is_program)
             deadline = time.monotonic() + seconds
-            if telling and gently and seconds > _SILENT_SECONDS:
+            if telling and number != signal.SIGKILL and seconds > _SILENT_SECONDS:
                 self._wait_for_ends(deadline - seconds + _SILENT_SECONDS)
                 self._tell_of_wait(seconds)
             self._wait_for_ends(deadline)

@@ -174,7 +174,7 @@ def _status(error: BaseException, request: Request, connection: socket.socket | 
     if isinstance(error, SystemExit):
         code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
         if error.code is not None and not isinstance(error.code, int):
-            flush()
+            flush(telling=False)
             sys.stderr.write(f"{error.code}\n")
         value = _pickled_result(None) if code == 0 and request.kind == "function" else b""
         _send(connection, Outcome(value=value, status=code, time_ns=time.monotonic_ns()))
