@@ -61,6 +61,17 @@ def test_a_stranger_on_the_port_is_named_on_every_rank() -> None:
     assert f"what listens on port {port} is not rank zero of this world" in one
 
 
+def test_two_jobs_with_one_port_are_told_apart(tmp_path: Path) -> None:
+    """The one that comes later would else swap ranks with the first, or meet where that has met."""
+    port = free_port()
+    ranks = [plain(rank, 2, port, SIGNS=str(tmp_path)) for rank in (0, 1, 0, 1)]
+    ended = run_ranks("two_jobs.py", [ranks[0] | {"JOB": "1"}, ranks[1] | {"JOB": "1"}, *ranks[2:]])
+    for process in ended[:2]:
+        assert (process.returncode, process.stdout) == (0, "2\n"), process.stderr
+    assert f"rank zero cannot listen on 127.0.0.1:{port}" in ended[2].stderr
+    assert f"what listens on port {port} is not rank zero of this world but another program or job" in ended[3].stderr
+
+
 def test_a_missing_address_says_what_to_set() -> None:
     (error,) = refused([{"RANK": "0", "WORLD_SIZE": "2"}])
     assert "MASTER_ADDR and MASTER_PORT are not set" in error

@@ -42,7 +42,8 @@ def meet(where: Endpoint, hellos: list[Hello], *, timeout: float = 10.0) -> list
     def one(own: Hello) -> Answer | JoinError:
         try:
             if own.rank == 0:
-                answer, lines = meeting.host(where, own, store_port=1234, timeout=timeout)
+                with meeting.listen_at(where) as listener:
+                    answer, lines = meeting.host(listener, where, own, store_port=1234, timeout=timeout)
                 for line in lines.values():
                     line.close()
                 return answer
@@ -156,7 +157,7 @@ def test_a_problem_of_one_rank_is_told_to_all() -> None:
 def test_a_stranger_on_the_port_is_named(kind: str) -> None:
     with stranger(STRANGERS[kind]) as port:
         zero, one = meet(endpoint(port), [hello(0, 2), hello(1, 2)], timeout=0.5)
-    assert "another program has the port; choose another MASTER_PORT" in str(zero)
+    assert "another program or job has the port; choose another MASTER_PORT" in str(zero)
     assert isinstance(one, JoinTimeoutError)
     assert f"what listens on port {port} is not rank zero of this world" in str(one)
 

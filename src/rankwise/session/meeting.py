@@ -40,18 +40,18 @@ _RESOLVE_SECONDS: Final = 30.0
 
 
 def host(
-    endpoint: Endpoint, hello: Hello, *, store_port: int, timeout: float
+    listener: socket.socket, endpoint: Endpoint, hello: Hello, *, store_port: int, timeout: float
 ) -> tuple[Answer, dict[int, socket.socket]]:
-    """Let the other ranks arrive, as rank zero.
+    """Let the other ranks arrive, as rank zero. The listening socket stays open.
 
     Returns:
         The answer for rank zero, and the open connection to each other rank.
 
     Raises:
-        JoinError: The port is taken, or the ranks do not make one world. All that arrived are told.
+        JoinError: The ranks do not make one world. All that arrived are told.
         JoinTimeoutError: Some did not arrive in time. All that arrived are told.
     """
-    with _listen_at(endpoint) as listener, Door([listener]) as door:
+    with Door([listener]) as door:
         meeting = _Meeting(endpoint, hello, door)
         try:
             meeting.receive_all(timeout=timeout)
@@ -185,8 +185,12 @@ def attend(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer,
         raise
 
 
-def _listen_at(endpoint: Endpoint) -> socket.socket:
-    """Listen on the first free port of the endpoint."""
+def listen_at(endpoint: Endpoint) -> socket.socket:
+    """Listen on the first free port of the endpoint, as rank zero.
+
+    Raises:
+        JoinError: All are taken, or cannot be had.
+    """
     for port in endpoint.ports:
         try:
             return listen(port, one_host=endpoint.one_host)
@@ -194,7 +198,7 @@ def _listen_at(endpoint: Endpoint) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 raise JoinError(f"rank zero cannot listen on {endpoint}: {error.strerror}") from error
     raise JoinError(
-        f"rank zero cannot listen on {endpoint}: another program has the port; "
+        f"rank zero cannot listen on {endpoint}: another program or job has the port; "
         "choose another MASTER_PORT, or end what holds it"
     )
 

@@ -52,11 +52,21 @@ class _Met:
         reading: Who this process is, complete.
         store: What the ranks share.
         lines: On rank zero, if it serves the store, the open connection to each rank; on the others, the one to it.
+        listener: On rank zero, where the ranks met. It stays until the session is closed: the port may be all that
+            tells two jobs apart, so that another job there must hear that it is taken.
     """
 
     reading: Reading
     store: dist.Store
     lines: dict[int, socket.socket]
+    listener: socket.socket | None = None
+
+    def leave_port(self) -> None:
+        """Let others have the port, also where a forked child has it still."""
+        if self.listener is not None:
+            with contextlib.suppress(OSError):
+                self.listener.shutdown(socket.SHUT_RDWR)
+            self.listener.close()
 
 
 @dataclass(slots=True)
@@ -70,6 +80,7 @@ class _Opened:
 
     def close(self, reason: str, failed: bool) -> None:
         current.forget()
+        self.met.leave_port()  # at once: ranks that have closed already may be on their way to the next world
         still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
         self.comm.close(reason)
         if still_ours:
@@ -193,9 +204,14 @@ def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float)
         return _Met(_complete(reading, answer, endpoint, endpoint.ports[0]), kept, {})
     if hello.rank == 0:
         kept, port = store.serve(one_host=endpoint.one_host, timeout=timeout)
-        answer, lines = meeting.host(endpoint, hello, store_port=port, timeout=timeout)
-        met_at = next((line.getsockname()[1] for line in lines.values()), endpoint.ports[0])
-        return _Met(_complete(reading, answer, endpoint, met_at), kept, lines)
+        listener = meeting.listen_at(endpoint)
+        try:
+            answer, lines = meeting.host(listener, endpoint, hello, store_port=port, timeout=timeout)
+            complete = _complete(reading, answer, endpoint, listener.getsockname()[1])
+        except BaseException:
+            listener.close()
+            raise
+        return _Met(complete, kept, lines, listener)
     answer, line = meeting.attend(endpoint, hello, timeout=timeout)
     try:
         complete = _complete(reading, answer, endpoint, line.getpeername()[1])
@@ -252,6 +268,7 @@ def _open_group(met: _Met, world: World, backend: str) -> Session:
         if comm is not None:
             comm.close("could not join")
             dist.destroy_process_group()
+        met.leave_port()
         for line in met.lines.values():
             line.close()
         raise JoinError(

@@ -26,7 +26,7 @@ try:
         # Besides those for ranks: the socket that listens, and what waits for it.
         limit = os.dup(0) + 1 + int(sys.argv[1]) + 2
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-        answer = meeting.host(where, hello, store_port=1, timeout=20.0)[0]
+        answer = meeting.host(meeting.listen_at(where), where, hello, store_port=1, timeout=20.0)[0]
     print(f"JoinError: {answer.error}" if answer.error else "met")
 except JoinError as error:
     print(f"JoinError: {error}")
