@@ -1,0 +1,197 @@
+"""One body for every world: tensors that few have thought of. A documented result or an error of ours, alike in all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+
+pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.usefixtures("torch_random")]
+
+# Entered for the first time it sets a variable and makes a folder: before any test, for none may leave anything.
+with FakeTensorMode():
+    torch.ones(1)
+
+# Small ones travel in frames, large ones do not.
+LENGTHS = (3, 5000)
+
+
+class Tagged(torch.Tensor):
+    """A tensor of another class."""
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own, as DTensor is."""
+
+    @staticmethod
+    def __new__(cls: type, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(func)
+
+
+def fake(length: int) -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(length)
+
+
+def made_in_inference(length: int) -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(length)
+
+
+# Refused by all reductions.
+REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
+    "fake": fake,
+    "meta": lambda length: torch.ones(length, device="meta"),
+    "sparse": lambda length: torch.ones(length).to_sparse(),
+    "wrapper": lambda length: Wrapper(torch.ones(length)),
+    "lazy": lambda _: torch.nn.LazyLinear(3).weight,
+    "quantized": lambda length: torch.quantize_per_tensor(torch.ones(length), 1.0, 0, torch.qint8),
+    "float8": lambda length: torch.ones(length).to(torch.float8_e4m3fn),
+    "complex32": lambda length: torch.ones(length, dtype=torch.complex32),
+}
+# Summed like ones.
+TAKEN: dict[str, Callable[[int], torch.Tensor]] = {
+    "inference": made_in_inference,
+    "expanded": lambda length: torch.ones(1).expand(length),
+    "leaf": lambda length: torch.ones(length, requires_grad=True),
+    "parameter": lambda length: torch.nn.Parameter(torch.ones(length)),
+    "result": lambda length: torch.ones(length, requires_grad=True) * 1,
+    "tagged": lambda length: torch.ones(length).as_subclass(Tagged),
+    "strided": lambda length: torch.ones(2 * length)[::2],
+    "flipped": lambda length: torch.ones(length, 2).t()[1],
+    "conjugate": lambda length: torch.ones(length, dtype=torch.complex64).conj(),
+    "negative": lambda length: torch.full((length,), 1j).conj().imag.neg() * 1.0,
+    "negative bit": lambda length: torch.full((length,), 1 - 1j).conj().imag,
+    "int8": lambda length: torch.ones(length, dtype=torch.int8),
+    "uint16": lambda length: torch.ones(length, dtype=torch.uint16),
+    "float16": lambda length: torch.ones(length, dtype=torch.float16),
+}
+
+
+def works(comm: Comm) -> None:
+    assert rw.all_gather(rw.get_rank()) == list(range(comm.size))
+    assert rw.all_reduce(torch.ones(5000)).sum().item() == 5000 * comm.size
+
+
+def parameter_with(grad: torch.Tensor) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(torch.ones(grad.shape, dtype=grad.dtype))
+    parameter.grad = grad
+    return parameter
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new or old
+@pytest.mark.parametrize("form", REFUSED)
+def test_what_cannot_be_reduced_is_refused_before_anything_is_sent(comm: Comm, form: str) -> None:
+    for length in LENGTHS:
+        tensor = REFUSED[form](length)
+        module = torch.nn.Module()
+        module.register_buffer("odd", tensor)
+        calls: list[Callable[[], object]] = [
+            partial(rw.all_reduce, tensor),
+            partial(rw.all_reduce, {"a": [tensor]}, op="mean"),
+            partial(rw.all_reduce_, tensor),
+            partial(rw.reduce_scatter, [tensor] * comm.size),
+        ]
+        if form not in {"float8", "complex32"}:  # these have contents, which can travel
+            calls += [partial(rw.all_gather_cat, tensor), partial(rw.sync_params, module)]
+        if form == "float8":
+            calls.append(partial(rw.sync_grads, [parameter_with(tensor)]))
+        for place, call in enumerate(calls):
+            with pytest.raises(rw.PayloadTypeError):
+                call()
+                pytest.fail(f"call {place} of {form}")
+        works(comm)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new or old
+@pytest.mark.parametrize("form", TAKEN)
+def test_what_is_a_tensor_after_all(comm: Comm, form: str) -> None:
+    for length in LENGTHS:
+        tensor = TAKEN[form](length)
+        before = tensor._version if not tensor.is_inference() else 0
+        for result in (rw.all_reduce(tensor), rw.all_reduce([tensor, 1])[0], rw.reduce_scatter([tensor] * comm.size)):
+            assert type(result) is torch.Tensor, "whatever the size"
+            assert not result.requires_grad
+            assert not result.is_inference()
+            assert result.to(torch.complex64).sum().item() == length * comm.size
+        assert len(rw.all_gather_cat(tensor)) == length * comm.size
+        assert tensor.is_inference() or tensor._version == before
+        if form == "expanded":
+            with pytest.raises(rw.PayloadTypeError, match="is expanded"):
+                rw.all_reduce_(tensor)
+        elif form != "negative":
+            assert rw.all_reduce_(tensor) is tensor
+            assert tensor.detach().to(torch.complex64).sum().item() == length * comm.size
+            assert tensor.is_inference() or tensor._version > before, "autograd hears of it, in any world"
+        works(comm)
+
+
+def test_modules_and_gradients_of_odd_kinds(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    for length in LENGTHS:
+        with torch.inference_mode():
+            module = torch.nn.BatchNorm1d(length)
+        rw.sync_params(module, src=last)
+
+        expanded = torch.nn.Parameter(torch.ones(length))
+        (expanded.grad,) = torch.autograd.grad(expanded.sum(), expanded)
+        rw.sync_grads([expanded])
+        assert expanded.grad is not None
+        assert expanded.grad.tolist() == [1.0] * length
+        expanded.grad.add_(1)
+
+        half = torch.nn.Parameter(torch.ones(length))
+        if hasattr(half, "grad_dtype"):
+            half.grad_dtype = torch.float64
+            if rank == 0:
+                half.grad = torch.ones(length, dtype=torch.float64)
+            rw.sync_grads([half])
+            assert half.grad is not None
+            assert half.grad.dtype == torch.float64
+            assert half.grad.sum().item() == pytest.approx(length / comm.size)
+        works(comm)
+    no_module: Any = [torch.ones(1)]
+    for call in (partial(rw.sync_params, no_module), partial(rw.sync_grads, no_module[0])):
+        with pytest.raises(rw.InvalidArgumentError, match="takes a module"):
+            call()
+    works(comm)
+
+
+def test_under_fake_tensor_mode_every_collective_is_refused(comm: Comm) -> None:
+    real = torch.ones(3)
+    for call in (
+        lambda: rw.all_reduce(torch.ones(3)),
+        lambda: rw.all_reduce(real),
+        lambda: rw.all_gather({"a": "text" * 5000}),
+        lambda: rw.broadcast(torch.ones(5000)),
+        rw.barrier,
+    ):
+        with pytest.raises(rw.PayloadTypeError, match="FakeTensorMode"), FakeTensorMode():
+            call()
+        works(comm)
+
+
+def test_a_transformed_function_is_refused(comm: Comm) -> None:
+    for transformed in (torch.func.vmap(rw.all_reduce), torch.func.grad(lambda x: rw.all_reduce(x).sum())):
+        with pytest.raises(rw.PayloadTypeError, match=r"torch\.func"):
+            transformed(torch.ones(2))
+        works(comm)
+
+
+@pytest.mark.parametrize("timeout", [10**400, True, 0, -1, float("nan"), "1"])
+def test_what_is_no_timeout_is_refused_before_anything_is_sent(comm: Comm, timeout: Any) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match="not a number of seconds above 0"):
+        rw.barrier(timeout=timeout)
+    rw.barrier(timeout=1e300)
+    works(comm)
