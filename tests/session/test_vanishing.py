@@ -47,3 +47,19 @@ def test_a_rank_that_is_killed_while_data_moves(where: str, size: int) -> None:
         assert process.returncode == 0, process.stderr
         assert process.stdout.startswith("CollectiveError "), process.stdout
         assert f"rank {size - 1} is gone" in process.stdout, process.stdout
+
+
+@pytest.mark.parametrize("who", [0, 2])
+@pytest.mark.parametrize("how", ["raises", "killed", "late"])
+def test_a_rank_that_fails_between_the_meeting_and_the_end_of_joining_is_named(how: str, who: int) -> None:
+    """The timeout is 300 s, and opening a process group hears nothing until then."""
+    port = free_port()
+    ended = run_ranks("die_joining.py", [plain(rank, 3, port) for rank in range(3)], how, str(who), seconds=20)
+    for rank, process in enumerate(ended):
+        if rank == who:
+            assert process.stdout == ("RuntimeError the driver has no memory\n" if how == "raises" else "")
+            continue
+        assert process.stdout.startswith("JoinError "), (process.stdout, process.stderr)
+        assert f"rank {who}" in process.stdout
+        if how == "raises":
+            assert f"rank {who}: RuntimeError: the driver has no memory" in process.stdout

@@ -25,6 +25,7 @@ class World:
         one_host: All ranks are known to be on this host, so nothing of theirs need leave it.
         store: Returns what the ranks share.
         reach: Returns the name or address that other hosts reach this one by.
+        lost: Returns why it is in vain to wait for some ranks, or ""; does not wait.
         made: How many groups were made; all ranks make all groups, in one order.
         meshes: The connections in all groups that this rank is a member of.
     """
@@ -36,6 +37,7 @@ class World:
     one_host: bool
     store: Callable[[], dist.Store]
     reach: Callable[[], str]
+    lost: Callable[[Sequence[int]], str] = lambda _: ""
     made: int = 0
     meshes: list[Mesh] = field(default_factory=list)
 
@@ -46,9 +48,7 @@ class World:
         """
 
         def check(awaited: Callable[[], Sequence[int]]) -> None:
-            if not self._gone(ranks):
-                return
-            gone = self._gone(awaited())  # which costs more to ask
+            gone = self._gone(ranks) and self._gone(awaited())  # which costs more to ask
             if gone:
                 raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {gone}")
 
@@ -79,4 +79,6 @@ class World:
             with looking_at(mesh) as free:
                 if free is not None:
                     found.append(free.gone(ranks))
+        if not self.meshes:  # the first group of all is being made
+            found.append(self.lost(ranks))
         return "; ".join(filter(None, found))

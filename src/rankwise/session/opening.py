@@ -1,19 +1,15 @@
-"""How a session is opened: meet the other ranks, take a device, open the process group; and how it is closed again."""
+"""How a session is opened: meet the other ranks, take a device, open the process group."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import os
-import selectors
 import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -26,22 +22,15 @@ from rankwise.environment.reading import Fact, Reading
 from rankwise.errors import JoinError, RankwiseError
 from rankwise.rendezvous import LOOPBACK, Endpoint, choose
 from rankwise.session import current, meeting, store
+from rankwise.session.closing import await_rest, outlive
 from rankwise.session.device import bind, choose_backend, choose_device
 from rankwise.session.host import address_towards, host_id, starter
-from rankwise.session.roll_call import Answer, Hello, ranks_text
+from rankwise.session.readiness import Watch
+from rankwise.session.roll_call import Answer, Hello
 from rankwise.session.session import Session
-
-log = logging.getLogger(__name__)
 
 # How long a rank that cannot join waits for the others to tell them why.
 _FAREWELL_SECONDS: Final = 10.0
-# How long rank zero waits for the others at the end before it says so.
-_PATIENCE_SECONDS = 5.0
-# How long the threads of a group that lives on may take to come to rest, how often in a row they are to be seen there,
-# and the pause between two looks.
-_REST_SECONDS: Final = 10.0
-_LOOKS_AT_REST: Final = 2
-_LOOK_SECONDS: Final = 0.001
 
 
 @dataclass(slots=True)
@@ -61,12 +50,23 @@ class _Met:
     lines: dict[int, socket.socket]
     listener: socket.socket | None = None
 
+    @property
+    def watch(self) -> Watch:
+        """Who is still there of those that met."""
+        return Watch(self.reading.rank.value, self.lines)
+
     def leave_port(self) -> None:
         """Let others have the port, also where a forked child has it still."""
         if self.listener is not None:
             with contextlib.suppress(OSError):
                 self.listener.shutdown(socket.SHUT_RDWR)
             self.listener.close()
+
+    def close(self) -> None:
+        """Hang up, and let others have the port."""
+        self.leave_port()
+        for line in self.lines.values():
+            line.close()
 
 
 @dataclass(slots=True)
@@ -85,52 +85,13 @@ class _Opened:
         self.comm.close(reason)
         if still_ours:
             dist.destroy_process_group()
-        _await_rest()
+        await_rest()
         before, torchs = self.hooks
         if sys.excepthook is torchs:
             sys.excepthook = before
         if self.met.reading.rank.value == 0 and not failed:
-            _outlive(self.met.lines, timeout=self.timeout)
-        for line in self.met.lines.values():
-            line.close()
-
-
-def _outlive(lines: dict[int, socket.socket], *, timeout: float) -> None:
-    """Serve the store until every other rank has hung up: one that has not may need it still."""
-    start = time.monotonic()
-    told = False
-    with selectors.DefaultSelector() as selector:
-        for rank, line in lines.items():
-            selector.register(line, selectors.EVENT_READ, rank)
-        while selector.get_map() and time.monotonic() - start < timeout:
-            for key, _ in selector.select(_PATIENCE_SECONDS / 10):
-                selector.unregister(key.fileobj)
-            if not told and selector.get_map() and time.monotonic() - start > _PATIENCE_SECONDS:
-                told = True
-                absent = sorted(key.data for key in selector.get_map().values())
-                log.warning("rank 0 waits up to %g s until %s leave(s)", timeout, ranks_text(absent))
-
-
-def _await_rest() -> None:
-    """Let the threads of groups that live on, as a DDP model keeps one, finish what they are at.
-
-    A thread that has just ended a collective may have objects of Python's to give back, for which it needs Python's
-    lock. If the model goes meanwhile, it waits for the thread and has the lock: for good. If the interpreter ends
-    meanwhile, the thread takes it down. See docs/decisions/0006-letting-go-of-a-group.md.
-    """
-    start = time.monotonic()
-    threads = [stat for stat in Path("/proc/self/task").glob("*/stat") if "(pt_gloo_runloop)" in _read(stat)]
-    at_rest = 0
-    while threads and at_rest < _LOOKS_AT_REST and time.monotonic() - start < _REST_SECONDS:
-        time.sleep(_LOOK_SECONDS)  # one that sleeps until it gets the lock gets it now
-        at_rest = 0 if any(") R " in _read(stat) for stat in threads) else at_rest + 1
-
-
-def _read(stat: Path) -> str:
-    """Return what Linux says of a thread, "7 (NAME) R ..." for one that runs; "" if it has ended."""
-    with contextlib.suppress(OSError):
-        return stat.read_text()
-    return ""
+            outlive(self.met.lines, timeout=self.timeout)
+        self.met.close()
 
 
 def load_what_would_keep_a_group() -> None:
@@ -153,11 +114,24 @@ def open_session(
     """
     endpoint = choose(reading, starter=starter)
     if endpoint is None:
-        own = choose_device(0, device)
-        alone = _Met(Answer().complete(reading, "a world of one"), dist.HashStore(), {})
-        world = _world(alone, own, timeout=timeout, check=check, endpoint=None)
-        return _open_group(alone, world, choose_backend(backend, own))
+        met = _Met(Answer().complete(reading, "a world of one"), dist.HashStore(), {})
+    else:
+        met = _meet_with_device(reading, endpoint, backend, device, timeout=timeout, check=check)
+    own = _get_ready(met, backend, device, timeout=timeout)
+    world = _world(met, own, timeout=timeout, check=check, endpoint=endpoint)
+    return _open_group(met, world, choose_backend(backend, own))
 
+
+def _meet_with_device(
+    reading: Reading,
+    endpoint: Endpoint,
+    backend: str | None,
+    device: str | torch.device | None,
+    *,
+    timeout: float,
+    check: bool,
+) -> _Met:
+    """Meet the other ranks, and tell them if this one finds no device, as far as it knows its place already."""
     chosen: torch.device | None = None
     problem: Exception | None = None
     try:
@@ -175,14 +149,29 @@ def open_session(
         problem="" if problem is None else _told(problem),
     )
     try:
-        met = _meet(reading, endpoint, hello, timeout=timeout if problem is None else min(timeout, _FAREWELL_SECONDS))
+        return _meet(reading, endpoint, hello, timeout=timeout if problem is None else min(timeout, _FAREWELL_SECONDS))
     except JoinError as error:
         raise problem or error from error
-    place = met.reading.place()
-    if chosen is None:
-        chosen = choose_device(place["local_rank"].value, device)
-    world = _world(met, chosen, timeout=timeout, check=check, endpoint=endpoint)
-    return _open_group(met, world, choose_backend(backend, chosen))
+
+
+def _get_ready(met: _Met, backend: str | None, device: str | torch.device | None, *, timeout: float) -> torch.device:
+    """Take this rank's device, and wait until all ranks have theirs."""
+    problem: Exception | None = None
+    own = torch.device("cpu")
+    try:
+        own = choose_device(met.reading.place()["local_rank"].value, device)
+        choose_backend(backend, own)
+        bind(own)
+    except Exception as error:  # noqa: BLE001 - raised again below, once the others have heard of it
+        problem = error
+    try:
+        met.watch.confirm("" if problem is None else _told(problem), timeout=timeout)
+    except BaseException as error:
+        met.close()
+        if isinstance(error, JoinError) and problem is not None:
+            raise problem from error
+        raise
+    return own
 
 
 def _told(problem: Exception) -> str:
@@ -215,7 +204,9 @@ def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float)
     answer, line = meeting.attend(endpoint, hello, timeout=timeout)
     try:
         complete = _complete(reading, answer, endpoint, line.getpeername()[1])
-        return _Met(complete, store.connect(endpoint.host, answer.store_port, timeout=timeout), {0: line})
+        watch = Watch(hello.rank, {0: line})
+        kept = store.connect(endpoint.host, answer.store_port, timeout=timeout, lost=lambda: watch.lost([0]))
+        return _Met(complete, kept, {0: line})
     except JoinError:
         line.close()
         raise
@@ -241,12 +232,12 @@ def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endp
         one_host=one_host,
         store=lambda: store,
         reach=lambda: LOOPBACK if endpoint is None else address_towards(endpoint.host, endpoint.ports[0]),
+        lost=met.watch.lost,
     )
 
 
 def _open_group(met: _Met, world: World, backend: str) -> Session:
     load_what_would_keep_a_group()
-    bind(world.device)
     excepthook = sys.excepthook
     rank, world_size = met.reading.rank.value, met.reading.world_size.value
     comm: TorchGroupComm | None = None
@@ -268,12 +259,13 @@ def _open_group(met: _Met, world: World, backend: str) -> Session:
         if comm is not None:
             comm.close("could not join")
             dist.destroy_process_group()
-        met.leave_port()
-        for line in met.lines.values():
-            line.close()
-        raise JoinError(
-            f"rank {rank} of {world_size} met the others, but backend {backend!r} did not start: {error}"
-        ) from error
+        lost = met.watch.lost(range(world_size))
+        why = f"{lost}. {error}" if lost and lost not in str(error) else str(error)
+        text = f"rank {rank} of {world_size} met the others, but backend {backend!r} did not start: {why}"
+        if rank == 0:
+            met.watch.tell(text)
+        met.close()
+        raise JoinError(text) from error
     opened = _Opened(comm=comm, met=met, hooks=(excepthook, sys.excepthook), timeout=world.timeout)
     return Session(
         met.reading,

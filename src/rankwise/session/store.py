@@ -21,6 +21,8 @@ from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
 _PAUSES_SECONDS: Final = (0.001, 0.05)
 # How long a process may take to reach what it serves itself.
 _OWN_SECONDS: Final = 10.0
+# How often somebody who waits for a store looks whether that is in vain.
+_LOOK_SECONDS: Final = 0.1
 
 
 def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]:
@@ -62,11 +64,16 @@ def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]
     return store, port
 
 
-def connect(host: str, port: int, *, timeout: float) -> Store:
+def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = str) -> Store:
     """Connect to a store.
 
+    Args:
+        host, port: Where it is served.
+        timeout: Seconds that this may take.
+        lost: Returns why it is in vain to wait, or ""; asked while this waits.
+
     Raises:
-        JoinError: Nothing that is a store listens there.
+        JoinError: Nothing that is a store listens there, or it is in vain to wait.
         JoinTimeoutError: It did not answer in time.
     """
     deadline = time.monotonic() + timeout
@@ -75,8 +82,8 @@ def connect(host: str, port: int, *, timeout: float) -> Store:
             socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())).close()
             break
         except (OSError, UnicodeError) as error:
-            if isinstance(error, (ConnectionRefusedError, UnicodeError)) or time.monotonic() > deadline:
-                why = (isinstance(error, OSError) and error.strerror) or error
+            if isinstance(error, (ConnectionRefusedError, UnicodeError)) or time.monotonic() > deadline or lost():
+                why = lost() or (isinstance(error, OSError) and error.strerror) or error
                 raise JoinError(
                     f"no store at {host}:{port} (MASTER_ADDR, MASTER_PORT): {why}; the launcher that set these "
                     "variables hosts one while it runs, so is it still there?"
@@ -87,7 +94,10 @@ def connect(host: str, port: int, *, timeout: float) -> Store:
         store = _constructed(
             lambda: TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout)),
             max(0.1, deadline - time.monotonic()),
+            lost,
         )
+    except JoinError:
+        raise
     except Exception as error:
         raise JoinError(f"the store at {host}:{port} refused: {error}") from error
     if store is None:
@@ -98,11 +108,14 @@ def connect(host: str, port: int, *, timeout: float) -> Store:
     return store
 
 
-def _constructed(construct: Callable[[], Store], seconds: float) -> Store | None:
+def _constructed(construct: Callable[[], Store], seconds: float, lost: Callable[[], str] = str) -> Store | None:
     """Return a store; None if that takes longer than so many seconds.
 
     On a silent port the constructor hangs whatever its timeout is, and hears no signal: so a thread calls it, and may
     be left behind.
+
+    Raises:
+        JoinError: It is in vain to wait, as `lost` tells.
     """
     outcome: list[Store | Exception] = []
 
@@ -114,7 +127,11 @@ def _constructed(construct: Callable[[], Store], seconds: float) -> Store | None
 
     thread = threading.Thread(target=attempt, daemon=True, name="rankwise-store")
     thread.start()
-    thread.join(seconds)
+    deadline = time.monotonic() + seconds
+    while thread.is_alive() and (remaining := deadline - time.monotonic()) > 0:
+        thread.join(min(remaining, _LOOK_SECONDS))
+        if thread.is_alive() and (why := lost()):
+            raise JoinError(why)
     store = outcome[0] if outcome else None
     if isinstance(store, Exception):
         raise store

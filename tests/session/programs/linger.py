@@ -3,9 +3,9 @@
 import time
 
 import rankwise as rw
-from rankwise.session import opening
+from rankwise.session import closing
 
-opening._PATIENCE_SECONDS = 0.2
+closing._PATIENCE_SECONDS = 0.2
 with rw.init(timeout=30.0):
     rw.barrier()
     if rw.get_rank() == 1:

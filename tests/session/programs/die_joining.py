@@ -1,0 +1,36 @@
+"""Join, but a rank fails in a given way between the meeting and the end of joining; the others print what they raise.
+
+Ways: "raises" or "killed" while it takes its device; "late", killed when the process group is open and
+ranks connect.
+"""
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import rankwise as rw
+from rankwise.comm.connecting import Introduction
+from rankwise.session import opening
+
+how, who = sys.argv[1], sys.argv[2]
+
+
+def fail(*_: object) -> NoReturn:
+    raise RuntimeError("the driver has no memory")
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if os.environ["RANK"] == who:
+    if how == "late":
+        Introduction.connect = die  # type: ignore[assignment,method-assign]
+    else:
+        vars(opening)["bind"] = fail if how == "raises" else die
+try:
+    with rw.init():
+        pass
+except RuntimeError as error:
+    print(type(error).__name__, error)
