@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch.distributed as dist
@@ -201,6 +201,16 @@ def test_strangers_at_rank_zeros_door_are_let_go() -> None:
                 connection.recv(1)
         answers = [*meet(endpoint(port), [hello(1, 3), hello(2, 3)]), *world.result()]
     assert all(isinstance(answer, Answer) and not answer.error for answer in answers)
+
+
+def test_a_rank_of_another_job_is_refused_by_name_and_holds_nobody_up() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        world = pool.submit(meet, endpoint(port), [replace(hello(0, 2), job="slurm 17.0")], timeout=10.0)
+        (error,) = meet(endpoint(port), [replace(hello(1, 2), job="slurm 18.0")])
+        assert "rank 1 on here is of job 'slurm 18.0', but rank 0 on here of job 'slurm 17.0'" in str(error)
+        answers = [*meet(endpoint(port), [replace(hello(1, 2), job="slurm 17.0")]), *world.result()]
+    assert all(isinstance(answer, Answer) and not answer.error for answer in answers), answers
 
 
 def test_strangers_that_stay_and_say_nothing_hold_nobody_up() -> None:

@@ -23,7 +23,7 @@ from typing import Final
 from rankwise.errors import JoinError, JoinTimeoutError
 from rankwise.rendezvous import Endpoint
 from rankwise.session.door import Door, Visitor, listen
-from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
+from rankwise.session.roll_call import Answer, Hello, another_job, answers, conflict, missing
 from rankwise.session.saying import fields_of
 
 PROTOCOL: Final = "rankwise/1"
@@ -128,6 +128,9 @@ class _Meeting:
                 return False
             if visitor in self.guests:
                 return False  # a rank says hello once
+            if problem := another_job(self._own, hello):
+                _answer(visitor, Answer(error=problem))
+                return False
             self._admit(visitor, hello)
         return True
 

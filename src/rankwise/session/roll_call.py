@@ -31,6 +31,7 @@ class Hello:
         host_id: What tells the host from others of the same name.
         process: The process's id, for people.
         check: Whether it checks single tensors on accelerators.
+        job: What names its job, if its launcher says; "" for unknown.
         problem: Why this rank cannot join, or "".
     """
 
@@ -44,6 +45,7 @@ class Hello:
     host_id: str
     process: int
     check: bool = False
+    job: str = ""
     problem: str = ""
 
     @classmethod
@@ -162,6 +164,16 @@ def conflict(first: Hello, second: Hello) -> str:
             "same to init() on all ranks, or set RANKWISE_CHECK on all"
         )
     return ""
+
+
+def another_job(first: Hello, second: Hello) -> str:
+    """Return why the second is not of the first's job, or "" if it may be."""
+    if not first.job or not second.job or first.job == second.job:
+        return ""
+    return (
+        f"rank {second.rank} on {second.host} is of job {second.job!r}, but rank {first.rank} on {first.host} of job "
+        f"{first.job!r}: two jobs use one port; choose another MASTER_PORT for one of them"
+    )
 
 
 def answers(hellos: Mapping[int, Hello], *, store_port: int = 0) -> dict[int, Answer]:
