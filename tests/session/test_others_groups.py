@@ -122,3 +122,18 @@ def test_getters_do_not_advise_what_was_done_already() -> None:
         for getter in (rw.get_local_rank, rw.get_num_nodes, rw.topology):
             with pytest.raises(rw.NotJoinedError, match=r"other code .*pass local_rank and local_world_size.*set RANK"):
                 getter()
+
+
+def test_variables_that_contradict_an_open_group_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with fake_process_group(1, 2):
+        assert (rw.get_rank(), rw.get_world_size()) == (1, 2)
+    rw.finalize()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "the process group that is open says rank 1 of 2, and counts; "
+        "but the variables say rank 7 (from RANK) of 8 (from WORLD_SIZE)"
+    )

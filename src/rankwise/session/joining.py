@@ -161,6 +161,15 @@ def _place_in(
     except LauncherEnvironmentError as error:
         log.debug("the process group alone says who this is: %s", error)
     if reading is None or (reading.rank.value, reading.world_size.value) != (rank.value, world_size.value):
+        if reading is not None and reading.world_size.value > 1:
+            log.warning(
+                "%s that is open says rank %s of %s, and counts; but the variables say rank %s of %s",
+                OPEN_GROUP,
+                rank.value,
+                world_size.value,
+                reading.rank,
+                reading.world_size,
+            )
         alone = world_size.value == 1
         reading = (
             current.read_environment("none") if alone else Reading(launcher="none", rank=rank, world_size=world_size)
