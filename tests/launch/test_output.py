@@ -44,6 +44,18 @@ def test_what_has_no_end_is_shown_in_the_end_and_kept_apart() -> None:
     assert shown((0, "x" * 70_000)) == "[0] " + "x" * 70_000
 
 
+def test_an_unfinished_line_of_one_stream_leaves_the_other_alone() -> None:
+    """As with `2> errors.log`: nothing in that file needs to be kept apart from what is elsewhere."""
+    output, errors = io.StringIO(), io.StringIO()
+    screen = Screen(nproc=2)
+    first = screen.open(0, output)
+    first.add(b"name? ")
+    first.show_rest()
+    screen.open(1, errors).add(b"y\n")
+    first.add(b"me\n")
+    assert (output.getvalue(), errors.getvalue()) == ("[0] name? me\n", "[1] y\n")
+
+
 def test_progress_bars_go_back_to_the_beginning_of_their_line() -> None:
     assert shown((0, "\r10%"), (0, "\r20%"), (0, "\r30%\n")) == "[0] \r[0] 10%\r[0] 20%\r[0] 30%\n"
 

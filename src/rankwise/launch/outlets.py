@@ -34,6 +34,11 @@ class Outlets:
         """Some process may print still."""
         return bool(self._pipes)
 
+    @property
+    def are_held_back(self) -> bool:
+        """Some pipe is not read for now: the rest of a line may be in it."""
+        return bool(self._held_back)
+
     def open(self, number: int, stream: TextIO | None) -> tuple[int, Lines]:
         """Return what a rank writes to, and what shows it."""
         lines = self._screen.open(number, stream)

@@ -26,15 +26,15 @@ class Screen:
 
     Attributes:
         prefixed: Each line says which rank it is from.
-        unfinished: Whose line was shown last, if its end was not.
-        noted: A note is to be wiped before anything else is shown.
+        unfinished: Whose line was shown last, if its end was not; for each sink.
+        noted: Where a note is to be wiped before anything else is shown.
         has_room: Called, from any thread, when lines that were held back can be shown again.
     """
 
     def __init__(self, *, nproc: int, shown: Collection[int] | None = None, prefixed: bool = True) -> None:
         self.prefixed = prefixed and nproc > 1
-        self.unfinished: Lines | None = None
-        self.noted = False
+        self.unfinished: dict[Sink, Lines] = {}
+        self.noted: Sink | None = None
         self.has_room: Callable[[], None] = lambda: None
         self._apart = nproc > 1
         self._shown = shown
@@ -46,15 +46,21 @@ class Screen:
         sink = self._sink(sys.stderr) if self._apart and _is_terminal(sys.stderr) else None
         if sink is not None:
             sink.write((text + ("\n" if last else "\r")).encode())
-            self.noted = not last
+            self.noted = None if last else sink
 
     def say(self, text: str) -> None:
         """Show what the launcher itself has to say, as standard errors are shown."""
         sink = self._sink(sys.stderr)
         if sink is not None:
-            apart = (_WIPE if self.noted else b"") + (b"\n" if self.unfinished is not None else b"")
-            sink.write(apart + text.encode(errors="replace") + b"\n")
-            self.noted, self.unfinished = False, None
+            apart = b"\n" if self.unfinished.pop(sink, None) is not None else b""
+            sink.write(self.wiped(sink) + apart + text.encode(errors="replace") + b"\n")
+
+    def wiped(self, sink: Sink) -> bytes:
+        """Return what wipes a note that is shown there."""
+        if self.noted is not sink:
+            return b""
+        self.noted = None
+        return _WIPE
 
     def drain(self, seconds: float) -> list[str]:
         """Wait until all is written that was shown; return what was lost, in words, a line for each stream.
@@ -139,18 +145,16 @@ class Lines:
     def _show(self, text: bytes) -> None:
         if not text or self._sink is None or self._closed:
             return
-        unfinished = self._screen.unfinished
+        unfinished = self._screen.unfinished.pop(self._sink, None)
         lines = text.splitlines(keepends=True)
         shown = b"".join(
             [b"" if unfinished is self else self._prefix, lines[0], *(self._prefix + line for line in lines[1:])]
         )
         if unfinished not in {None, self}:
             shown = b"\n" + shown
-        if self._screen.noted:
-            shown = _WIPE + shown
-            self._screen.noted = False
-        self._screen.unfinished = None if text.endswith((b"\n", b"\r")) else self
-        self._closed = not self._sink.write(shown)
+        if not text.endswith((b"\n", b"\r")):
+            self._screen.unfinished[self._sink] = self
+        self._closed = not self._sink.write(self._screen.wiped(self._sink) + shown)
 
 
 def _is_original(stream: TextIO) -> bool:

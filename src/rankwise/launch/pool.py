@@ -99,7 +99,7 @@ class Pool:
         ready = self._selector.select(max(0.0, seconds))
         for key, events in ready:
             key.data(events)
-        if not ready:
+        if not ready and not self._outlets.are_held_back:
             self._show_rest()
 
     def say(self, text: str) -> None:
