@@ -25,7 +25,7 @@ from rankwise.comm.connecting import Introduction
 from rankwise.comm.frame import Frame, Kind
 from rankwise.comm.mesh import Mesh
 from rankwise.comm.world import World
-from rankwise.session import door
+from rankwise.session import acceptor
 
 SIZE = 3
 CALL = Frame(Kind.CALL, 0, "all_reduce at train.py:88")
@@ -197,7 +197,7 @@ def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) 
     def reach() -> str:
         return "127.0.0.1"
 
-    listen = door.listen
+    listen = acceptor.listen
 
     def listen_and_be_met(port: int, *, one_host: bool) -> socket.socket:
         listener = listen(port, one_host=one_host)
@@ -220,11 +220,11 @@ def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("place", ["one host", "several hosts"])
 def test_strangers_that_speak_slowly_or_not_hold_no_member_up(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a few seconds altogether, and nobody waits for one of them alone."""
-    monkeypatch.setattr(door, "SECONDS_TO_GREET", 0.2)
+    monkeypatch.setattr(acceptor, "SECONDS_TO_GREET", 0.2)
     if place == "several hosts":
         monkeypatch.setattr(connecting, "network_id", lambda: str(threading.get_ident()))
     near, ended = place == "one host", threading.Event()
-    listen = connecting._listen_locally if near else functools.partial(door.listen, one_host=False)
+    listen = connecting._listen_locally if near else functools.partial(acceptor.listen, one_host=False)
     strangers: list[socket.socket] = []
 
     def listen_and_be_met(*args: Any, **_more: Any) -> socket.socket:

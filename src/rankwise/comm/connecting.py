@@ -24,10 +24,10 @@ from torch.distributed import Store
 from rankwise.comm.mesh import Mesh
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError
 from rankwise.rendezvous import LOOPBACK
-from rankwise.session.door import Door, Visitor, listen
+from rankwise.session.acceptor import Acceptor, Client, listen
 from rankwise.session.host import host_id, network_id
+from rankwise.session.json_lines import decoded, encoded
 from rankwise.session.roll_call import ranks_text
-from rankwise.session.saying import decoded, encoded
 
 _SECRET_BYTES: Final = 16
 # The secret, and the place of whoever connects.
@@ -214,26 +214,26 @@ class Introduction:
         """Let the members after this one connect."""
         expected = set(range(self.place + 1, len(self.ranks)))
         idle = 0
-        with Door(listeners, admits=_is_ours) as door:
+        with Acceptor(listeners, admits=_is_ours) as acceptor:
             while expected:
                 if time.monotonic() > deadline:
-                    raise self._late([self.ranks[place] for place in sorted(expected)], door.strangers_text())
+                    raise self._late([self.ranks[place] for place in sorted(expected)], acceptor.rejected_text())
                 try:
-                    visitors = door.wait(_CHECK_SECONDS)
+                    clients = acceptor.wait(_CHECK_SECONDS)
                 except JoinError as error:
                     raise CollectiveError(f"rank {self.ranks[self.place]}: {error}") from error
-                idle = 0 if visitors else idle + 1
+                idle = 0 if clients else idle + 1
                 if idle > 1:  # at one look, somebody may have come and gone who is let in now and heard at the next
                     self.check(lambda: [self.ranks[place] for place in expected])
-                for visitor in visitors:
+                for client in clients:
                     # No more than the greeting: what follows it is for the mesh.
-                    is_there = visitor.read(_GREETING.size - len(visitor.received))
-                    place = _greeted(visitor, secret)
+                    is_there = client.read(_GREETING.size - len(client.received))
+                    place = _greeted(client, secret)
                     if place in expected:
                         expected.remove(place)
-                        connections[place] = door.hand_over(visitor)
+                        connections[place] = acceptor.release(client)
                     elif not is_there or place is not None:
-                        door.send_away(visitor)
+                        acceptor.reject(client)
 
     def _late(self, ranks: Sequence[int], strangers: str = "") -> CollectiveTimeoutError:
         return CollectiveTimeoutError(
@@ -268,9 +268,9 @@ def _is_ours(connection: socket.socket) -> bool:
     return True
 
 
-def _greeted(visitor: Visitor, secret: bytes) -> int | None:
+def _greeted(client: Client, secret: bytes) -> int | None:
     """Return the place of whoever connected, -1 for a stranger; None if it has not said all of it."""
-    if len(visitor.received) < _GREETING.size:
+    if len(client.received) < _GREETING.size:
         return None
-    shown, place = _GREETING.unpack(visitor.received)
+    shown, place = _GREETING.unpack(client.received)
     return int(place) if hmac.compare_digest(shown, secret) else -1

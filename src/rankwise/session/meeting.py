@@ -22,9 +22,9 @@ from typing import Final
 
 from rankwise.errors import JoinError, JoinTimeoutError
 from rankwise.rendezvous import Endpoint
-from rankwise.session.door import Door, Visitor, listen
+from rankwise.session.acceptor import Acceptor, Client, listen
+from rankwise.session.json_lines import fields_of
 from rankwise.session.roll_call import Answer, Hello, another_job, answers, conflict, missing
-from rankwise.session.saying import fields_of
 
 PROTOCOL: Final = "rankwise/1"
 
@@ -51,8 +51,8 @@ def host(
         JoinError: The ranks do not make one world. All that arrived are told.
         JoinTimeoutError: Some did not arrive in time. All that arrived are told.
     """
-    with Door([listener]) as door:
-        meeting = _Meeting(endpoint, hello, door)
+    with Acceptor([listener]) as acceptor:
+        meeting = _Meeting(endpoint, hello, acceptor)
         try:
             meeting.receive_all(timeout=timeout)
         except JoinError as error:
@@ -63,7 +63,7 @@ def host(
             _answer(guest, given[rank])
         if given[hello.rank].error:
             return given[hello.rank], {}
-        lines = {rank: door.hand_over(guest) for guest, rank in meeting.guests.items()}
+        lines = {rank: acceptor.release(guest) for guest, rank in meeting.guests.items()}
     for line in lines.values():
         line.setblocking(True)
     return given[hello.rank], lines
@@ -77,13 +77,13 @@ class _Meeting:
         guests: The others' ranks, by connection.
     """
 
-    def __init__(self, endpoint: Endpoint, own: Hello, door: Door) -> None:
+    def __init__(self, endpoint: Endpoint, own: Hello, acceptor: Acceptor) -> None:
         self._endpoint = endpoint
         self._own = own
-        self._door = door
+        self._acceptor = acceptor
         self.hellos = {own.rank: own}
-        self.guests: dict[Visitor, int] = {}
-        self._refused: list[Visitor] = []
+        self.guests: dict[Client, int] = {}
+        self._refused: list[Client] = []
 
     def receive_all(self, *, timeout: float) -> None:
         """Receive the hello of every rank.
@@ -97,58 +97,58 @@ class _Meeting:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 absent = missing(self.hellos, self._own.world_size, timeout=timeout)
-                raise JoinTimeoutError(absent + self._door.strangers_text())
-            for visitor in self._door.wait(remaining):
-                if not self._hear(visitor):
-                    self._let_go(visitor)
+                raise JoinTimeoutError(absent + self._acceptor.rejected_text())
+            for client in self._acceptor.wait(remaining):
+                if not self._hear(client):
+                    self._let_go(client)
 
     def answer_all(self, answer: Answer) -> None:
         """Give all who have said hello the same answer."""
         for guest in (*self.guests, *self._refused):
             _answer(guest, answer)
 
-    def _hear(self, visitor: Visitor) -> bool:
+    def _hear(self, client: Client) -> bool:
         """Take in what somebody has sent; False if it has left, or is a stranger.
 
         Raises:
             JoinError: It is a rank, but of another world.
         """
-        if not visitor.read() or len(visitor.received) > _MAX_LINE:
+        if not client.read() or len(client.received) > _MAX_LINE:
             return False
-        *lines, rest = visitor.received.split(b"\n")
-        visitor.received = rest
+        *lines, rest = client.received.split(b"\n")
+        client.received = rest
         for line in lines:
             try:
                 said = fields_of(bytes(line))
                 if said.get("protocol") == PROTOCOL:
-                    _send(visitor.connection, json.dumps({"proof": _proof(self._endpoint, said["nonce"])}))
+                    _send(client.connection, json.dumps({"proof": _proof(self._endpoint, said["nonce"])}))
                     continue
                 hello = Hello.decode(bytes(line))
             except (ValueError, KeyError, AttributeError, OSError):
                 return False
-            if visitor in self.guests:
+            if client in self.guests:
                 return False  # a rank says hello once
             if problem := another_job(self._own, hello):
-                _answer(visitor, Answer(error=problem))
+                _answer(client, Answer(error=problem))
                 return False
-            self._admit(visitor, hello)
+            self._admit(client, hello)
         return True
 
-    def _admit(self, visitor: Visitor, hello: Hello) -> None:
-        self._door.know(visitor)
+    def _admit(self, client: Client, hello: Hello) -> None:
+        self._acceptor.identify(client)
         known = self.hellos.get(hello.rank)
         problem = conflict(self._own, hello) or ("" if known is None else conflict(known, hello))
         if problem:
-            self._refused.append(visitor)
+            self._refused.append(client)
             raise JoinError(problem)
         self.hellos[hello.rank] = hello
-        self.guests[visitor] = hello.rank
+        self.guests[client] = hello.rank
 
-    def _let_go(self, visitor: Visitor) -> None:
+    def _let_go(self, client: Client) -> None:
         """Close a connection; a rank that has left may come again."""
-        self._door.send_away(visitor)
-        if visitor in self.guests:
-            del self.hellos[self.guests.pop(visitor)]
+        self._acceptor.reject(client)
+        if client in self.guests:
+            del self.hellos[self.guests.pop(client)]
 
 
 def attend(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer, socket.socket]:
@@ -206,7 +206,7 @@ def listen_at(endpoint: Endpoint) -> socket.socket:
     )
 
 
-def _answer(guest: Visitor, answer: Answer) -> None:
+def _answer(guest: Client, answer: Answer) -> None:
     with contextlib.suppress(OSError):  # it has left, and needs no answer
         _send(guest.connection, answer.encode())
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from rankwise.environment.reading import MAX_PORT, Fact, Reading
 from rankwise.errors import JoinError, JoinTimeoutError, shortened
-from rankwise.session.saying import decoded, encoded
+from rankwise.session.json_lines import decoded, encoded
 
 _RUNS_SHOWN: Final = 8
 # What fits into a line of the meeting, however it has to be escaped.

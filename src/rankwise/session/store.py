@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 from rankwise.rendezvous import LOOPBACK
-from rankwise.session.door import listen
+from rankwise.session.acceptor import listen
 from rankwise.session.meeting import ANSWER_SECONDS
 from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
 

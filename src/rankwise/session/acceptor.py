@@ -1,6 +1,6 @@
-"""Where anybody can connect: who does is let in, and sent away unless it says in time who it is.
+"""Accepting connections from anybody: a client that does not identify itself in time is rejected.
 
-Decided here: who may stay, and for how long. What visitors say, and who is known by it, is decided by whoever listens.
+Decided here: how long a connection may stay. What clients send, and what identifies them, whoever listens decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 
 
 @dataclass(slots=True, eq=False)
-class Visitor:
+class Client:
     """A connection, and what came over it that was not looked at yet.
 
     Attributes:
@@ -51,10 +51,10 @@ class Visitor:
         return bool(piece)
 
 
-class Door:
-    """Listening sockets, and the connections that came through them.
+class Acceptor:
+    """Listening sockets, and the connections accepted from them.
 
-    Closed, it closes the connections that are still in its care, and not the listening sockets.
+    A context: at its end it closes the connections that it still has, and not the listening sockets.
     """
 
     def __init__(
@@ -68,68 +68,68 @@ class Door:
         """
         self._admits = admits
         self._selector = selectors.DefaultSelector()
-        # In the order of arrival: those who have not said who they are, and those who have.
-        self._strangers: dict[Visitor, None] = {}
-        self._known: dict[Visitor, None] = {}
-        self._sent_away: Counter[str] = Counter()
+        # In the order of arrival.
+        self._unidentified: dict[Client, None] = {}
+        self._identified: dict[Client, None] = {}
+        self._rejected: Counter[str] = Counter()
         for listener in listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
 
-    def __enter__(self) -> Door:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
+    def __enter__(self) -> Acceptor:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._selector.close()
-        for visitor in (*self._strangers, *self._known):
-            visitor.connection.close()
+        for client in (*self._unidentified, *self._identified):
+            client.connection.close()
 
-    def wait(self, seconds: float) -> list[Visitor]:
-        """Wait for visitors, a second at most; return those who have sent something, or have left.
+    def wait(self, seconds: float) -> list[Client]:
+        """Wait for clients, a second at most; return those that have sent something, or have hung up.
 
         Raises:
             JoinError: There are no file descriptors left for those who come.
         """
         heard = []
         for key, _ in self._selector.select(min(seconds, _LOOK_SECONDS)):
-            if isinstance(key.data, Visitor):
+            if isinstance(key.data, Client):
                 heard.append(key.data)
             elif isinstance(key.fileobj, socket.socket):
                 self._let_in(key.fileobj)
         latest = time.monotonic() - SECONDS_TO_GREET
-        for visitor in list(self._strangers):
-            if visitor.since > latest:
+        for client in list(self._unidentified):
+            if client.since > latest:
                 break
-            self.send_away(visitor)
-        return [visitor for visitor in heard if visitor in self._strangers or visitor in self._known]
+            self.reject(client)
+        return [client for client in heard if client in self._unidentified or client in self._identified]
 
-    def know(self, visitor: Visitor) -> None:
-        """Let somebody stay who has said who it is."""
-        if visitor in self._strangers:
-            del self._strangers[visitor]
-            self._known[visitor] = None
+    def identify(self, client: Client) -> None:
+        """Let a client stay that has identified itself."""
+        if client in self._unidentified:
+            del self._unidentified[client]
+            self._identified[client] = None
 
-    def send_away(self, visitor: Visitor) -> None:
+    def reject(self, client: Client) -> None:
         """Close a connection."""
-        if visitor in self._strangers:
-            self._sent_away[visitor.origin] += 1
-        self.hand_over(visitor).close()
+        if client in self._unidentified:
+            self._rejected[client.origin] += 1
+        self.release(client).close()
 
-    def hand_over(self, visitor: Visitor) -> socket.socket:
+    def release(self, client: Client) -> socket.socket:
         """Return a connection that is the caller's to close from now on."""
-        self._selector.unregister(visitor.connection)
-        self._strangers.pop(visitor, None)
-        self._known.pop(visitor, None)
-        return visitor.connection
+        self._selector.unregister(client.connection)
+        self._unidentified.pop(client, None)
+        self._identified.pop(client, None)
+        return client.connection
 
-    def strangers_text(self) -> str:
-        """Return how many were sent away and where most came from, as a sentence; "" if nobody was."""
-        if not self._sent_away:
+    def rejected_text(self) -> str:
+        """Return how many were rejected and where most came from, as a sentence; "" if none was."""
+        if not self._rejected:
             return ""
-        (origin, _), *others = self._sent_away.most_common(2)
-        count = self._sent_away.total()
+        (origin, _), *others = self._rejected.most_common(2)
+        count = self._rejected.total()
         were = "connection was closed that was" if count == 1 else "connections were closed that were"
         return f" {count} {were} no rank's, from {origin}{' and others' if others else ''}."
 
@@ -143,21 +143,21 @@ class Door:
         connection.setblocking(False)
         origin = address[0] if isinstance(address, tuple) else "this host"
         if not self._admits(connection):
-            self._sent_away[origin] += 1
+            self._rejected[origin] += 1
             connection.close()
             return
-        visitor = Visitor(connection, time.monotonic(), origin)
-        self._strangers[visitor] = None
-        self._selector.register(connection, selectors.EVENT_READ, visitor)
+        client = Client(connection, time.monotonic(), origin)
+        self._unidentified[client] = None
+        self._selector.register(connection, selectors.EVENT_READ, client)
 
     def _make_room(self, error: OSError) -> None:
-        """Send away who has been silent for longest: a rank says at once who it is."""
-        if not self._strangers:
+        """Reject the client that has been silent for longest: a rank identifies itself at once."""
+        if not self._unidentified:
             raise JoinError(
-                f"no more ranks can connect: {error.strerror}, with {len(self._known)} of them connected; raise the "
-                "limit of file descriptors (ulimit -n)"
+                f"no more ranks can connect: {error.strerror}, with {len(self._identified)} of them connected; raise "
+                "the limit of file descriptors (ulimit -n)"
             ) from error
-        self.send_away(next(iter(self._strangers)))
+        self.reject(next(iter(self._unidentified)))
 
 
 def listen(port: int, *, one_host: bool) -> socket.socket:
