@@ -51,6 +51,15 @@ def test_mpirun(mpirun: tuple[str, ...]) -> None:
     assert all(place["node_rank"] == 0 for place in places)
 
 
+def test_mpichs_other_launcher_is_refused_until_it_is_read() -> None:
+    """It sets no variable that Hydra does not, and leaves out those that a reader needs."""
+    command = [str(BIN / "mpiexec.gforker"), "-n", "2", PYTHON, JOIN]
+    ended = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=50, check=False)
+    assert ended.returncode != 0
+    for rank in range(2):
+        assert f"PMI_RANK={rank} and PMI_SIZE=2 (PMI, as of mpiexec.gforker)" in ended.stderr
+
+
 def test_mpirun_of_shells(mpirun: tuple[str, ...]) -> None:
     """Ranks wrapped in shells have other parents, and still meet."""
     check(run([*mpirun, "-n", "2", "sh", "-c", f"true; {PYTHON} {JOIN}; true"]), 2)

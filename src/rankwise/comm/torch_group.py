@@ -92,9 +92,8 @@ class TorchGroupComm(Comm):
     def new_group(self, ranks: Sequence[int]) -> Comm:
         with self._explained("new_group"), gloo_on_loopback() if self._world.one_host else nullcontext():
             group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._world.timeout))
-        part = TorchGroupComm(
-            group if isinstance(group, dist.ProcessGroup) else None, ranks=tuple(ranks), world=self._world
-        )
+        member_of = group if isinstance(group, dist.ProcessGroup) else None
+        part = TorchGroupComm(member_of, ranks=tuple(ranks), world=self._world)
         self.take_along(part)
         part.connect()
         return part
