@@ -26,6 +26,8 @@ from rankwise.session.roll_call import ranks_text
 # How long one wait is, so that Ctrl-C is heard and other groups are looked at.
 SLICE_SECONDS: Final = 0.5
 _FIRST_SLICE_SECONDS: Final = 0.05
+# How long to look for further losses: a member that hangs up because of another's end is often heard before that.
+_LOSS_SECONDS: Final = 0.1
 # How much may wait for a member that does not read it, before whoever says more waits too.
 _MOST_UNSENT_BYTES: Final = 1 << 20
 
@@ -145,13 +147,13 @@ class Mesh:
         for place, data in outgoing.items():
             self._peers[place].post(bulk_head(len(data)))
         begun: set[int] = set()
-        since = time.monotonic()
+        since, lost_since = time.monotonic(), 0.0
         while left or room:
             if self._send_some(left) or self._receive_some(room, begun):
                 since = time.monotonic()
                 continue
             lost = [self._peers[place] for place in left.keys() | room.keys() if self._peers[place].gone]
-            if lost:
+            if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > _LOSS_SECONDS:
                 raise CollectiveError(_lost(self._call, lost))
             if time.monotonic() - since > timeout:
                 slow = sorted(self._peers[place].rank for place in left.keys() | room.keys())
@@ -159,7 +161,7 @@ class Mesh:
             events = dict.fromkeys(room, select.POLLIN)
             for place in left:
                 events[place] = events.get(place, 0) | select.POLLOUT
-            self._poll(SLICE_SECONDS, events)
+            self._poll(_LOSS_SECONDS if lost else SLICE_SECONDS, events)
 
     def gone(self, ranks: Container[int] | None = None) -> str:
         """Return which members, of these ranks or of all, are gone and why; "" if none is. Does not wait."""
