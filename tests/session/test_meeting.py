@@ -18,6 +18,7 @@ import pytest
 import torch.distributed as dist
 
 from rankwise.environment.detect import detect
+from rankwise.environment.reading import Fact
 from rankwise.errors import JoinError, JoinTimeoutError
 from rankwise.rendezvous import Endpoint
 from rankwise.session import acceptor, meeting
@@ -31,6 +32,8 @@ def endpoint(*ports: int, host: str = "127.0.0.1", key: str = "the same") -> End
 
 def hello(rank: int, world_size: int, **more: str) -> Hello:
     reading = detect({"RANK": str(rank), "WORLD_SIZE": str(world_size)})
+    if "job" in more:
+        reading = replace(reading, job=Fact(more["job"], "the launcher"))
     return Hello.of(
         reading, host=more.get("host", "here"), host_id="", process=rank, check=False, problem=more.get("problem", "")
     )
@@ -206,10 +209,10 @@ def test_strangers_at_rank_zeros_door_are_let_go() -> None:
 def test_a_rank_of_another_job_is_refused_by_name_and_holds_nobody_up() -> None:
     port = free_port()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        world = pool.submit(meet, endpoint(port), [replace(hello(0, 2), job="slurm 17.0")], timeout=10.0)
-        (error,) = meet(endpoint(port), [replace(hello(1, 2), job="slurm 18.0")])
+        world = pool.submit(meet, endpoint(port), [hello(0, 2, job="slurm 17.0")], timeout=10.0)
+        (error,) = meet(endpoint(port), [hello(1, 2, job="slurm 18.0")])
         assert "rank 1 on here is of job 'slurm 18.0', but rank 0 on here of job 'slurm 17.0'" in str(error)
-        answers = [*meet(endpoint(port), [replace(hello(1, 2), job="slurm 17.0")]), *world.result()]
+        answers = [*meet(endpoint(port), [hello(1, 2, job="slurm 17.0")]), *world.result()]
     assert all(isinstance(answer, Answer) and not answer.error for answer in answers), answers
 
 

@@ -66,6 +66,7 @@ class Hello:
             host_id=host_id,
             process=process,
             check=check,
+            job="" if reading.job is None else reading.job.value,
             problem=shortened(problem, _LONGEST_PROBLEM),
         )
 
