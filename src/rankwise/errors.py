@@ -97,7 +97,11 @@ class RemoteRankError(RankwiseError, RuntimeError):
         super().__init__(f"rank {rank} on {host} raised {last_line}\n\nTraceback of rank {rank}:\n{traceback}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(type(self), rank=self.rank, host=self.host, traceback=self.traceback), ()
+        return (
+            functools.partial(type(self), rank=self.rank, host=self.host, traceback=self.traceback),
+            (),
+            self.__dict__,
+        )
 
 
 class LaunchError(RankwiseError, RuntimeError):
@@ -164,4 +168,4 @@ class RankFailedError(LaunchError):
         self.traceback = first.traceback
 
     def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(type(self), str(self), failures=self.failures), ()
+        return functools.partial(type(self), str(self), failures=self.failures), (), self.__dict__
