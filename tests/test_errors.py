@@ -11,7 +11,7 @@ import pytest
 import rankwise as rw
 from rankwise import errors
 
-FAILURE = errors.RankFailure(rank=1, host="h", exitcode=3, traceback="ValueError: x")
+FAILURE = rw.RankFailure(rank=1, host="h", exitcode=3, traceback="ValueError: x")
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
 COPIES: dict[str, Callable[[BaseException], BaseException]] = {"copy": copy.copy, "deepcopy": copy.deepcopy}
 

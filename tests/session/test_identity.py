@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,9 +169,19 @@ def test_importing_and_asking_does_not_import_torch() -> None:
 def test_public_names_are_what_they_say() -> None:
     for name in rw.__all__:
         assert getattr(rw, name).__name__ == name
-    assert set(rw.__all__) <= set(dir(rw))
+    assert set(dir(rw)) == {*rw.__all__, "__version__"}
+    assert set(rw.__all__) == set(rw._HOME), "written out for type checkers, and looked up here"
+    assert rw.__version__ == importlib.metadata.version("rankwise")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         rw.nothing  # noqa: B018 - that is the point
+
+
+def test_the_version_of_a_copy_is_not_known(tmp_path: Path) -> None:
+    """What is imported from a folder of its own was not installed, and must not take another's version."""
+    shutil.copytree(Path(rw.__file__).parent, tmp_path / "rankwise", ignore=shutil.ignore_patterns("__pycache__"))
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import rankwise; rankwise.__version__"
+    ended = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert f"AttributeError: rankwise.__version__ is not known: the package was copied to {tmp_path}" in ended.stderr
 
 
 def test_a_submodule_does_not_take_over_a_functions_name() -> None:
