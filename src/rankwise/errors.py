@@ -121,6 +121,19 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
 
 
+def shown(value: object, most: int = 100) -> str:
+    """Return a value for a message: its repr, shortened, or its class if it has none.
+
+    Example:
+        >>> shown([1, 2]), shown(10**5000)
+        ('[1, 2]', '<int>')
+    """
+    try:
+        return shortened(repr(value), most)
+    except Exception:  # noqa: BLE001 - whatever a class raises; of integers beyond 4,300 digits a ValueError
+        return f"<{type(value).__qualname__}>"
+
+
 def printable(text: str) -> str:
     """Return a text with what a terminal might obey escaped; lines and tabs are kept.
 

@@ -1,0 +1,60 @@
+"""Integers in arguments: numpy's and tensors' as well, bools never."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from rankwise.errors import InvalidArgumentError
+from rankwise.integers import as_integer, integer
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Raising:
+    def __index__(self) -> int:
+        raise KeyError("index")
+
+    def __repr__(self) -> str:
+        raise KeyError("repr")
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), Level.HIGH])
+def test_integers_of_all_kinds_are_pythons(value: object) -> None:
+    found = as_integer(value, "n")
+    assert type(found) is int
+    assert found == 3
+
+
+NO_INTEGERS: list[Callable[[], object]] = [
+    lambda: None,
+    lambda: True,
+    lambda: np.True_,
+    lambda: np.array(True),
+    lambda: torch.tensor(True),
+    lambda: "3",
+    lambda: b"3",
+    lambda: 3.0,
+    lambda: np.float64(3),
+    lambda: Fraction(3),
+    lambda: [3],
+    lambda: torch.tensor([3]),
+    lambda: torch.tensor(3, device="meta"),
+    lambda: int,
+    Raising,
+]
+
+
+@pytest.mark.parametrize("make", NO_INTEGERS)
+def test_what_is_no_integer_is_refused(make: Callable[[], object]) -> None:
+    value = make()
+    assert integer(value) is None
+    with pytest.raises(InvalidArgumentError, match=r"^n=.* is not an integer$"):
+        as_integer(value, "n")
