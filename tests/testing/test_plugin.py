@@ -200,12 +200,6 @@ def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
     assert not alive
 
 
-def test_output_is_shown_where_it_is_not_captured(programs: pytest.Pytester) -> None:
-    result = run(programs, "failing", "-s", "-k", "alike")
-    assert result.stdout.str().count("words of all\n") == 4
-    assert "Captured stdout" not in result.stdout.str()
-
-
 def test_importing_the_plugin_does_not_import_torch(programs: pytest.Pytester) -> None:
     command = [sys.executable, "-c", "import rankwise.testing.plugin, sys; print('torch' in sys.modules)"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"

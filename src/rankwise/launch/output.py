@@ -36,10 +36,10 @@ class Screen:
         self.unfinished: dict[Sink, Lines] = {}
         self.noted: Sink | None = None
         self.has_room: Callable[[], None] = lambda: None
+        self._nproc = nproc
         self._apart = nproc > 1
         self._shown = shown
         self._sinks: dict[object, Sink] = {}
-        self._width = len(str(nproc - 1))
 
     def note(self, text: str, *, last: bool = False) -> None:
         """Show a line on a terminal, until something else is shown if it is not the last."""
@@ -84,10 +84,8 @@ class Screen:
         """Return what shows a rank's output."""
         if stream is None or (self._shown is not None and rank not in self._shown):
             return Lines(self, b"", None)
-        prefix = f"[{rank:>{self._width}}] " if self.prefixed else ""
-        if prefix and _is_terminal(stream):
-            prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
-        return Lines(self, prefix.encode(), self._sink(stream))
+        prefix = label(rank, self._nproc, coloured=_is_terminal(stream)) if self.prefixed else b""
+        return Lines(self, prefix, self._sink(stream))
 
     def _sink(self, stream: TextIO | None) -> Sink | None:
         """Return what writes to a stream; None if there is no such stream, as after `>&-`."""
@@ -155,6 +153,12 @@ class Lines:
         if not text.endswith((b"\n", b"\r")):
             self._screen.unfinished[self._sink] = self
         self._closed = not self._sink.write(self._screen.wiped(self._sink) + shown)
+
+
+def label(rank: int, nproc: int, *, coloured: bool) -> bytes:
+    """Return what stands before each line of a rank, as wide for all of them."""
+    text = f"[{rank:>{len(str(nproc - 1))}}] "
+    return (f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m" if coloured else text).encode()
 
 
 def _is_original(stream: TextIO) -> bool:

@@ -28,7 +28,7 @@ import rankwise
 from rankwise.launch.rank import is_consequence
 from rankwise.launch.wire import packed, receive
 from rankwise.session.session import summary
-from rankwise.testing import coverage
+from rankwise.testing import coverage, shared_output
 from rankwise.testing.collecting import Collecting
 from rankwise.testing.letting_go import LettingGo
 from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Run, Task, Warned
@@ -66,6 +66,7 @@ def be_rank(connection: socket.socket, crashes: int, run: Run) -> None:
     """
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     _leave_asserts_alone()
+    output = shared_output.share(run.turns) if run.turns else []
     random_state = RandomState()
     with coverage.measured(run.measured):
         config = pytest.Config.fromdictargs(dict(run.options), run.args)
@@ -76,7 +77,7 @@ def be_rank(connection: socket.socket, crashes: int, run: Run) -> None:
         config.get_terminal_writer = lambda: create_terminal_writer(config)  # type: ignore[method-assign]
         for marker in run.markers:
             config.addinivalue_line("markers", marker)
-        config.pluginmanager.register(_Rank(connection, crashes, config, random_state), PLUGIN)
+        config.pluginmanager.register(_Rank(connection, crashes, config, random_state, output), PLUGIN)
         config.hook.pytest_cmdline_main(config=config)
 
 
@@ -98,9 +99,15 @@ class _Rank:
     """The hooks by which a session of pytest becomes a rank."""
 
     def __init__(
-        self, connection: socket.socket, crashes: int, config: pytest.Config, random_state: RandomState
+        self,
+        connection: socket.socket,
+        crashes: int,
+        config: pytest.Config,
+        random_state: RandomState,
+        output: list[shared_output.Labelled],
     ) -> None:
         self._connection = connection
+        self._output = output
         self._process = os.getpid()
         self._crashes = crashes
         self._config = config
@@ -196,6 +203,7 @@ class _Rank:
 
     def _run(self, session: pytest.Session, task: Task) -> None:
         os.environ.update(task.environ)
+        shared_output.name_rank(self._output, int(task.environ["RANK"]), int(task.environ["WORLD_SIZE"]))
         self._folder = task.folder
         item = self._tests.find(session, task.place)
         following = None if task.following is None else self._tests.find(session, task.following)

@@ -75,6 +75,7 @@ class Worlds:
         self._number = 0
         self._stores: list[Store] = []
         self._seed = random.randrange(1 << 32)  # noqa: S311 - for examples, not for secrets
+        self._is_captured = config.getoption("capture") != "no"
         self._ranks: WarmRanks | None = self._new_ranks()
 
     def begin(self, item: pytest.Item, ranks: Ranks, size: int, following: pytest.Item | None) -> Callable[[], Outcome]:
@@ -144,7 +145,7 @@ class Worlds:
                 )
 
     def _new_ranks(self) -> WarmRanks:
-        return WarmRanks(captured=self._config.getoption("capture") != "no")
+        return WarmRanks(captured=self._is_captured)
 
     def _tell(self, warm: WarmRanks, item: pytest.Item, size: int, following: pytest.Item | None) -> Store:
         """Tell the ranks of a test, once they are there, and return the store that they meet at."""
@@ -190,6 +191,7 @@ class Worlds:
             workerinput=self._workerinput,
             markers=self._config.getini("markers"),
             measured=coverage.settings(),
+            turns="" if self._is_captured else str(self._base() / "turns"),
         )
         return pickle.dumps(FunctionCall(pickled=dumps((be_rank, (run,), {})), search_path=search_path()))
 
