@@ -152,6 +152,7 @@ class RankFailure:
         rank: The global rank.
         host: The host it ran on.
         exitcode: Its exit code; the negative number of the signal that killed it.
+        raised: The class of what it raised and the first line of the message, or "" if it raised nothing.
         traceback: Its traceback as text, or "" if it left none.
         stopped: It was told to end, because another one had failed.
     """
@@ -159,6 +160,7 @@ class RankFailure:
     rank: int
     host: str
     exitcode: int
+    raised: str = ""
     traceback: str = ""
     stopped: bool = False
 

@@ -43,8 +43,13 @@ ENDINGS = {
     "exit(object)": "import sys; sys.exit([1, 2])",
     "os._exit": "import os; print('lost or not', flush=True); os._exit(5)",
     "raise": "def f():\n    raise ValueError('no')\nf()",
+    "raise below many frames": "import sys\nsys.setrecursionlimit(10**5)\ndef f(n):\n"
+    "    return f(n - 1) if n else 1 / 0\nf(5000)",
+    "raise what cannot be shown": "class E(RuntimeError):\n    def __str__(self): raise KeyError\nraise E",
     "raise from": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
     "excepthook": "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\n1 / 0",
+    "excepthook raises": "import sys\ndef hook(*a):\n    raise KeyError('k')\nsys.excepthook = hook\n1 / 0",
+    "excepthook exits": "import sys\nsys.excepthook = lambda *a: sys.exit(5)\n1 / 0",
     "syntax": "print('a'\n",
     "import": "import no_such_module",
     "thread raises": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='T')\nt.start()\nt.join()",

@@ -38,6 +38,7 @@ class Screen:
         self.has_room: Callable[[], None] = lambda: None
         self._nproc = nproc
         self._apart = nproc > 1
+        self._is_direct = False
         self._shown = shown
         self._sinks: dict[object, Sink] = {}
 
@@ -52,7 +53,9 @@ class Screen:
         """Show what the launcher itself has to say, as standard errors are shown."""
         sink = self._sink(sys.stderr)
         if sink is not None:
-            apart = b"\n" if self.unfinished.pop(sink, None) is not None else b""
+            # Where a rank writes by itself, nobody knows whether it has ended its line.
+            is_unfinished = self.unfinished.pop(sink, None) is not None or self._is_direct
+            apart = b"\n" if is_unfinished else b""
             sink.write(self.wiped(sink) + apart + text.encode(errors="replace") + b"\n")
 
     def wiped(self, sink: Sink) -> bytes:
@@ -76,9 +79,11 @@ class Screen:
         if self._apart or self._shown is not None or stream is None or not _is_original(stream):
             return None
         try:
-            return stream.fileno()
+            descriptor = stream.fileno()
         except (OSError, ValueError):
             return None
+        self._is_direct = True
+        return descriptor
 
     def open(self, rank: int, stream: TextIO | None) -> Lines:
         """Return what shows a rank's output."""

@@ -16,31 +16,21 @@ import signal
 import socket
 import sys
 import time
-import traceback
 import types
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
-from rankwise.errors import CollectiveError, MismatchError, RemoteRankError
 from rankwise.launch.leaving import flush, leave
 from rankwise.launch.main_module import prepare_script
+from rankwise.launch.raised import formatted, is_consequence, message, summary, users_part
 from rankwise.launch.threads import set_too_late
 from rankwise.launch.wire import Outcome, Request, packed, receive
 
 _NOT_RUN: Final = 126
 # What the interpreter ignores from its start on, and programs do not expect to find ignored.
 _IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
-# How gloo tells that another rank has ended.
-_CUT_OFF: Final = ("Connection closed by peer", "Connection reset by peer")
-_OURS: Final = (
-    *(str(Path(__file__).with_name(name)) for name in ("server.py", "rank.py", "call.py", "main_module.py")),
-    runpy.__file__,
-    "<string>",
-    "<frozen runpy>",
-)
 
 
 def main(search_path: Sequence[str]) -> None:
@@ -172,54 +162,62 @@ def _search_first(folder: str) -> None:
 def _status(error: BaseException, request: Request, connection: socket.socket | None) -> int:
     """Tell the launcher what was raised, and return the status that the interpreter would end with."""
     if isinstance(error, SystemExit):
-        code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
-        if error.code is not None and not isinstance(error.code, int):
-            flush(telling=False)
-            sys.stderr.write(f"{error.code}\n")
+        code = _exit_status(error)
         value = _pickled_result(None) if code == 0 and request.kind == "function" else b""
         _send(connection, Outcome(value=value, status=code, time_ns=time.monotonic_ns()))
         return code
-    error.__traceback__ = _users_part(error.__traceback__)
+    error.__traceback__ = users_part(error.__traceback__)
     # Set for debuggers, and for what runs at exit, as the interpreter does.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     # An interrupted program dies of the signal, in the end.
     status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     outcome = Outcome(
         error=_pickled_error(error) if request.kind == "function" else b"",
-        traceback="".join(traceback.format_exception(error)),
+        raised=summary(error),
+        traceback=formatted(error),
         status=status,
         consequence=is_consequence(error),
         time_ns=time.monotonic_ns(),
     )
     told = _send(connection, outcome)
     if not told or _is_hooked():
-        sys.excepthook(type(error), error, error.__traceback__)
+        hooked = _call_hook(error)
+        return status if status < 0 else hooked
     return status
+
+
+def _call_hook(error: BaseException) -> int:
+    """Let the program's hook show an error, as the interpreter does, and return the status to end with."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as exit_:
+        return _exit_status(exit_)
+    except BaseException as failure:  # noqa: BLE001 - whatever it is: the program has ended
+        failure.__traceback__ = users_part(failure.__traceback__)
+        failure.__context__ = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(
+                f"Error in sys.excepthook:\n{formatted(failure)}\nOriginal exception was:\n{formatted(error)}"
+            )
+    return 1
+
+
+def _exit_status(error: SystemExit) -> int:
+    """Return the status of sys.exit(), after writing its text."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    flush(telling=False)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{message(error.code)}\n")
+    return 1
 
 
 def _is_hooked() -> bool:
     """Return whether the program wants to show errors itself; torch's hook only adds the rank to what is shown."""
-    hook = sys.excepthook
+    hook = getattr(sys, "excepthook", None)
     around = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     by_torch = getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"
     return hook is not sys.__excepthook__ and not (by_torch and sys.__excepthook__ in around)
-
-
-def is_consequence(error: BaseException) -> bool:
-    """Return whether an error tells of another rank's end."""
-    if isinstance(error, (CollectiveError, RemoteRankError)):
-        return not isinstance(error, MismatchError)
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and isinstance(error, distributed.DistError):
-        return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _CUT_OFF)
-
-
-def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of what runs the program."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
-        trace = trace.tb_next
-    return trace
 
 
 def _send(connection: socket.socket | None, outcome: Outcome) -> bool:

@@ -84,11 +84,13 @@ def describe(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -
     text = f"rank {first.rank} of {nproc} on {first.host} {ending(first, kernel)}"
     if first.traceback:
         text += f"\n\n{shortened(first.traceback.rstrip(), _LONGEST_TRACEBACK)}\n"
-    endings: dict[str, list[int]] = {}
+    endings: dict[str, list[RankFailure]] = {}
     for failure in later:
-        endings.setdefault(ending(failure, kernel), []).append(failure.rank)
-    for how, numbers in endings.items():
-        text += f"\n{ranks_text(sorted(numbers))} then {how}"
+        endings.setdefault(_kind(failure, kernel), []).append(failure)
+    for kind, alike in endings.items():
+        details = {ending(failure, kernel) for failure in alike}
+        how = details.pop() if len(details) == 1 else kind  # messages may differ in the rank, or in a port
+        text += f"\n{ranks_text(sorted(failure.rank for failure in alike))} then {how}"
     return text
 
 
@@ -116,7 +118,8 @@ def _ended(rank: Rank) -> int:
 
 
 def _failure(number: int, rank: Rank) -> RankFailure:
-    raised = "" if rank.outcome is None else rank.outcome.traceback
+    raised = "" if rank.outcome is None else rank.outcome.raised
+    traceback = "" if rank.outcome is None else rank.outcome.traceback
     exitcode = rank.exitcode or 0
     if rank.outcome is not None and rank.outcome.status and (-exitcode in rank.signals or rank.lingers):
         exitcode = rank.outcome.status  # it was told to end while it was ending by itself
@@ -124,9 +127,15 @@ def _failure(number: int, rank: Rank) -> RankFailure:
         rank=number,
         host=socket.gethostname(),
         exitcode=exitcode,
-        traceback=raised or (rank.crash.decode(errors="replace") if rank.has_crashed else ""),
+        raised=raised,
+        traceback=traceback or (rank.crash.decode(errors="replace") if rank.has_crashed else ""),
         stopped=rank.was_stopped,
     )
+
+
+def _kind(failure: RankFailure, kernel: str) -> str:
+    """Return how a rank ended, without the message of what it raised."""
+    return ending(failure, kernel).partition(":")[0] if failure.raised else ending(failure, kernel)
 
 
 def ending(failure: RankFailure, kernel: str) -> str:
@@ -141,8 +150,8 @@ def ending(failure: RankFailure, kernel: str) -> str:
             return f"was killed by signal {-exitcode}"
         meaning = kernel if kernel and number == signal.SIGKILL else _MEANING.get(number)
         return f"was killed by {number.name}{f' ({meaning})' if meaning else ''}"
-    if failure.traceback:
-        return f"raised {failure.traceback.rstrip().rpartition(chr(10))[2].partition(':')[0]}"
+    if failure.raised:
+        return f"raised {failure.raised}"
     if exitcode == 0:
         return "ended without returning (os._exit?)"
     return f"ended with exit code {exitcode}"

@@ -60,6 +60,7 @@ class Outcome:
     Attributes:
         value: What the function returned, pickled; b"" if there is nothing.
         error: What was raised, pickled; b"" if that is not possible, or nothing was raised.
+        raised: The class of what was raised and the first line of its message, "" if nothing was raised.
         traceback: The traceback as text, "" if nothing was raised.
         status: The exit status that the process is about to end with.
         consequence: What was raised tells of another rank's end.
@@ -68,6 +69,7 @@ class Outcome:
 
     value: bytes = b""
     error: bytes = b""
+    raised: str = ""
     traceback: str = ""
     status: int = 0
     consequence: bool = False

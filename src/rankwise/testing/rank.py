@@ -25,7 +25,7 @@ import torch
 from _pytest.config import create_terminal_writer
 
 import rankwise
-from rankwise.launch.rank import is_consequence
+from rankwise.launch.raised import is_consequence
 from rankwise.launch.wire import packed, receive
 from rankwise.session.session import summary
 from rankwise.testing import coverage, shared_output

@@ -1,0 +1,68 @@
+"""What a rank raised, as text: its traceback as the interpreter shows it; its class and message in one line."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from rankwise.errors import CollectiveError, MismatchError, RemoteRankError
+
+# How gloo reports that another rank has ended.
+_CUT_OFF: Final = ("Connection closed by peer", "Connection reset by peer")
+_OURS: Final = (
+    *(str(Path(__file__).with_name(name)) for name in ("server.py", "rank.py", "call.py", "main_module.py")),
+    runpy.__file__,
+    "<string>",
+    "<frozen runpy>",
+)
+# The frames nearest to the error that the interpreter shows; an endless recursion may have a million.
+_FRAMES: Final = 1000
+_LONGEST_LINE: Final = 200
+
+
+def summary(error: BaseException) -> str:
+    """Return an error's class and the first line of its message, as the last line of a traceback shows them."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in {"builtins", "__main__"}:
+        name = f"{kind.__module__}.{name}"
+    lines = message(error).strip().splitlines()
+    if not lines:
+        return name
+    line = lines[0].rstrip()
+    return f"{name}: {line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + '...'}"
+
+
+def message(error: object) -> str:
+    """Return the message of an error, or of what sys.exit() got, also if the program's own class fails at that."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - whatever it is: this error is being reported, not that one
+        return f"<{type(error).__qualname__}.__str__ failed>"
+
+
+def formatted(error: BaseException) -> str:
+    """Return an error's traceback as text."""
+    limit = getattr(sys, "tracebacklimit", _FRAMES)
+    return "".join(traceback.format_exception(error, limit=-min(limit, _FRAMES) if limit > 0 else 0))
+
+
+def users_part(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of what runs the program."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return trace
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Return whether an error is the consequence of another rank's end."""
+    if isinstance(error, (CollectiveError, RemoteRankError)):
+        return not isinstance(error, MismatchError)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and isinstance(error, distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in message(error) for phrase in _CUT_OFF)
