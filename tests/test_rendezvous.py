@@ -52,7 +52,7 @@ def test_any_name_of_loopback_is_the_same_place(address: str) -> None:
 
 
 def test_hydra_names_no_job_so_the_process_that_started_the_ranks_does() -> None:
-    assert endpoint(MPICH).key == "pmi/the parent without PMI_RANK"
+    assert endpoint(MPICH).key == "mpich/the parent without PMI_RANK"
 
 
 def test_the_agents_store_is_where_it_says() -> None:

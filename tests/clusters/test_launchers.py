@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,43 @@ def test_mpichs_other_launcher_is_refused_until_it_is_read() -> None:
     assert ended.returncode != 0
     for rank in range(2):
         assert f"PMI_RANK={rank} and PMI_SIZE=2 (PMI, as of mpiexec.gforker)" in ended.stderr
+
+
+def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], tmp_path: Path) -> None:
+    """The innermost is the one that is believed, although its ranks have the variables of both."""
+    show = [str(BIN / "rankwise"), "env", "--json"]
+    torchrun = [str(BIN / "torchrun"), "--no-python", "--standalone", "--nproc-per-node=2", *show]
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import json, subprocess, sys\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)\n"
+        "    print(json.dumps(ended.stdout))\n"
+    )
+    ended = subprocess.run(
+        [
+            str(BIN / "rankwise"),
+            "launch",
+            "-n",
+            "1",
+            str(script),
+            json.dumps([show, torchrun, [*mpirun, "-n", "2", *show]]),
+        ],
+        env=clean_environ(TMPDIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=True,
+    )
+    found = []
+    for line in ended.stdout.splitlines():
+        readings = [json.loads(text) for text in re.split(r"(?<=\n})\s*(?={)", json.loads(line))]
+        facts = [reading["facts"] for reading in readings]
+        ranks = sorted((fact["rank"]["value"], fact["world_size"]["value"]) for fact in facts)
+        found.append(({reading["launcher"] for reading in readings}, ranks))
+    inner = "mpich" if len(mpirun) == 1 else "openmpi"
+    both = [(0, 2), (1, 2)]
+    assert found == [({"rankwise"}, [(0, 1)]), ({"torchrun"}, both), ({inner}, both)]
 
 
 def test_mpirun_of_shells(mpirun: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.environment.detect import LAUNCHERS, detect
+from rankwise.environment.nesting import run_marks
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 
 TORCHRUN = {
@@ -82,13 +83,13 @@ def test_every_fact_names_its_variable() -> None:
     ("environ", "launcher", "rank"),
     [
         (SLURM, "slurm", 1),
-        (SLURM | PMI, "pmi", 2),
+        (SLURM | PMI, "mpich", 2),
         (SLURM | PMI | OPENMPI, "openmpi", 5),
         (SLURM | PMI | OPENMPI | PLAIN | {"LOCAL_RANK": "0"}, "plain", 1),
         (SLURM | {"RANK": "0", "WORLD_SIZE": "1"}, "plain", 0),
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, "none", 0),
         (SLURM | PMI | OPENMPI | PLAIN | TORCHRUN, "torchrun", 3),
-        (SLURM | TORCHRUN | {"RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "9"}, "rankwise", 0),
+        (SLURM | TORCHRUN | {"RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "9"}, "override", 0),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"} | SLURM, "slurm", 1),  # srun --mpi=pmi2
         ({"OMPI_MCA_plm_slurm_args": "--external-launcher"}, "none", 0),  # Slurm 24.11 sets it everywhere
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "none", 0),  # a batch script
@@ -120,6 +121,7 @@ def test_the_innermost_launcher_is_believed(environ: dict[str, str], launcher: s
         (PLAIN | {"LOCAL_WORLD_SIZE": "3"}, ["LOCAL_WORLD_SIZE", "WORLD_SIZE"]),
         ({"TORCHELASTIC_RUN_ID": "x"}, ["RANK", "TORCHELASTIC_RUN_ID"]),
         ({"RANKWISE_WORLD_SIZE": "2"}, ["RANKWISE_RANK"]),
+        (SLURM | {"RANKWISE_MASTER_ADDR": "a"}, ["RANKWISE_RANK", "RANKWISE_MASTER_ADDR=a"]),
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-1"}, ["PMIX_RANK=1", "mpirun"]),
         ({"OMPI_COMM_WORLD_RANK": "0"}, ["OMPI_COMM_WORLD_SIZE"]),
         (OPENMPI | {"WORLD_SIZE": "4"}, ["WORLD_SIZE=4", "OMPI_COMM_WORLD_SIZE"]),
@@ -188,9 +190,16 @@ def test_hand_set_variables_are_not_completed_by_one_that_does_not() -> None:
     [
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "prefix it with srun"),
         ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"}, "start it with torchrun"),
+        ({"LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2 is set, as in ranks of torchrun"),
+        ({"TORCHELASTIC_RESTART_COUNT": "0"}, "TORCHELASTIC_RESTART_COUNT=0 is set, as in ranks of torchrun"),
+        ({"OMPI_COMM_WORLD_NODE_RANK": "1"}, "OMPI_COMM_WORLD_NODE_RANK=1 is set, as in ranks of mpirun"),
+        ({"SLURM_LOCALID": "1"}, "SLURM_LOCALID=1 is set, as in ranks of srun"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2 is set, as in ranks of srun"),
     ],
 )
-def test_an_allocation_that_is_not_used_is_a_warning(environ: dict[str, str], said: str) -> None:
+def test_an_allocation_that_is_not_used_or_a_variable_that_is_left_over_is_a_warning(
+    environ: dict[str, str], said: str
+) -> None:
     reading = detect(environ)
     assert reading.launcher == "none"
     assert said in reading.warnings[0]
@@ -207,6 +216,42 @@ def test_pods_are_not_taken_for_ranks(kind: str) -> None:
             assert detect(environ).launcher == "plain"
         else:
             assert detect(environ).launcher == "none"
+
+
+# As `rankwise launch` starts its ranks, in a task of Slurm's.
+OURS = SLURM | TORCHRUN | run_marks(SLURM | TORCHRUN)
+INNER_PMI = PMI | {"PMI_FD": "7"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "rank"),
+    [
+        (OURS, "rankwise", 3),
+        (OURS | {"TORCHELASTIC_RUN_ID": "other", "RANK": "0"}, "torchrun", 0),
+        (OURS | {"MASTER_PORT": "29501", "RANK": "0"}, "torchrun", 0),  # of the same run id, which is a user's
+        (OURS | OPENMPI, "openmpi", 5),
+        (OURS | INNER_PMI, "mpich", 2),
+        (OURS | INNER_PMI | {"I_MPI_HYDRA_UUID": "1"}, "intelmpi", 2),
+        (OURS | {"SLURM_STEP_ID": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, "slurm", 0),
+        (OURS | {"SLURM_PROCID": "0"} | SLURM, "rankwise", 3),
+        ({name: value for name, value in OURS.items() if not name.startswith("SLURM_")}, "rankwise", 3),
+        (TORCHRUN | OPENMPI | run_marks(TORCHRUN | OPENMPI), "rankwise", 3),  # in a rank of mpirun
+        (TORCHRUN | OPENMPI | run_marks(TORCHRUN | OPENMPI) | {"PMIX_NAMESPACE": "inner"}, "openmpi", 5),
+        (TORCHRUN | INNER_PMI | run_marks(TORCHRUN), "mpich", 2),
+        (TORCHRUN | INNER_PMI | run_marks(TORCHRUN | INNER_PMI), "rankwise", 3),
+    ],
+)
+def test_a_launcher_inside_of_rankwise_launch_is_believed(environ: dict[str, str], launcher: str, rank: int) -> None:
+    reading = detect(environ)
+    assert (reading.launcher, reading.rank.value) == (launcher, rank)
+    if launcher in {"openmpi", "mpich", "intelmpi"}:
+        assert (reading.host, reading.port) == (None, None), "where the outer ranks meet"
+
+
+def test_ranks_of_rankwise_launch_can_be_read_as_torchruns() -> None:
+    assert detect(OURS, "torchrun").launcher == "torchrun"
+    with pytest.raises(LauncherEnvironmentError, match="RANKWISE_RUN_ID is not set"):
+        detect(TORCHRUN, "rankwise")
 
 
 @pytest.mark.parametrize("launcher", [launcher.name for launcher in LAUNCHERS if launcher.name != "none"])

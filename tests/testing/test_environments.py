@@ -61,12 +61,12 @@ def test_builders_agree_with_what_was_recorded(scenario: str) -> None:
 
 @pytest.mark.parametrize(
     ("build", "launcher"),
-    [(fake_torchrun, "torchrun"), (fake_slurm, "slurm"), (fake_openmpi, "mpi"), (fake_pmi, "mpi")],
+    [(fake_torchrun, "torchrun"), (fake_slurm, "slurm"), (fake_openmpi, "openmpi"), (fake_pmi, "mpich")],
 )
 def test_each_is_detected(build: Callable[..., Environs], launcher: str) -> None:
     for rank, environ in enumerate(build(nodes=2, tasks=[2, 1])):
         reading = detect(environ)
-        assert reading.launcher.startswith(launcher) or launcher == "mpi"
+        assert reading.launcher == launcher
         assert (reading.rank.value, reading.world_size.value) == (rank, 3)
         assert reading.local_rank is not None
         assert reading.local_rank.value == [0, 1, 0][rank]
@@ -79,3 +79,8 @@ def test_each_is_detected(build: Callable[..., Environs], launcher: str) -> None
 def test_no_tasks_are_refused(build: Callable[..., Environs], arguments: dict[str, object]) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="number of tasks above 0"):
         build(**arguments)
+
+
+@pytest.mark.ranks(2)
+def test_ranks_of_tests_are_started_by_rankwise(world: rw.Session) -> None:
+    assert world.reading.launcher == "rankwise"

@@ -36,8 +36,8 @@ R = TypeVar("R")
 
 # Which launchers a name stands for, and what to do if none of them started this process.
 _LAUNCHERS: Final = {
-    "pytorch": (("rankwise", "torchrun", "plain"), "start it with torchrun, or set RANK and WORLD_SIZE"),
-    "mpi": (("openmpi", "pmi"), "start it with mpirun or mpiexec"),
+    "pytorch": (("override", "rankwise", "torchrun", "plain"), "start it with torchrun, or set RANK and WORLD_SIZE"),
+    "mpi": (("openmpi", "intelmpi", "mpich"), "start it with mpirun or mpiexec"),
     "slurm": (("slurm",), "start it with srun"),
 }
 # Torch's own: the original sets none.

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankwise.environment.reading import Environ, Fact, Reading
+from rankwise.environment.reading import OVERRIDES, Environ, Fact, Reading
 from rankwise.errors import LauncherEnvironmentError
+
+# Variables that a launcher sets beside those that are read, and the value that fits a process alone.
+_OF_RANKS: Final = (
+    ("torchrun", "LOCAL_WORLD_SIZE", "1"),
+    ("torchrun", "GROUP_RANK", "0"),
+    ("torchrun", "GROUP_WORLD_SIZE", "1"),
+    ("torchrun", "TORCHELASTIC_RESTART_COUNT", ""),
+    ("mpirun", "OMPI_COMM_WORLD_NODE_RANK", "0"),
+    ("srun", "SLURM_STEP_NUM_TASKS", "1"),
+    ("srun", "SLURM_LOCALID", "0"),
+    ("srun", "SLURM_NODEID", "0"),
+)
 
 
 class Alone:
     """A process that nobody launched as a rank.
 
-    Reads: SLURM_NTASKS, SLURM_JOB_ID and PET_NNODES, PET_NPROC_PER_NODE, which show that more processes were meant.
+    Reads: SLURM_NTASKS, SLURM_JOB_ID and PET_NNODES, PET_NPROC_PER_NODE, which show that more processes were meant;
+    and LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT, OMPI_COMM_WORLD_NODE_RANK,
+    SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, which are left over if the variables of a rank are missing.
     """
 
     name: Final = "none"
@@ -37,21 +51,36 @@ def refuse_half(environ: Environ) -> None:
     """Refuse variables that only mean something together with others.
 
     Raises:
-        LauncherEnvironmentError: WORLD_SIZE or LOCAL_RANK is set, with or without the prefix RANKWISE_, RANK is not; or
-            PMIX_RANK is, as by prterun, and nothing says how many ranks there are.
+        LauncherEnvironmentError: WORLD_SIZE or LOCAL_RANK is set, RANK is not; or PMIX_RANK is, as by prterun, and
+            nothing gives the number of ranks.
     """
     if "PMIX_RANK" in environ:
         raise LauncherEnvironmentError(
             f"PMIX_RANK={environ['PMIX_RANK']} is set, but no variable says how many ranks there are; "
             "start with mpirun instead of prterun, or set RANK and WORLD_SIZE for each process"
         )
-    for prefix in ("RANKWISE_", ""):
-        for name in (f"{prefix}WORLD_SIZE", f"{prefix}LOCAL_RANK"):
-            if name in environ:
-                raise LauncherEnvironmentError(
-                    f"{prefix}RANK is not set, but {name}={environ[name]} is: "
-                    f"set {prefix}RANK for each process, or unset {name} to run alone"
-                )
+    for name in ("WORLD_SIZE", "LOCAL_RANK"):
+        if name in environ:
+            raise LauncherEnvironmentError(
+                f"RANK is not set, but {name}={environ[name]} is: "
+                f"set RANK for each process, or unset {name} to run alone"
+            )
+
+
+def refuse_half_an_override(environ: Environ) -> None:
+    """Refuse variables with the prefix RANKWISE_ that would be ignored, because RANKWISE_RANK is not set.
+
+    Raises:
+        LauncherEnvironmentError: There is one.
+    """
+    if OVERRIDES[0] in environ:
+        return
+    for name in OVERRIDES:
+        if name in environ:
+            raise LauncherEnvironmentError(
+                f"{OVERRIDES[0]} is not set, but {name}={environ[name]} is: set {OVERRIDES[0]} and {OVERRIDES[1]} for "
+                f"each process, or unset {name}"
+            )
 
 
 def _warnings(environ: Environ) -> tuple[str, ...]:
@@ -64,4 +93,9 @@ def _warnings(environ: Environ) -> tuple[str, ...]:
     if (nodes, processes) != ("1", "1"):
         meant = f"{nodes} pods of {processes} processes (PET_NNODES, PET_NPROC_PER_NODE)"
         return (f"this Kubeflow job has {meant}, but this process runs alone: start it with torchrun",)
-    return ()
+    return tuple(
+        f"{name}={environ[name]} is set, as in ranks of {launcher}, but the other variables of a rank are not: "
+        f"this process runs alone; unset {name} if it is left over"
+        for launcher, name, alone in _OF_RANKS
+        if environ.get(name, alone) != alone
+    )

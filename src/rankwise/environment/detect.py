@@ -6,24 +6,27 @@ import difflib
 from dataclasses import replace
 from typing import Final
 
-from rankwise.environment.alone import Alone, refuse_half
-from rankwise.environment.mpi import OpenMpi, Pmi
+from rankwise.environment.alone import Alone, refuse_half, refuse_half_an_override
+from rankwise.environment.mpi import Hydra, OpenMpi
+from rankwise.environment.nesting import own_variables
 from rankwise.environment.plain import Plain
-from rankwise.environment.reading import Environ, Launcher, Reading
+from rankwise.environment.reading import OVERRIDE_PREFIX, Environ, Launcher, Reading
 from rankwise.environment.slurm import Slurm
-from rankwise.environment.torchrun import Torchrun
+from rankwise.environment.torchrun import RankwiseLaunch, Torchrun
 from rankwise.environment.unread import refuse_task_of_no_step, refuse_unread
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 
-_OVERRIDE: Final = Plain(name="rankwise", prefix="RANKWISE_")
+_OVERRIDE: Final = Plain(name="override", prefix=OVERRIDE_PREFIX)
 _PLAIN: Final = Plain(name="plain")
 
 LAUNCHERS: Final[tuple[Launcher, ...]] = (
     _OVERRIDE,  # somebody decided, and said so to us alone
+    RankwiseLaunch(),  # before torchrun: it sets the same variables, and another
     Torchrun(),  # before MPI and Slurm: it is started through them, once for each node, and their ranks are not its own
     _PLAIN,  # likewise: whoever sets RANK by hand knows more than the scheduler
     OpenMpi(),  # before Slurm: mpirun starts one daemon a node through srun, and its ranks inherit the daemon's SLURM_*
-    Pmi(),  # likewise
+    Hydra(name="intelmpi", mark="I_MPI_HYDRA_UUID"),  # likewise
+    Hydra(name="mpich"),  # likewise, and after Intel MPI, which sets the same variables, and another
     Slurm(),  # the outermost: only what no inner launcher has claimed is a rank of its own
     Alone(),  # nobody: a world of one
 )
@@ -47,8 +50,10 @@ def detect(environ: Environ, launcher: str = "auto") -> Reading:
         >>> reading.launcher, str(reading.rank)
         ('plain', '3 (from RANK)')
     """
+    environ = own_variables(environ, LAUNCHERS)
     if launcher != "auto":
         return _by_name(launcher).read(environ)
+    refuse_half_an_override(environ)
     chosen = next(candidate for candidate in LAUNCHERS if candidate.present(environ))
     if chosen is LAUNCHERS[-1]:
         refuse_half(environ)
@@ -56,7 +61,7 @@ def detect(environ: Environ, launcher: str = "auto") -> Reading:
     reading = chosen.read(environ)
     if chosen is _PLAIN:
         _refuse_another_world(reading, environ)
-    elif reading.world_size.value == 1 and chosen is not _OVERRIDE and reading.launcher != "torchrun":
+    elif reading.world_size.value == 1 and chosen is not _OVERRIDE and not isinstance(chosen, Torchrun):
         refuse_unread(environ)
     return _complete(reading, environ) if chosen in {_OVERRIDE, _PLAIN} else reading
 
@@ -81,7 +86,9 @@ def _refuse_another_world(reading: Reading, environ: Environ) -> None:
     """
     if reading.world_size.value == 1 or reading.local_rank is not None:
         return
-    for launcher in (candidate for candidate in LAUNCHERS if candidate.name in {"openmpi", "pmi", "slurm"}):
+    for launcher in (
+        candidate for candidate in LAUNCHERS if candidate.name in {"openmpi", "intelmpi", "mpich", "slurm"}
+    ):
         if not launcher.present(environ):
             continue
         try:
@@ -101,7 +108,7 @@ def _refuse_another_world(reading: Reading, environ: Environ) -> None:
 def _complete(reading: Reading, environ: Environ) -> Reading:
     """Add what hand-set variables leave out from the launcher around them, where the two agree on who this is."""
     for launcher in LAUNCHERS:
-        if launcher.name in {"rankwise", "plain", "none"} or not launcher.present(environ):
+        if launcher.name in {"override", "plain", "none"} or not launcher.present(environ):
             continue
         try:
             around = launcher.read(environ)

@@ -41,18 +41,20 @@ class OpenMpi:
         )
 
 
-class Pmi:
-    """Hydra, the launcher of MPICH and Intel MPI.
+class Hydra:
+    """Hydra, the launcher of MPICH and, with a variable of its own (`mark`), of Intel MPI.
 
-    Reads: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS, set by its proxy on each host; and MASTER_ADDR,
-    MASTER_PORT if the user passed them (-genv). PMI_RANK without MPI_LOCALRANKID is `srun --mpi=pmi2`, whose step is
-    the better source. No variable is shared by all ranks and by no other job's.
+    Reads: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS, set by its proxy on each host; I_MPI_HYDRA_UUID,
+    set by Intel's alone; and MASTER_ADDR, MASTER_PORT if the user passed them (-genv). PMI_RANK without MPI_LOCALRANKID
+    is `srun --mpi=pmi2`, whose step is the better source. No variable is shared by all ranks and by no other job's.
     """
 
-    name: Final = "pmi"
+    def __init__(self, *, name: str, mark: str | None = None) -> None:
+        self.name = name
+        self.mark = mark
 
     def present(self, environ: Environ) -> bool:
-        return "PMI_RANK" in environ and "MPI_LOCALRANKID" in environ
+        return all(name in environ for name in ("PMI_RANK", "MPI_LOCALRANKID", self.mark) if name is not None)
 
     def read(self, environ: Environ) -> Reading:
         return _read(

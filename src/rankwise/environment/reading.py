@@ -33,6 +33,25 @@ MAX_PORT: Final = 65535
 # Ten times the ranks of the largest jobs: what is more is a typing error, and not worth a list of all that are missing.
 MAX_RANKS: Final = 1 << 20
 
+# What may be given to rankwise alone, as RANKWISE_RANK and so on.
+OVERRIDE_PREFIX: Final = "RANKWISE_"
+OVERRIDES: Final = tuple(
+    f"{OVERRIDE_PREFIX}{name}"
+    for name in (
+        *(
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "LOCAL_SIZE",
+            "GROUP_RANK",
+            "NODE_RANK",
+            "CROSS_RANK",
+        ),
+        *("GROUP_WORLD_SIZE", "NUM_NODES", "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    )
+)
+
 # The numbers that place a rank, in the order in which they are shown.
 PLACE = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
 

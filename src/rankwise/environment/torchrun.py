@@ -1,10 +1,10 @@
-"""torchrun, and every launcher built on its agent (accelerate launch, torchx, rankwise launch)."""
+"""torchrun, launchers built on its agent (accelerate launch, torchx), and `rankwise launch`, which is one of them."""
 
 from __future__ import annotations
 
-from typing import Final
-
+from rankwise.environment.nesting import RUN, is_of_run
 from rankwise.environment.reading import Environ, Reading, read_int, read_port, read_text, require_int
+from rankwise.errors import LauncherEnvironmentError
 
 
 class Torchrun:
@@ -15,7 +15,7 @@ class Torchrun:
     TORCHELASTIC_USE_AGENT_STORE ("True" if the agent hosts the store), TORCHELASTIC_RESTART_COUNT.
     """
 
-    name: Final = "torchrun"
+    name: str = "torchrun"
 
     def present(self, environ: Environ) -> bool:
         return "TORCHELASTIC_RUN_ID" in environ
@@ -37,3 +37,24 @@ class Torchrun:
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=attempt.value if attempt else 0,
         )
+
+
+class RankwiseLaunch(Torchrun):
+    """`rankwise launch`, `rankwise.launch`, and the ranks of tests.
+
+    Reads what torchrun sets, and RANKWISE_RUN_ID, which repeats TORCHELASTIC_RUN_ID, MASTER_ADDR and MASTER_PORT: under
+    a torchrun that one of these ranks has started, they differ.
+    """
+
+    name: str = "rankwise"
+
+    def present(self, environ: Environ) -> bool:
+        return super().present(environ) and is_of_run(environ)
+
+    def read(self, environ: Environ) -> Reading:
+        if not self.present(environ):
+            raise LauncherEnvironmentError(
+                f"launcher='rankwise' reads TORCHELASTIC_RUN_ID and {RUN}, and {RUN} is "
+                f"{environ.get(RUN, 'not set')}; start with rankwise launch"
+            )
+        return super().read(environ)

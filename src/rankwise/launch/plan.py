@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rankwise.environment.reading import PLACE
+from rankwise.environment.nesting import run_marks
+from rankwise.environment.reading import OVERRIDES
 from rankwise.errors import InvalidArgumentError
 from rankwise.launch.wire import Request
 
@@ -25,7 +26,7 @@ GRACE_SECONDS: Final = 10.0
 # What libraries listen on besides the store stays on this host too, unless the user chose an interface.
 _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # What the user said of the launcher's place is not true of its ranks.
-_NOT_THEIRS: Final = frozenset(f"RANKWISE_{name.upper()}" for name in PLACE)
+_NOT_THEIRS: Final = frozenset(OVERRIDES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,9 @@ class Plan:
     def request(self, place: Mapping[str, str]) -> Request:
         """Return what to ask of a rank, given the variables that tell it its place."""
         told = (f"--local_rank={place['LOCAL_RANK']}",) if self.append_local_rank else ()
+        environ = {**self.environ, **place}
         return Request(
-            environ={**self.environ, **place},
+            environ=environ | run_marks(environ),
             kind=self.kind,
             argv=(*self.argv, *told),
             call=self.call,

@@ -25,6 +25,7 @@ import torch
 from _pytest.config import create_terminal_writer
 
 import rankwise
+from rankwise.environment.nesting import run_marks
 from rankwise.launch.raised import is_consequence
 from rankwise.launch.wire import packed, receive
 from rankwise.session.session import summary
@@ -203,6 +204,7 @@ class _Rank:
 
     def _run(self, session: pytest.Session, task: Task) -> None:
         os.environ.update(task.environ)
+        os.environ.update(run_marks(os.environ))
         shared_output.name_rank(self._output, int(task.environ["RANK"]), int(task.environ["WORLD_SIZE"]))
         self._folder = task.folder
         item = self._tests.find(session, task.place)
