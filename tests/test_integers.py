@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rankwise.errors import InvalidArgumentError
-from rankwise.integers import as_integer, integer
+from rankwise.integers import as_bool, as_integer, integer
 
 
 class Level(IntEnum):
@@ -58,3 +58,14 @@ def test_what_is_no_integer_is_refused(make: Callable[[], object]) -> None:
     assert integer(value) is None
     with pytest.raises(InvalidArgumentError, match=r"^n=.* is not an integer$"):
         as_integer(value, "n")
+
+
+@pytest.mark.parametrize("value", [True, np.True_, np.array(True), torch.tensor(True)])
+def test_bools_of_all_kinds_are_pythons(value: object) -> None:
+    assert as_bool(value, "flag") is True
+
+
+@pytest.mark.parametrize("value", [None, 1, 0, "", "False", [], torch.tensor(1), np.array([True]), int, Raising()])
+def test_what_is_as_good_as_a_bool_is_refused(value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^flag=.* is not True or False$"):
+        as_bool(value, "flag")

@@ -122,16 +122,20 @@ def shortened(text: str, most: int) -> str:
 
 
 def shown(value: object, most: int = 100) -> str:
-    """Return a value for a message: its repr, shortened, or its class if it has none.
+    """Return a value for a message: its repr, in one line and shortened; its class if it has none, or is a tensor.
 
     Example:
         >>> shown([1, 2]), shown(10**5000)
         ('[1, 2]', '<int>')
     """
+    kind = type(value)
     try:
-        return shortened(repr(value), most)
+        # A tensor may be large, on a device that is busy, or have no memory to read.
+        text = f"<{kind.__qualname__}>" if hasattr(kind, "data_ptr") else " ".join(repr(value).split())
     except Exception:  # noqa: BLE001 - whatever a class raises; of integers beyond 4,300 digits a ValueError
-        return f"<{type(value).__qualname__}>"
+        return f"<{kind.__qualname__}>"
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 def printable(text: str) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from rankwise.arguments import as_text
 from rankwise.environment.reading import MAX_PORT, Fact, Reading, parse_int
-from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -96,6 +97,7 @@ def parse_address(address: str) -> tuple[Fact[str], Fact[int]]:
     Raises:
         InvalidArgumentError: It is neither.
     """
+    address = as_text(address, "address")
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
@@ -103,7 +105,7 @@ def parse_address(address: str) -> tuple[Fact[str], Fact[int]]:
     except LauncherEnvironmentError:
         number = 0
     if not colon or not host or not 1 <= number <= MAX_PORT:
-        raise InvalidArgumentError(f"address={address!r} is not host:port with a port from 1 to {MAX_PORT}")
+        raise InvalidArgumentError(f"address={shown(address)} is not host:port with a port from 1 to {MAX_PORT}")
     return Fact(host, "address"), Fact(number, "address")
 
 

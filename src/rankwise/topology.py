@@ -7,6 +7,7 @@ from typing import Final
 
 from rankwise.environment.reading import PLACE, Fact, Reading, check_place
 from rankwise.errors import NotJoinedError, TopologyError
+from rankwise.integers import as_integer
 
 # The source of what a process group that other code opened says.
 OPEN_GROUP: Final = "the process group"
@@ -25,6 +26,7 @@ class Topology:
         num_nodes: How many nodes there are.
 
     Raises:
+        InvalidArgumentError: One is no integer.
         TopologyError: The numbers do not fit together.
 
     Example:
@@ -40,6 +42,8 @@ class Topology:
     num_nodes: int
 
     def __post_init__(self) -> None:
+        for name in PLACE:
+            object.__setattr__(self, name, as_integer(getattr(self, name), name))
         check_place({name: Fact(getattr(self, name), "Topology") for name in PLACE})
         if (self.num_nodes == 1) != (self.local_world_size == self.world_size):
             raise TopologyError(

@@ -265,8 +265,8 @@ def test_a_timeout_must_be_seconds(timeout: float) -> None:
         ({"device": "cuda:0"}, "device='cuda:0' is not on this host"),
         ({"backend": "cuda:gloo"}, "has none for this rank's device, cpu"),
         ({"backend": 5}, "backend=5"),
-        ({"rank": "0", "world_size": 1}, "rank='0' is not a whole number"),
-        ({"rank": 0.0, "world_size": 1}, "rank=0.0 is not a whole number"),
+        ({"rank": "0", "world_size": 1}, "rank='0', of type str, is not an integer"),
+        ({"rank": 0.0, "world_size": 1}, "rank=0.0, of type float, is not an integer"),
         ({"timeout": 1e300}, "timeout=1e"),
     ],
 )

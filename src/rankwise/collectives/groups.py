@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
-from numbers import Real
+from itertools import islice
 
+from rankwise.arguments import as_seconds, as_text
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
-from rankwise.errors import InvalidArgumentError, shortened
+from rankwise.errors import InvalidArgumentError, shown
+from rankwise.integers import as_integer
 from rankwise.session.current import joined_session
 
 
@@ -26,7 +26,7 @@ def comm_of(group: Comm | None) -> Comm:
     if group is None:
         return joined_session().comm
     if not isinstance(group, Comm):
-        raise InvalidArgumentError(f"group={group!r} is not a group; make one with rankwise.new_group(ranks)")
+        raise InvalidArgumentError(f"group={shown(group)} is not a group; make one with rankwise.new_group(ranks)")
     return group
 
 
@@ -43,6 +43,8 @@ def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None 
         group: Those who take part; all, by default.
 
     Raises:
+        InvalidArgumentError: `name` is no string, or `timeout` no number of seconds above 0.
+        RemoteRankError: That happened on another rank.
         CollectiveTimeoutError: Not all ranks came in time; the message says which, and where each was seen last.
         MismatchError: Another rank calls something else, or another barrier.
         CollectiveError: A rank is gone.
@@ -53,21 +55,11 @@ def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None 
         >>> rankwise.barrier("epoch 1", timeout=60)
     """
     comm = comm_of(group)
-    call = Call("barrier", {"name": name} if name else {})
+    call = Call("barrier")
     with comm.taking_part(call):
-        comm.agree(call, timeout=None if timeout is None else _seconds(timeout))
-
-
-def _seconds(timeout: object) -> float:
-    """Return a number of seconds.
-
-    Raises:
-        InvalidArgumentError: It is none, or none that a clock could count.
-    """
-    with suppress(OverflowError):  # of an int beyond all floats
-        if isinstance(timeout, Real) and not isinstance(timeout, bool) and (seconds := float(timeout)) > 0:
-            return seconds
-    raise InvalidArgumentError(f"timeout={shortened(repr(timeout), 100)} is not a number of seconds above 0")
+        if as_text(name, "name"):
+            call.settings = {"name": name}
+        comm.agree(call, timeout=None if timeout is None else as_seconds(timeout, "timeout"))
 
 
 def new_group(ranks: Iterable[int]) -> Comm:
@@ -93,12 +85,9 @@ def new_group(ranks: Iterable[int]) -> Comm:
     comm = joined_session().comm
     call = Call("new_group")
     with comm.taking_part(call):
-        try:
-            members = [operator.index(rank) for rank in ranks]
-        except TypeError as error:
-            raise InvalidArgumentError(f"new_group takes a sequence of ranks, got {ranks!r}") from error
+        members = _listed(ranks, comm.size)
         if not members or len(set(members)) != len(members):
-            raise InvalidArgumentError(f"new_group takes one rank or more, each once, got {members}")
+            raise InvalidArgumentError(f"new_group takes one rank or more, each once, got {shown(members)}")
         for rank in members:
             comm.place_of(rank, "ranks")
         call.settings = {"ranks": sorted(members)}
@@ -135,3 +124,17 @@ def node_group() -> Comm:
         groups = {other: session.comm.new_group(ranks) for other, ranks in nodes.items()}
     session.node_comm = groups[node]
     return session.node_comm
+
+
+def _listed(ranks: object, size: int) -> list[int]:
+    """Return the ranks of a group; of more than there are, one more than there are.
+
+    Raises:
+        InvalidArgumentError: They are no integers.
+    """
+    if isinstance(ranks, (str, bytes)) or not isinstance(ranks, Iterable):
+        raise InvalidArgumentError(f"new_group takes a sequence of ranks, got {shown(ranks)}")
+    try:
+        return [as_integer(rank, "a rank of new_group") for rank in islice(ranks, size + 1)]
+    except TypeError as error:  # a tensor without dimensions
+        raise InvalidArgumentError(f"new_group takes a sequence of ranks, got {shown(ranks)}") from error

@@ -8,7 +8,6 @@ first, as a `Move`. Where sizes are not known before the ranks have agreed, they
 
 from __future__ import annotations
 
-import operator
 import os
 import pickle
 import secrets
@@ -31,7 +30,9 @@ from rankwise.errors import (
     NotJoinedError,
     PayloadTypeError,
     RemoteRankError,
+    shown,
 )
+from rankwise.integers import integer
 
 T = TypeVar("T")
 
@@ -140,11 +141,11 @@ class Members(ABC):
         Raises:
             InvalidArgumentError: It is not a member; `name` names the argument in the message.
         """
-        with suppress(TypeError, ValueError):
-            if not isinstance(global_rank, bool):
-                return self.ranks.index(operator.index(global_rank))
-        shown = f"ranks 0 to {self.size - 1}" if isinstance(self.ranks, range) else f"ranks {list(self.ranks)}"
-        raise InvalidArgumentError(f"{name}={global_rank!r} is not a member: the group has {shown}")
+        wanted = integer(global_rank)
+        if wanted in self.ranks:
+            return self.ranks.index(wanted)
+        members = f"ranks 0 to {self.size - 1}" if isinstance(self.ranks, range) else f"ranks {list(self.ranks)}"
+        raise InvalidArgumentError(f"{name}={shown(global_rank)} is not a member: the group has {members}")
 
     def require_member(self) -> int:
         """Return this process's place among the members.

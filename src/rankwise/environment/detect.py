@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -14,7 +15,7 @@ from rankwise.environment.reading import OVERRIDE_PREFIX, Environ, Launcher, Rea
 from rankwise.environment.slurm import Slurm
 from rankwise.environment.torchrun import RankwiseLaunch, Torchrun
 from rankwise.environment.unread import refuse_task_of_no_step, refuse_unread
-from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
 _OVERRIDE: Final = Plain(name="override", prefix=OVERRIDE_PREFIX)
 _PLAIN: Final = Plain(name="plain")
@@ -39,10 +40,10 @@ def detect(environ: Environ, launcher: str = "auto") -> Reading:
 
     Args:
         environ: The variables, usually `os.environ`.
-        launcher: The launcher to believe, by name, or "auto" for the first in `LAUNCHERS` that fits.
+        launcher: The launcher to believe, by a name that `init` lists, or "auto" for the first that fits.
 
     Raises:
-        InvalidArgumentError: There is no launcher of that name.
+        InvalidArgumentError: There is no launcher of that name, or `environ` is no mapping of strings to strings.
         LauncherEnvironmentError: The variables are incomplete, contradictory or unreadable, or not that launcher's.
 
     Example:
@@ -50,9 +51,11 @@ def detect(environ: Environ, launcher: str = "auto") -> Reading:
         >>> reading.launcher, str(reading.rank)
         ('plain', '3 (from RANK)')
     """
+    check_environ(environ)
     environ = own_variables(environ, LAUNCHERS)
-    if launcher != "auto":
-        return _by_name(launcher).read(environ)
+    named = launcher_named(launcher)
+    if named is not None:
+        return named.read(environ)
     refuse_half_an_override(environ)
     chosen = next(candidate for candidate in LAUNCHERS if candidate.present(environ))
     if chosen is LAUNCHERS[-1]:
@@ -66,13 +69,35 @@ def detect(environ: Environ, launcher: str = "auto") -> Reading:
     return _complete(reading, environ) if chosen in {_OVERRIDE, _PLAIN} else reading
 
 
-def _by_name(name: str) -> Launcher:
+def check_environ(environ: Mapping[str, str]) -> None:
+    """Check that variables are strings, by name.
+
+    Raises:
+        InvalidArgumentError: They are not.
+    """
+    if type(environ).__module__ == "os":  # there it is so, and asked before every collective of a process alone
+        return
+    if not isinstance(environ, Mapping):
+        raise InvalidArgumentError(f"environ={shown(environ)} is not a mapping of variables, by name")
+    for name, value in environ.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgumentError(f"environ has {shown(name)}: {shown(value)}, but variables are strings")
+
+
+def launcher_named(name: str) -> Launcher | None:
+    """Return the launcher of that name; None for "auto".
+
+    Raises:
+        InvalidArgumentError: There is none of that name.
+    """
+    if isinstance(name, str) and name == "auto":
+        return None
     names = [launcher.name for launcher in LAUNCHERS]
-    if name in names:
+    if isinstance(name, str) and name in names:
         return LAUNCHERS[names.index(name)]
-    close = difflib.get_close_matches(str(name), names, n=1)
+    close = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise InvalidArgumentError(f"launcher={name!r} is none of 'auto', {', '.join(map(repr, names))}{hint}")
+    raise InvalidArgumentError(f"launcher={shown(name)} is none of 'auto', {', '.join(map(repr, names))}{hint}")
 
 
 def _refuse_another_world(reading: Reading, environ: Environ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final, Generic, Protocol, TypeVar
 
-from rankwise.errors import LauncherEnvironmentError, TopologyError
+from rankwise.errors import LauncherEnvironmentError, TopologyError, shown
 
 T = TypeVar("T", int, str)
 
@@ -137,9 +137,9 @@ def check_place(place: Mapping[str, Fact[int]]) -> None:
     for name, fact in place.items():
         least = 1 if name in {"world_size", "local_world_size", "num_nodes"} else 0
         if fact.value < least:
-            raise TopologyError(f"{name} {fact} is below {least}")
+            raise TopologyError(f"{name} {shown(fact.value)} (from {fact.source}) is below {least}")
         if fact.value > MAX_RANKS:
-            raise TopologyError(f"{name} {fact} is above {MAX_RANKS}")
+            raise TopologyError(f"{name} {shown(fact.value)} (from {fact.source}) is above {MAX_RANKS}")
     _below(place, "rank", "world_size")
     _below(place, "local_rank", "local_world_size")
     _below(place, "node_rank", "num_nodes")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rankwise.errors import InvalidArgumentError, shown
 from rankwise.launch.call import FunctionCall
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ
@@ -33,8 +34,8 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
         The results, by rank.
 
     Raises:
-        InvalidArgumentError: `nproc` is not a number of processes that this host could run, or the function or an
-            argument cannot be pickled.
+        InvalidArgumentError: `nproc` is not a number of processes that this host could run, `fn` is no function, or
+            it or an argument cannot be pickled.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
         LaunchError: The ranks could not be started; or this process is one that imports the script, in which nothing
             guards this call.
@@ -44,7 +45,9 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
         >>> rankwise.launch(lambda x: x * rankwise.get_rank(), 10, nproc=2)
         [0, 10]
     """
-    check_nproc(nproc)
+    nproc = check_nproc(nproc)
+    if not callable(fn):
+        raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
     return launch_call(FunctionCall.of(fn, args), nproc=nproc)
 
 
@@ -62,7 +65,7 @@ def launch_call(
     Raises:
         InvalidArgumentError, RankFailedError, LaunchError: As `launch` does.
     """
-    check_nproc(nproc)
+    nproc = check_nproc(nproc)
     environ = common_environ(nproc, one_host=nodes is None)
     argv = tuple(map(str, getattr(sys, "argv", ())))
     plan = Plan(nproc=nproc, kind="function", argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ)

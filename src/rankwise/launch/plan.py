@@ -13,7 +13,8 @@ from typing import Final
 
 from rankwise.environment.nesting import run_marks
 from rankwise.environment.reading import OVERRIDES
-from rankwise.errors import InvalidArgumentError
+from rankwise.errors import InvalidArgumentError, shown
+from rankwise.integers import integer
 from rankwise.launch.wire import Request
 
 # More processes than this for each core is a typing error: every one of them holds torch.
@@ -133,18 +134,20 @@ def number_of_processes(text: str) -> int:
         raise InvalidArgumentError(f"{text!r} is not a number, nor one of auto, cpu, gpu") from None
 
 
-def check_nproc(nproc: int) -> None:
-    """Check a number of processes to start here.
+def check_nproc(nproc: int) -> int:
+    """Return a number of processes to start here, checked.
 
     Raises:
         InvalidArgumentError: It is below 1, or beyond what this host could be meant to run.
     """
     cores = os.cpu_count() or 1
     most = max(_AT_LEAST, _PER_CORE * cores)
-    if isinstance(nproc, bool) or not isinstance(nproc, int) or not 1 <= nproc <= most:
+    number = integer(nproc)
+    if number is None or not 1 <= number <= most:
         raise InvalidArgumentError(
-            f"nproc={nproc!r} is not a number of processes from 1 to {most} (this host has {cores} cores)"
+            f"nproc={shown(nproc)} is not a number of processes from 1 to {most} (this host has {cores} cores)"
         )
+    return number
 
 
 def check_script(script: str) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import torch.distributed as dist
 
-from rankwise.errors import InvalidArgumentError, JoinError
+from rankwise.errors import InvalidArgumentError, JoinError, shown
+
+# Torch lists these among its backends, but they carry nothing.
+_PLACEHOLDERS: Final = frozenset({"undefined", "fake"})
 
 
 def device_index(local_rank: int, visible: int) -> int:
@@ -42,11 +47,15 @@ def choose_device(local_rank: int, requested: str | torch.device | None) -> torc
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if requested is None:
         wanted = accelerator or torch.device("cpu")
+    elif not isinstance(requested, (str, torch.device)):
+        raise InvalidArgumentError(
+            f"device={shown(requested)} is no device: pass a name like 'cuda:0', or a torch.device"
+        )
     else:
         try:
             wanted = torch.device(requested)
         except (RuntimeError, TypeError) as error:
-            raise InvalidArgumentError(f"device={requested!r} is no device: {error}") from error
+            raise InvalidArgumentError(f"device={shown(requested)} is no device: {error}") from error
     if wanted.type == "cpu":
         return wanted
     if accelerator is None or accelerator.type != wanted.type:
@@ -72,7 +81,7 @@ def choose_backend(requested: str | None, device: torch.device) -> str:
     Local.
 
     Raises:
-        InvalidArgumentError: The requested backend is not in this build of torch.
+        InvalidArgumentError: The requested backend is not in this build of torch, or not for such a device.
 
     Example:
         >>> choose_backend(None, torch.device("cpu"))
@@ -82,14 +91,33 @@ def choose_backend(requested: str | None, device: torch.device) -> str:
         if device.type in {"cpu", "mps"}:
             return "gloo"
         return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
-    parts = [part.rpartition(":") for part in str(requested).split(",")]
-    for _, _, name in parts:
-        if not name or not dist.is_backend_available(name):
-            known = [backend for backend in dist.Backend.backend_list if dist.is_backend_available(backend)]
+    if not isinstance(requested, str):
+        raise InvalidArgumentError(f"backend={shown(requested)} is not a backend's name, as torch writes them: 'gloo'")
+    parts = [part.rpartition(":") for part in requested.split(",")]
+    available = _available_backends()
+    for kind, _, name in parts:
+        name = name.lower()  # noqa: PLW2901 - as torch does
+        if name not in available:
             raise InvalidArgumentError(
-                f"backend={requested!r}: {name!r} is not in this build of torch, which has {', '.join(known)}"
+                f"backend={shown(requested)}: {name!r} is not in this build of torch, which has {', '.join(available)}"
             )
-    served = {kind for kind, _, _ in parts}
-    if "" not in served and device.type not in served:
-        raise InvalidArgumentError(f"backend={requested!r} has none for this rank's device, {device.type}")
+        served = _served_by(name)
+        if not served & ({kind} if kind else {"cpu", device.type}):
+            raise InvalidArgumentError(
+                f"backend={shown(requested)}: {name!r} serves {', '.join(sorted(served))}, not {kind or device.type}"
+            )
+    kinds = {kind for kind, _, _ in parts}
+    if "" not in kinds and device.type not in kinds:
+        raise InvalidArgumentError(f"backend={shown(requested)} has none for this rank's device, {device.type}")
     return requested
+
+
+def _available_backends() -> list[str]:
+    """Return the names of the backends that this build of torch can open, registered ones included."""
+    return [name for name in dist.Backend.backend_list if name not in _PLACEHOLDERS and dist.is_backend_available(name)]
+
+
+def _served_by(backend: str) -> set[str]:
+    """Return the types of devices that a backend is for."""
+    defaults = dist.Backend.default_device_backend_map
+    return {*dist.Backend.backend_capability[backend], *(kind for kind in defaults if defaults[kind] == backend)}

@@ -13,13 +13,16 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from rankwise.arguments import as_seconds
 from rankwise.comm.comm import Comm
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
 from rankwise.environment.reading import Fact, Reading
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
+from rankwise.integers import as_bool
 from rankwise.rendezvous import parse_address
 from rankwise.session import current
+from rankwise.session.given import check_sources, given_place, join_in, require_same
 from rankwise.session.host import address_towards
 from rankwise.session.opening import open_session
 from rankwise.session.session import Session
@@ -57,7 +60,9 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
             own beside it.
         device: This rank's device; by default its accelerator if it has one. "cpu" leaves accelerators alone.
         timeout: Seconds that joining may take, and every collective after it.
-        launcher: Whose variables to believe: a name that `rankwise env` shows, or "auto".
+        launcher: Whose variables to believe. "auto", by default, takes the first that fits of: "rankwise", the
+            variables RANKWISE_RANK and so on; "torchrun"; "plain", RANK and WORLD_SIZE set by hand; "openmpi"; "pmi",
+            those of MPICH and Intel MPI; "slurm"; "none", a process alone.
         rank: This process's rank, instead of what the launcher says. Needs world_size.
         world_size: How many processes there are.
         local_rank: This process's rank on its node.
@@ -69,7 +74,8 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
 
     Raises:
         LauncherEnvironmentError: The variables are incomplete, contradictory or unreadable.
-        InvalidArgumentError: An argument cannot be used: no such backend, no such device.
+        InvalidArgumentError: An argument cannot be used: no such backend, no such device; or the session or process
+            group that is open already has another.
         JoinError: The ranks could not meet, or do not make one world.
         JoinTimeoutError: Not all ranks arrived in time; the message names those that are missing.
 
@@ -79,24 +85,26 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
         ...     print(session.rank, session.world_size)
         0 1
     """
-    if not (isinstance(timeout, (int, float)) and 0 < timeout <= _LONGEST_SECONDS):
-        raise InvalidArgumentError(f"timeout={timeout!r} is not a number of seconds from above 0 to {_LONGEST_SECONDS}")
+    timeout = as_seconds(timeout, "timeout", most=_LONGEST_SECONDS)
+    explicit = {"rank": rank, "world_size": world_size, "local_rank": local_rank, "local_world_size": local_world_size}
+    given = given_place(explicit)
+    check_sources(launcher, environ, address)
+    checks = None if check is None else as_bool(check, "check")
     opened = current.opened_session()
     if opened is not None and current.has_lost_its_group(opened):
         opened.close(failed=True)
         opened = None
     if opened is not None:
-        return _join_in(opened, backend)
-    explicit = {"rank": rank, "world_size": world_size, "local_rank": local_rank, "local_world_size": local_world_size}
-    given = _given(explicit)
+        return join_in(opened, backend, device, given)
     group = current.foreign_group()
     if group is not None:
         reading = _place_in(group, given, launcher, environ)
-        session = adopt(group, reading, check=check, close=lambda _reason, _failed: current.forget())
+        session = adopt(group, reading, check=checks, close=lambda _reason, _failed: current.forget())
+        require_same(session, backend, device, given)
     else:
         reading = _reading(launcher, environ, given, address)
-        checked = current.read_check(environ) if check is None else check
-        session = open_session(reading, backend=backend, device=device, timeout=float(timeout), check=checked)
+        checked = current.read_check(environ) if checks is None else checks
+        session = open_session(reading, backend=backend, device=device, timeout=timeout, check=checked)
     current.put_in_force(session)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)
     return session
@@ -222,32 +230,6 @@ def _adopted_world(
         store=part,
         reach=reach,
     )
-
-
-def _join_in(opened: Session, backend: str | None) -> Session:
-    """Return a session that shares an open one, and leaves it open."""
-    if backend is not None and not _backends(backend) <= _backends(opened.backend or ""):
-        raise InvalidArgumentError(
-            f"backend={backend!r}, but this process has joined with {opened.backend!r}; call rankwise.finalize() first"
-        )
-    return Session(opened.reading, comm=opened.comm, device=opened.device, group=opened.group, backend=opened.backend)
-
-
-def _backends(config: str) -> set[str]:
-    """Return the backends in a configuration: "cpu:gloo,cuda:nccl" -> {"gloo", "nccl"}."""
-    return {part.rpartition(":")[2] for part in config.split(",")}
-
-
-def _given(explicit: Mapping[str, int | None]) -> dict[str, Fact[int]]:
-    """Return the caller's arguments as facts."""
-    given = {name: Fact(value, f"the argument {name}") for name, value in explicit.items() if value is not None}
-    for name, fact in given.items():
-        if isinstance(fact.value, bool) or not isinstance(fact.value, int):
-            raise InvalidArgumentError(f"{name}={fact.value!r} is not a whole number")
-    if ("rank" in given) != ("world_size" in given):
-        missing = "world_size" if "rank" in given else "rank"
-        raise InvalidArgumentError(f"{missing} is not given, but {' and '.join(given)} is: pass rank and world_size")
-    return given
 
 
 def _reading(

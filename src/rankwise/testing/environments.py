@@ -5,28 +5,20 @@ Only what launchers add; what they leave as they found it is the test's to give.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Final
 
-from rankwise.errors import InvalidArgumentError
+from rankwise.arguments import as_text
+from rankwise.environment.reading import MAX_PORT
+from rankwise.integers import integer
+from rankwise.testing.placing import between, compressed, places, tasks_per_node
 
 Environs = list[dict[str, str]]
 
 # Somewhere: the recorded paths say nothing, and code that opens them should fail.
 _NOWHERE: Final = "/run/example"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """A rank's place among tasks that fill one node after the other."""
-
-    rank: int
-    local_rank: int
-    local_size: int
-    node: int
-    first: int
+# Slurm counts in 32 bits.
+_MOST: Final = 2**32 - 1
 
 
 def fake_torchrun(
@@ -49,14 +41,16 @@ def fake_torchrun(
         run_id: What `--rdzv-id` says.
 
     Raises:
-        InvalidArgumentError: These are not numbers of tasks.
+        InvalidArgumentError: These are not numbers of tasks, or another argument cannot be used.
 
     Example:
         >>> [environ["LOCAL_RANK"] for environ in fake_torchrun(2, nodes=2)]
         ['0', '1', '0', '1']
     """
-    per_node = _per_node(tasks, nodes)
+    per_node = tasks_per_node(tasks, nodes)
     size = str(sum(per_node))
+    number = between(1, MAX_PORT, port, "port")
+    address, run_id = as_text(address, "address"), as_text(run_id, "run_id")
     return [
         {
             "GROUP_RANK": str(place.node),
@@ -64,7 +58,7 @@ def fake_torchrun(
             "LOCAL_RANK": str(place.local_rank),
             "LOCAL_WORLD_SIZE": str(place.local_size),
             "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(number),
             "OMP_NUM_THREADS": "1",
             "RANK": str(place.rank),
             "ROLE_NAME": "default",
@@ -79,7 +73,7 @@ def fake_torchrun(
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             "WORLD_SIZE": size,
         }
-        for place in _places(per_node)
+        for place in places(per_node)
     ]
 
 
@@ -105,19 +99,22 @@ def fake_slurm(
         cpus_per_task: What `--cpus-per-task` says, if it is given.
 
     Raises:
-        InvalidArgumentError: These are not numbers of tasks.
+        InvalidArgumentError: These are not numbers of tasks, or another argument cannot be used.
 
     Example:
         >>> [environ["SLURM_LOCALID"] for environ in fake_slurm(nodes=2, tasks=[2, 1])]
         ['0', '1', '0']
     """
-    per_node = _per_node(tasks, nodes)
-    cpus = [count * (cpus_per_task or 1) for count in per_node]
-    shared = _of_slurm_job(per_node, cpus, name, job_id, step_id)
-    if isinstance(tasks, int):
-        shared["SLURM_NTASKS_PER_NODE"] = str(tasks)
-    if cpus_per_task is not None:
-        shared["SLURM_CPUS_PER_TASK"] = str(cpus_per_task)
+    per_node, name = tasks_per_node(tasks, nodes), as_text(name, "name")
+    cpus_each = None if cpus_per_task is None else between(1, _MOST, cpus_per_task, "cpus_per_task")
+    cpus = [count * (cpus_each or 1) for count in per_node]
+    shared = _of_slurm_job(
+        per_node, cpus, name, between(0, _MOST, job_id, "job_id"), between(0, _MOST, step_id, "step_id")
+    )
+    if integer(tasks) is not None:
+        shared["SLURM_NTASKS_PER_NODE"] = str(per_node[0])
+    if cpus_each is not None:
+        shared["SLURM_CPUS_PER_TASK"] = str(cpus_each)
     return [
         {
             **shared,
@@ -130,7 +127,7 @@ def fake_slurm(
             "SLURM_TASK_PID": str(1000 + place.rank),
             "SLURM_TOPOLOGY_ADDR": f"{name}{place.node}",
         }
-        for place in _places(per_node)
+        for place in places(per_node)
     ]
 
 
@@ -145,13 +142,13 @@ def fake_openmpi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, na
         name: What nodes are called, before their number.
 
     Raises:
-        InvalidArgumentError: These are not numbers of tasks.
+        InvalidArgumentError: These are not numbers of tasks, or another argument cannot be used.
 
     Example:
         >>> [environ["OMPI_COMM_WORLD_LOCAL_SIZE"] for environ in fake_openmpi([2, 1])]
         ['2', '2', '1']
     """
-    per_node = _per_node(tasks, nodes)
+    per_node, name = tasks_per_node(tasks, nodes), as_text(name, "name")
     size = str(sum(per_node))
     sizes = ("OMPI_COMM_WORLD_SIZE", "OMPI_MCA_num_procs", "OMPI_UNIVERSE_SIZE", "OMPI_WORLD_SIZE")
     shared = {**_OF_OPENMPI, **dict.fromkeys(sizes, size)}
@@ -171,7 +168,7 @@ def fake_openmpi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, na
             "PMIX_NAMESPACE": f"{job}@1",
             "PMIX_RANK": str(place.rank),
         }
-        for place in _places(per_node)
+        for place in places(per_node)
     ]
 
 
@@ -186,13 +183,13 @@ def fake_pmi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: 
         name: What nodes are called, before their number.
 
     Raises:
-        InvalidArgumentError: These are not numbers of tasks.
+        InvalidArgumentError: These are not numbers of tasks, or another argument cannot be used.
 
     Example:
         >>> [environ["MPI_LOCALRANKID"] for environ in fake_pmi([2, 1])]
         ['0', '1', '0']
     """
-    per_node = _per_node(tasks, nodes)
+    per_node, name = tasks_per_node(tasks, nodes), as_text(name, "name")
     shared = {"HYDI_CONTROL_FD": "7"} if len(per_node) == 1 else {}
     return [
         {
@@ -204,7 +201,7 @@ def fake_pmi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: 
             "PMI_RANK": str(place.rank),
             "PMI_SIZE": str(sum(per_node)),
         }
-        for place in _places(per_node)
+        for place in places(per_node)
     ]
 
 
@@ -240,7 +237,7 @@ def _of_slurm_job(per_node: Sequence[int], cpus: Sequence[int], name: str, job_i
     hosts = f"{name}0" if len(per_node) == 1 else f"{name}[0-{len(per_node) - 1}]"
     job = {"JOBID": str(job_id), "JOB_ID": str(job_id), "STEPID": str(step_id), "STEP_ID": str(step_id)}
     counts = {
-        "JOB_CPUS_PER_NODE": _compressed(cpus),
+        "JOB_CPUS_PER_NODE": compressed(cpus),
         "JOB_NODELIST": hosts,
         "JOB_NUM_NODES": nodes,
         "NNODES": nodes,
@@ -250,8 +247,8 @@ def _of_slurm_job(per_node: Sequence[int], cpus: Sequence[int], name: str, job_i
         "STEP_NODELIST": hosts,
         "STEP_NUM_NODES": nodes,
         "STEP_NUM_TASKS": tasks,
-        "STEP_TASKS_PER_NODE": _compressed(per_node),
-        "TASKS_PER_NODE": _compressed(per_node),
+        "STEP_TASKS_PER_NODE": compressed(per_node),
+        "TASKS_PER_NODE": compressed(per_node),
     }
     rest = {
         "CLUSTER_NAME": "lab",
@@ -273,26 +270,3 @@ def _of_slurm_job(per_node: Sequence[int], cpus: Sequence[int], name: str, job_i
         "WORKING_CLUSTER": "lab:192.0.2.1:29502:9728:109",
     }
     return {f"SLURM_{key}": value for key, value in {**job, **counts, **rest}.items()}
-
-
-def _per_node(tasks: int | Sequence[int], nodes: int | None) -> list[int]:
-    counts = [tasks] * (1 if nodes is None else nodes) if isinstance(tasks, int) else list(tasks)
-    if not counts or min(counts) < 1 or (nodes is not None and nodes != len(counts)):
-        raise InvalidArgumentError(
-            f"tasks={tasks!r}, nodes={nodes!r}: wanted a number of tasks above 0 for every node, or one for each"
-        )
-    return counts
-
-
-def _places(per_node: Sequence[int]) -> Iterator[_Place]:
-    rank = 0
-    for node, count in enumerate(per_node):
-        for local_rank in range(count):
-            yield _Place(rank=rank + local_rank, local_rank=local_rank, local_size=count, node=node, first=rank)
-        rank += count
-
-
-def _compressed(counts: Sequence[int]) -> str:
-    """Return counts as Slurm writes them: [2, 2, 2, 1] is "2(x3),1"."""
-    runs = [(count, len(list(same))) for count, same in groupby(counts)]
-    return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)

@@ -14,7 +14,9 @@ from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call, Frame
 from rankwise.comm.members import Move
 from rankwise.comm.ops import Op
-from rankwise.errors import InvalidArgumentError
+from rankwise.environment.reading import MAX_RANKS
+from rankwise.errors import InvalidArgumentError, shown
+from rankwise.integers import as_integer
 from rankwise.session.current import forget, opened_session, put_in_force, read_environment, session_in_force
 from rankwise.session.session import Session
 from rankwise.testing.environments import fake_torchrun
@@ -51,7 +53,7 @@ class RecordingComm(Comm):
         rank: int,
         ranks: Sequence[int],
         calls: list[Recorded],
-        replies: list[object],
+        replies: Iterator[object],
     ) -> None:
         cpu = torch.device("cpu")
         super().__init__(ranks=ranks, global_rank=rank, device=cpu, control=cpu)
@@ -77,9 +79,13 @@ class RecordingComm(Comm):
 
     def _reply(self, call: Call) -> bytes:
         """Return what another rank sends."""
-        if not self._replies:
-            raise InvalidArgumentError(f"{call.title}: another rank sends here, and there is no reply left to send")
-        parcel = pack(self._replies.pop(0))
+        try:
+            reply = next(self._replies)
+        except StopIteration:
+            raise InvalidArgumentError(
+                f"{call.title}: another rank sends here, and there is no reply left to send"
+            ) from None
+        parcel = pack(reply)
         self._incoming = list(parcel.bulk.values())
         return parcel.letter.encode()
 
@@ -161,9 +167,10 @@ def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] =
         >>> comm.calls[0].operation
         'all_reduce'
     """
-    if not 0 <= rank < world_size:
-        raise InvalidArgumentError(f"rank={rank} is not one of world_size={world_size} ranks")
-    comm = RecordingComm(rank=rank, ranks=range(world_size), calls=[], replies=list(replies))
+    rank, world_size = _place(rank, world_size)
+    if isinstance(replies, (str, bytes)) or not isinstance(replies, Iterable) or getattr(replies, "ndim", 1) == 0:
+        raise InvalidArgumentError(f"replies={shown(replies)} are not what other ranks send, one after the other")
+    comm = RecordingComm(rank=rank, ranks=range(world_size), calls=[], replies=iter(replies))
     reading = read_environment(environ=fake_torchrun(world_size)[rank])
     with _in_force(Session(reading, comm=comm, device=comm.device)):
         yield comm
@@ -180,14 +187,32 @@ def fake_group(*, rank: int = 0, world_size: int = 2) -> Iterator[Session]:
         world_size: How many ranks it thinks there are. Collectives of rankwise need more than 64: up to that many ranks
             connect to each other first, and there are none.
 
+    Raises:
+        InvalidArgumentError: `rank` is not one of that many.
+
     Example:
         >>> from rankwise.testing.fakes import fake_group
         >>> with fake_group(rank=5, world_size=4096) as session:
         ...     session.rank, session.world_size
         (5, 4096)
     """
+    rank, world_size = _place(rank, world_size)
     with _torch.fake_process_group(rank, world_size), _in_force(None):
         yield session_in_force()
+
+
+def _place(rank: int, world_size: int) -> tuple[int, int]:
+    """Return a rank and a world size, checked.
+
+    Raises:
+        InvalidArgumentError: They are no integers, or do not go together.
+    """
+    size, place = as_integer(world_size, "world_size"), as_integer(rank, "rank")
+    if not 1 <= size <= MAX_RANKS:
+        raise InvalidArgumentError(f"world_size={shown(world_size)} is not a number of ranks from 1 to {MAX_RANKS}")
+    if not 0 <= place < size:
+        raise InvalidArgumentError(f"rank={shown(rank)} is not one of world_size={size} ranks")
+    return place, size
 
 
 @contextmanager

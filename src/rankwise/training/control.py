@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -14,7 +13,8 @@ from rankwise.collectives.groups import node_group
 from rankwise.collectives.movement import broadcast
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
-from rankwise.errors import InvalidArgumentError
+from rankwise.errors import InvalidArgumentError, shown
+from rankwise.integers import as_bool, integer
 from rankwise.session.current import joined_session
 from rankwise.session.identity import get_rank, get_world_size, is_rank_zero
 from rankwise.training.turn import Turn
@@ -73,7 +73,7 @@ class OneRank:
         def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 - None where it is not shared
             if not self._share:
                 if self._rank >= get_world_size():
-                    raise InvalidArgumentError(f"rank={self._rank} is not one of {get_world_size()} ranks")
+                    raise InvalidArgumentError(f"rank={shown(self._rank)} is not one of {get_world_size()} ranks")
                 return fn(*args, **kwargs) if get_rank() == self._rank else None
             result: R | None = None
             with self as mine:
@@ -138,13 +138,10 @@ def one_rank_only(rank: int = 0, *, share: bool = True) -> OneRank:
     """
     if callable(rank):
         raise InvalidArgumentError("one_rank_only is used without parentheses: write @one_rank_only()")
-    try:
-        place = -1 if isinstance(rank, bool) else operator.index(rank)
-    except TypeError:
-        place = -1
-    if place < 0:
-        raise InvalidArgumentError(f"rank={rank!r} is not a rank: ranks are counted from 0")
-    return OneRank(place, share=share)
+    place = integer(rank)
+    if place is None or place < 0:
+        raise InvalidArgumentError(f"rank={shown(rank)} is not a rank: ranks are counted from 0")
+    return OneRank(place, share=as_bool(share, "share"))
 
 
 def _check_function(fn: object, name: str) -> None:
@@ -173,6 +170,7 @@ def rank_zero_first(*, local: bool = False) -> Iterator[None]:
         local: Run it first on the first rank of each node, for what every node has for itself.
 
     Raises:
+        InvalidArgumentError: `local` is neither True nor False.
         RemoteRankError: The block failed on the first rank; raised on the others, which do not run it.
         CollectiveError: The first rank is gone.
         NotJoinedError: The world is larger than one and nobody joined it.
@@ -181,8 +179,9 @@ def rank_zero_first(*, local: bool = False) -> Iterator[None]:
         >>> with rank_zero_first():
         ...     data = "downloaded, or found in the cache"
     """
-    comm = node_group() if local else joined_session().comm
-    call = Call("rank_zero_first", {"local": local})
+    by_node = as_bool(local, "local")
+    comm = node_group() if by_node else joined_session().comm
+    call = Call("rank_zero_first", {"local": by_node})
     place = _begin(comm, call)
     turn = Turn(comm, call, 0)
     if place == 0:

@@ -1,0 +1,92 @@
+"""What the caller of `init()` gives: checked alike whether a world is joined, or one that is open is joined in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from rankwise.environment.detect import check_environ, launcher_named
+from rankwise.environment.reading import Fact, check_place
+from rankwise.errors import InvalidArgumentError, TopologyError, shown
+from rankwise.integers import as_integer
+from rankwise.rendezvous import parse_address
+from rankwise.session.device import choose_device
+from rankwise.session.session import Session
+
+
+def given_place(explicit: Mapping[str, object]) -> dict[str, Fact[int]]:
+    """Return the numbers that the caller gives as facts.
+
+    Raises:
+        InvalidArgumentError: One is no integer, they cannot all be true, or the rank comes without the world size.
+    """
+    given = {
+        name: Fact(as_integer(value, name), f"the argument {name}")
+        for name, value in explicit.items()
+        if value is not None
+    }
+    if ("rank" in given) != ("world_size" in given):
+        missing = "world_size" if "rank" in given else "rank"
+        raise InvalidArgumentError(f"{missing} is not given, but {' and '.join(given)} is: pass rank and world_size")
+    try:
+        check_place(given)
+    except TopologyError as error:
+        raise InvalidArgumentError(str(error)) from None
+    return given
+
+
+def check_sources(launcher: str, environ: Mapping[str, str] | None, address: str | None) -> None:
+    """Check what says where the rest is to be found, also where nobody will look there.
+
+    Raises:
+        InvalidArgumentError: There is no such launcher, variables are no strings, or the address is none.
+    """
+    launcher_named(launcher)
+    if environ is not None:
+        check_environ(environ)
+    if address is not None:
+        parse_address(address)
+
+
+def join_in(
+    opened: Session, backend: str | None, device: str | torch.device | None, given: Mapping[str, Fact[int]]
+) -> Session:
+    """Return a session that shares an open one, and leaves it open.
+
+    Raises:
+        InvalidArgumentError: The caller wants another.
+    """
+    require_same(opened, backend, device, given)
+    return Session(opened.reading, comm=opened.comm, device=opened.device, group=opened.group, backend=opened.backend)
+
+
+def require_same(
+    opened: Session, backend: str | None, device: str | torch.device | None, given: Mapping[str, Fact[int]]
+) -> None:
+    """Check that a session, or a group that other code opened, is as the caller of `init()` wants one.
+
+    Raises:
+        InvalidArgumentError: It is another.
+    """
+    remedy = "; call rankwise.finalize() first" if opened.settled else ""
+    if backend is not None:
+        wanted = _backends(backend) if isinstance(backend, str) else {""}
+        if not wanted <= _backends(opened.backend or ""):
+            raise InvalidArgumentError(
+                f"backend={shown(backend)}, but this process has joined with {opened.backend!r}{remedy}"
+            )
+    local_rank = opened.reading.local_rank
+    if device is not None:
+        asked = choose_device(0 if local_rank is None else local_rank.value, device)
+        if asked.type != opened.device.type:
+            raise InvalidArgumentError(f"device={str(asked)!r}, but this process uses {str(opened.device)!r}{remedy}")
+    for name, fact in given.items():
+        found: Fact[int] | None = getattr(opened.reading, name)
+        if found is not None and found.value != fact.value:
+            raise InvalidArgumentError(f"{name}={fact.value}, but this process has joined with {name} {found}{remedy}")
+
+
+def _backends(config: str) -> set[str]:
+    """Return the backends in a configuration: "cpu:gloo,cuda:nccl" -> {"gloo", "nccl"}."""
+    return {part.rpartition(":")[2].lower() for part in config.split(",")}
