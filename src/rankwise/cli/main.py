@@ -6,6 +6,7 @@ import click
 
 from rankwise.cli.launching import launch
 from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
+from rankwise.environment.detect import LAUNCHERS
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 
@@ -20,7 +21,13 @@ main.add_command(launch)
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--launcher", default="auto", show_default=True, help="Whose variables to believe.")
+@click.option(
+    "--launcher",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help=f"Whose variables to believe: auto, {', '.join(launcher.name for launcher in LAUNCHERS)}.",
+)
 def env(as_json: bool, launcher: str) -> None:
     """Show who this process is, and which variable decided each value."""
     from rankwise.session.current import read_environment  # noqa: PLC0415 - not needed for --help
