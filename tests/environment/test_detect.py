@@ -11,6 +11,7 @@ import pytest
 from rankwise.environment.detect import LAUNCHERS, detect
 from rankwise.environment.nesting import run_marks
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from rankwise.session.joining import init
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -277,3 +278,10 @@ def test_only_the_argument_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert detect({}).launcher == "none"
     assert detect(PLAIN).rank.value == 1
     assert dict(os.environ) == before
+
+
+def test_every_launcher_is_listed_where_one_is_chosen() -> None:
+    for launcher in LAUNCHERS:
+        assert f'"{launcher.name}"' in str(init.__doc__)
+        with pytest.raises(InvalidArgumentError, match=f"none of 'auto', .*'{launcher.name}'"):
+            detect({}, "nobody")
