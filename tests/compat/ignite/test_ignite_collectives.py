@@ -189,25 +189,25 @@ def test_one_rank_first(comm: Comm, tmp_path: Path, local: bool) -> None:
 
 def test_wrong_arguments_are_refused_on_every_rank(comm: Comm) -> None:
     for _ in range(2):
-        with pytest.raises(ValueError, match="op='sum' is none of SUM"):
+        with pytest.raises(ValueError, match="Unsupported reduction operation: 'sum' is none of SUM"):
             idist.all_reduce(1, op="sum")
         for value in ("abc", [1], None):
-            with pytest.raises(TypeError, match="does not take a"):
+            with pytest.raises(TypeError, match="Unhandled input type"):
                 idist.all_reduce(value)
-        with pytest.raises(TypeError, match="does not take a"):
+        with pytest.raises(TypeError, match="Unhandled input type"):
             idist.broadcast([1])
-        with pytest.raises(ValueError, match="got None on src"):
+        with pytest.raises(ValueError, match="Source data can not be None"):
             idist.broadcast(None, src=rw.get_rank())
-        with pytest.raises(ValueError, match="list of ranks"):
+        with pytest.raises(ValueError, match="list of int"):
             idist.new_group(["a"])  # type: ignore[list-item]  # that is the point
         for local in (False, True):
-            with pytest.raises(ValueError, match="is not one of"), idist.one_rank_first(9, local=local):
+            with pytest.raises(ValueError, match="rank should be between 0 and"), idist.one_rank_first(9, local=local):
                 pass
         with pytest.raises(ValueError, match=r"shapes says \[9\] for rank"):
             idist.all_gather_tensors_with_shapes(torch.ones(2), [[9]] * comm.size)
         with pytest.raises(ValueError, match="shapes has 5 shapes"):
             idist.all_gather_tensors_with_shapes(torch.ones(2), [[2]] * 5)
-        with pytest.raises(TypeError, match="does not take a"):
+        with pytest.raises(TypeError, match="Unhandled input type"):
             idist.all_gather_tensors_with_shapes("abc", [[2]] * comm.size)  # type: ignore[arg-type]
     assert idist.all_reduce(1) == comm.size, "and the next collective works"
 
@@ -219,15 +219,15 @@ def test_wrong_arguments_on_one_rank_are_heard_on_all(comm: Comm) -> None:
     mine = rw.get_rank() == comm.size - 1
     calls: tuple[tuple[Callable[[], object], str], ...] = (
         (lambda: idist.all_reduce(1, op="SMU" if mine else "SUM"), "SMU"),
-        (lambda: idist.all_reduce("abc" if mine else 1), "does not take a"),
+        (lambda: idist.all_reduce("abc" if mine else 1), "Unhandled input type"),
         (lambda: idist.all_reduce(0.5 if mine else 1, op="AND"), "compare first"),
-        (lambda: idist.all_reduce(1, group="abc" if mine else None), "list of ranks"),
+        (lambda: idist.all_reduce(1, group="abc" if mine else None), "list of int"),
         (lambda: idist.all_gather(threading.Lock() if mine else 1), "pickled"),
-        (lambda: idist.broadcast([] if mine else 1), "does not take a"),
-        (lambda: idist.broadcast(None if mine else 1), "pass safe_mode=True"),
-        (lambda: idist.new_group("ab" if mine else [0]), "list of ranks"),  # type: ignore[arg-type]
+        (lambda: idist.broadcast([] if mine else 1), "Unhandled input type"),
+        (lambda: idist.broadcast(None if mine else 1), "safe_mode should be True"),
+        (lambda: idist.new_group("ab" if mine else [0]), "list of int"),  # type: ignore[arg-type]
         (lambda: idist.all_gather_tensors_with_shapes(torch.ones(1 + mine), [[1]] * comm.size), "shapes says"),
-        (lambda: idist.one_rank_first(9 if mine else 0).__enter__(), "is not one of"),
+        (lambda: idist.one_rank_first(9 if mine else 0).__enter__(), "rank should be between 0 and"),
     )
     for call, said in calls:
         with pytest.raises((ValueError, TypeError) if mine else rw.RemoteRankError, match=said):

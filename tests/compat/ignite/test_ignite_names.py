@@ -106,9 +106,9 @@ def test_what_is_there_is_what_the_original_has_without_the_extras() -> None:
     ]
     for backend in ("xla-tpu", "horovod", "Gloo", "", None, 3):
         for module in (idist, original):
-            with pytest.raises(ValueError, match=r"is none of|should be one of"):
+            with pytest.raises(ValueError, match=r"Backend should be one of"):
                 module.initialize(backend)
-            with pytest.raises(ValueError, match=r"is none of|should be one of"):
+            with pytest.raises(ValueError, match=r"Backend should be one of"):
                 module.spawn(backend, print, ())
     for module in (idist, original):
         with pytest.raises(ValueError, match="ackend"):
@@ -135,7 +135,7 @@ def test_every_name_works_alone(no_leftovers: None, torch_random: None, caplog: 
         assert module.broadcast("é", safe_mode=True) == "é"
         with pytest.raises(ValueError, match="None"):
             module.broadcast(None)
-        with pytest.raises(ValueError, match=r"list of (int|ranks)"):
+        with pytest.raises(ValueError, match=r"list of int"):
             module.new_group("ab")
         assert module.new_group([0]) == [0]
         module.barrier()
@@ -143,7 +143,7 @@ def test_every_name_works_alone(no_leftovers: None, torch_random: None, caplog: 
         assert module.one_rank_only(rank=1, with_barrier=True)(lambda: 3)() is None
         with module.one_rank_first():
             pass
-        with pytest.raises(ValueError, match=r"is not one of 1 ranks|between 0 and 0"), module.one_rank_first(1):
+        with pytest.raises(ValueError, match=r"rank should be between 0 and 0, but given 1"), module.one_rank_first(1):
             pass
         assert module.auto_model(model) is model
         assert module.auto_optim("anything") == "anything"

@@ -46,7 +46,7 @@ def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  #
                 kwargs["num_workers"] = -(-kwargs["num_workers"] // nproc)
         if "batch_sampler" in kwargs:
             warnings.warn(
-                "a batch_sampler is used as it is: each rank has to draw its own share from it",
+                "Found batch_sampler in provided kwargs: it is used as it is, so each rank has to draw its own share",
                 stacklevel=2,
             )
         elif isinstance(dataset, IterableDataset):
@@ -65,10 +65,10 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
     Args:
         model: The model; it is moved itself.
         sync_bn: Batch norm over all ranks.
-        kwargs: What the wrapping class takes, but for `device_ids`, which is decided here.
+        kwargs: What the wrapping class takes, but for `device_ids` on an accelerator, which is decided here.
 
     Raises:
-        InvalidArgumentError: `device_ids` is passed.
+        InvalidArgumentError: `device_ids` is passed, and the model is on an accelerator.
 
     Example:
         >>> auto_model(nn.Identity())
@@ -80,10 +80,15 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
     if get_world_size() > 1:
         if sync_bn:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        if "device_ids" in kwargs:
-            raise InvalidArgumentError(f"device_ids={kwargs['device_ids']!r}: leave it out, it is this rank's device")
-        # The device's own number: with one visible GPU for each rank it is not the local rank.
-        return DistributedDataParallel(model, device_ids=None if own.type == "cpu" else [own], **kwargs)
+        if own.type != "cpu":
+            if "device_ids" in kwargs:
+                raise InvalidArgumentError(
+                    f"Argument kwargs should not contain 'device_ids', but got {kwargs['device_ids']!r}: leave it out, "
+                    "it is this rank's device"
+                )
+            # The device's own number: with one visible GPU for each rank it is not the local rank.
+            kwargs["device_ids"] = [own]
+        return DistributedDataParallel(model, **kwargs)
     if own.type == "cuda" and torch.cuda.device_count() > 1:
         return DataParallel(model, **kwargs)
     return model
@@ -117,10 +122,13 @@ def _share(batch_size: int, world_size: int) -> int:
 def _share_sampler(dataset: Dataset[Any], kwargs: dict[str, Any], world_size: int) -> None:
     sampler, rank = kwargs.get("sampler"), get_rank()
     if isinstance(sampler, DistributedSampler):
-        if (sampler.rank, sampler.num_replicas) != (rank, world_size):
+        if sampler.rank != rank:
             warnings.warn(
-                f"Found distributed sampler for rank {sampler.rank} of {sampler.num_replicas}, but process rank is "
-                f"{rank} and world size is {world_size}",
+                f"Found distributed sampler with rank={sampler.rank}, but process rank is {rank}", stacklevel=3
+            )
+        if sampler.num_replicas != world_size:
+            warnings.warn(
+                f"Found distributed sampler with num_replicas={sampler.num_replicas}, but world size is {world_size}",
                 stacklevel=3,
             )
     elif sampler is None:

@@ -61,7 +61,7 @@ def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  
     session = joined()
     comm = None if session is None else member_comm(session, group)
     if op not in _OPS:
-        error = InvalidArgumentError(f"op={op!r} is none of {', '.join(_OPS)}")
+        error = InvalidArgumentError(f"Unsupported reduction operation: {op!r} is none of {', '.join(_OPS)}")
         if comm is None:
             raise error
         refuse(comm, "all_reduce", error)
@@ -239,13 +239,13 @@ def _check_shapes(tensor: torch.Tensor, me: int, shapes: Sequence[Sequence[int]]
 
 def _check_payload(value: object, *, is_src: bool, safe_mode: bool) -> None:
     if value is None and is_src:
-        raise InvalidArgumentError("broadcast got None on src: it sends a tensor, a number, a string or a path")
+        raise InvalidArgumentError("Source data can not be None: src sends a tensor, a number, a string or a path")
     if safe_mode and not is_src:
         return
     if value is None:
         raise InvalidArgumentError(
-            "broadcast got None on a rank that receives: pass safe_mode=True on all ranks, or something of the kind "
-            "that src sends"
+            "Argument safe_mode should be True, on all ranks, if None is passed for non src rank; else pass something "
+            "of the kind that src sends"
         )
     if not isinstance(value, (torch.Tensor, Number, str, Path)):
         refuse_type(None, "broadcast", value)

@@ -101,4 +101,4 @@ def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
 
 def _check_rank(rank: int, size: int) -> None:
     if not 0 <= rank < size:
-        raise InvalidArgumentError(f"rank={rank!r} is not one of {size} ranks, counted from 0")
+        raise InvalidArgumentError(f"rank should be between 0 and {size - 1}, but given {rank!r}")

@@ -98,8 +98,8 @@ def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - 
             adopted[group] = adopt_part(group, session)
         return adopted[group]
     error = InvalidArgumentError(
-        f"group is neither a list of ranks nor a process group: got a {type(group).__qualname__}: {group!r}; make one "
-        "with new_group(ranks)"
+        f"Argument group should be list of int or ProcessGroup, got {type(group)}, group={group!r}; make one with "
+        "new_group(ranks)"
     )
     return refuse(session.comm, "a group", error)
 
@@ -112,7 +112,7 @@ def refuse(comm: Comm, operation: str, error: Exception) -> NoReturn:
 
 def refuse_type(comm: Comm | None, operation: str, value: object) -> NoReturn:
     """Raise that a function does not take a value."""
-    error = PayloadTypeError(f"{operation} does not take a {type(value).__qualname__}")
+    error = PayloadTypeError(f"Unhandled input type {type(value)}: {operation} does not take it")
     if comm is None:
         raise error
     refuse(comm, operation, error)
@@ -131,4 +131,4 @@ def _is_ranks(group: object) -> bool:
 
 
 def _no_ranks(ranks: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"ranks={ranks!r} is not a list of ranks")
+    return InvalidArgumentError(f"Argument ranks should be list of int, got {ranks!r}")

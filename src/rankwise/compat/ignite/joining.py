@@ -107,7 +107,7 @@ def check_backend(backend: str) -> None:
     known = available_backends()
     # What is for several kinds of device is checked where it is opened.
     if backend not in known and not (isinstance(backend, str) and ":" in backend):
-        raise InvalidArgumentError(f"backend={backend!r} is none of {known}, which this host can use")
+        raise InvalidArgumentError(f"Backend should be one of {known}, which this host can use; got {backend!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,12 +34,12 @@ class DistributedProxySampler(DistributedSampler[Any]):
 
     def __init__(self, sampler: Sampler[Any], num_replicas: int | None = None, rank: int | None = None) -> None:
         if not isinstance(sampler, Sampler):
-            raise PayloadTypeError(f"sampler is no torch Sampler, but a {type(sampler).__qualname__}")
+            raise PayloadTypeError(f"Argument sampler should be instance of torch Sampler, but given: {type(sampler)}")
         if isinstance(sampler, DistributedSampler):
-            raise PayloadTypeError("sampler is a DistributedSampler, which shares out by itself")
+            raise PayloadTypeError("Argument sampler must not be a distributed sampler already")
         if not hasattr(sampler, "__len__"):
             raise PayloadTypeError(
-                f"sampler, a {type(sampler).__qualname__}, has no length, so it cannot be shared out"
+                f"Argument sampler should have length, to be shared out; a {type(sampler).__qualname__} has none"
             )
         replicas = get_world_size() if num_replicas is None else num_replicas
         number = get_rank() if rank is None else rank
