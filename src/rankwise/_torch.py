@@ -35,6 +35,23 @@ def gloo_on_loopback() -> Iterator[None]:
         os.unsetenv(name)
 
 
+@contextmanager
+def local_group_name(name: str) -> Iterator[None]:
+    """Give a process group that is made inside by its members alone a name, the same on all of them.
+
+    Checked on 2.13: the members find each other in the store by the group's name, and torch makes that from how many
+    groups the process has (`_process_group_name`), which may differ between them: then they wait for each other until
+    the timeout.
+    """
+    module = sys.modules["torch.distributed.distributed_c10d"]
+    usual = module._process_group_name
+    module._process_group_name = lambda ranks, use_hashed_name: name if use_hashed_name else usual(ranks, False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module._process_group_name = usual  # type: ignore[attr-defined]
+
+
 def keep_groups_for_good() -> None:
     """Let this process never release the process groups that are open in it: for forked children.
 

@@ -154,6 +154,40 @@ def test_a_list_of_ranks_makes_one_group(comm: Comm) -> None:
     assert len(comm._parts) == before
 
 
+def test_members_alone_may_pass_a_list_of_ranks(comm: Comm) -> None:
+    """As with the original, and whatever groups each rank was in before."""
+    rank, last = rw.get_rank(), comm.size - 1
+    if comm.size > 2:
+        for members in ([1, 2], [2, 3]):
+            if rank in members:
+                assert idist.all_gather(rank, group=members) == members
+    if rank == last:
+        assert idist.all_reduce(torch.tensor([rank]), group=[last]).tolist() == [last]
+    ends = sorted({0, last})
+    if rank in ends:
+        big = torch.full((70_000,), float(rank))
+        assert idist.all_reduce(big, group=ends)[-1].item() == (last if comm.size > 1 else 0)
+    assert idist.all_gather(rank, group=list(range(comm.size))) == list(range(comm.size))
+    assert idist.all_reduce(1, group=idist.new_group(ends)) == (len(ends) if rank in ends else 1)
+
+
+def test_a_list_that_a_member_does_not_pass_is_refused_on_all(comm: Comm) -> None:
+    if comm.size < 4:
+        return
+    wanted = (rw.MismatchError, r"group=\[0, 1\] is passed here for the first time, but ranks \[1\] wait")
+    for _ in range(2):
+        if rw.get_rank() == 0:
+            with pytest.raises(wanted[0], match=wanted[1]):
+                idist.all_reduce(1, group=[0, 1])
+        else:
+            with pytest.raises(rw.RemoteRankError, match=wanted[1]):
+                idist.all_reduce(1)
+    for ranks in ([], [0, 0], [0, 4], [-1]):
+        with pytest.raises(ValueError, match="each a rank of 4 and there once"):
+            idist.all_reduce(1, group=ranks)
+    assert idist.all_reduce(1, group=[0, 1]) == (2 if rw.get_rank() < 2 else 1)
+
+
 def test_barrier_waits_for_all(comm: Comm, tmp_path: Path) -> None:
     mark = tmp_path / str(rw.get_rank())
     mark.touch()

@@ -39,7 +39,7 @@ _BITWISE: Final = {"AND": operator.and_, "OR": operator.or_}
 def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  # noqa: ANN401 - Ignite's signature
     """Return the reduction of every rank's tensor or number; alone, and outside of the group, what it is given.
 
-    Collective over the world, or over `group`; over the world also where a list of ranks is passed for the first time.
+    Collective over the world, or over `group`: its members call it, and others may.
     A tensor is reduced in place, on whatever device it is, and returned. Numbers keep their type and are exact.
 
     Args:
@@ -83,7 +83,7 @@ def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  
 def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - Ignite's signature
     """Return every rank's tensor as one tensor, or every rank's number, string or object as a list, by rank.
 
-    Collective over the world, or over `group`; over the world also where a list of ranks is passed for the first time.
+    Collective over the world, or over `group`: its members call it, and others may.
     Tensors are put together along their first dimension, in which they may differ. Alone, a tensor is returned as it
     is, and anything else in a list; outside of the group, everything is returned as it is.
 
@@ -120,7 +120,7 @@ def all_gather_tensors_with_shapes(
 ) -> list[torch.Tensor]:
     """Return every rank's tensor, by rank, whatever their shapes; alone, and outside of the group, this one's.
 
-    Collective over the world, or over `group`; over the world also where a list of ranks is passed for the first time.
+    Collective over the world, or over `group`: its members call it, and others may.
 
     Args:
         tensor: This rank's tensor.

@@ -13,6 +13,7 @@ from rankwise.collectives import groups
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
 from rankwise.comm.torch_group import TorchGroupComm
+from rankwise.compat.ignite.partial import make_group
 from rankwise.compat.ignite.place import joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 from rankwise.session.joining import adopt_part
@@ -75,21 +76,18 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
 def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - any value of the user's
     """Return the comm of a group in any of its forms; None if this rank is not a member.
 
-    Collective over the session where a list of ranks is seen for the first time; Local otherwise.
+    Collective over the ranks of a list that is seen for the first time; Local otherwise.
 
     Raises:
         InvalidArgumentError: It is no group.
+        CollectiveError: A rank of a new list is gone, or did not come in time.
     """
     if group is None or group is session.group:
         return session.comm
     if isinstance(group, Comm):
         return group if group.rank is not None else None
     if _is_ranks(group):
-        known = _groups_of(session).by_ranks
-        key = tuple(sorted(group))
-        if key not in known:
-            known[key] = groups.new_group(key)
-        return known[key] if known[key].rank is not None else None
+        return _comm_of_ranks(session, tuple(sorted(group)))
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     if isinstance(group, dist.ProcessGroup):
@@ -102,6 +100,23 @@ def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - 
         "new_group(ranks)"
     )
     return refuse(session.comm, "a group", error)
+
+
+def _comm_of_ranks(session: Session, ranks: tuple[int, ...]) -> Comm | None:
+    if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < session.world_size:
+        error = InvalidArgumentError(
+            f"Argument group should be list of int, each a rank of {session.world_size} and there once; got "
+            f"{list(ranks)}"
+        )
+        refuse(session.comm, "a group", error)
+    if session.rank not in ranks:
+        return None
+    if len(ranks) == session.world_size:
+        return session.comm
+    known = _groups_of(session).by_ranks
+    if ranks not in known:
+        known[ranks] = make_group(session, ranks)
+    return known[ranks]
 
 
 def refuse(comm: Comm, operation: str, error: Exception) -> NoReturn:
