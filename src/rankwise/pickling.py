@@ -101,9 +101,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         referenced: What it has met that `__main__` defines, by its names.
     """
 
-    def __init__(self, file: IO[bytes], **options: Any) -> None:  # noqa: ANN401 - the pickler's
+    def __init__(self, file: IO[bytes], *, protocol: int = _PROTOCOL, **options: Any) -> None:  # noqa: ANN401 - pickle's
         self.referenced: dict[str, object] = {}
-        super().__init__(file, protocol=_PROTOCOL, **options)
+        super().__init__(file, protocol=protocol, **options)
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
         kind = type(value)

@@ -15,6 +15,7 @@ from rankwise.collectives import movement
 from rankwise.collectives.gathering import all_gather
 from rankwise.collectives.groups import comm_of
 from rankwise.comm.frame import Call
+from rankwise.compat.vis4d.exact import exact
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
 from rankwise.session.current import is_joined
 from rankwise.session.identity import get_rank, get_world_size
@@ -87,7 +88,8 @@ def all_gather_object_cpu(
     if get_world_size() == 1:
         return [data]
     if tmpdir is None:
-        return movement.gather(data) if rank_zero_return_only else all_gather(data)
+        value = exact(data)
+        return movement.gather(value) if rank_zero_return_only else all_gather(value)
     with _folder_in(tmpdir) as folder:
         return _exchange(folder, data, rank_zero_return_only=rank_zero_return_only)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ from rankwise.collectives.groups import comm_of
 from rankwise.collectives.trees import describe
 from rankwise.comm.buffers import contents, to_tensor
 from rankwise.comm.frame import Call
-from rankwise.errors import InvalidArgumentError, NotJoinedError
+from rankwise.compat.vis4d.exact import exact
+from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
 from rankwise.session.current import is_joined, joined_session
 from rankwise.session.identity import get_rank, get_world_size
 
@@ -43,8 +45,9 @@ def broadcast(obj: Any, src: int = 0) -> Any:  # noqa: ANN401 - anything
     """
     if not is_joined():
         return obj
-    received = movement.broadcast(obj, src=src)
-    return obj if get_rank() == src else received
+    is_source = get_rank() == src
+    received = movement.broadcast(exact(obj) if is_source else None, src=src)
+    return obj if is_source else received
 
 
 def serialize_to_tensor(data: Any) -> torch.Tensor:  # noqa: ANN401 - anything
@@ -72,19 +75,28 @@ def serialize_to_tensor(data: Any) -> torch.Tensor:  # noqa: ANN401 - anything
 def pad_to_largest_tensor(tensor: torch.Tensor) -> tuple[list[int], torch.Tensor]:
     """Return every rank's number of elements, and this rank's tensor with zeros up to the largest.
 
-    Collective over the session.
+    Collective over the session. One of the largest is returned itself.
 
     Raises:
         NotJoinedError: There is no process group.
-        InvalidArgumentError: The tensor does not have one dimension.
+        InvalidArgumentError: One that is not among the largest does not have one dimension; raised on all ranks.
+        PayloadTypeError: It is no tensor.
         RemoteRankError: That happened on another rank.
     """
     _require_joined("pad_to_largest_tensor")
     with comm_of(None).taking_part(Call("pad_to_largest_tensor")):
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 1:
-            raise InvalidArgumentError(f"pad_to_largest_tensor takes a tensor of one dimension, got {describe(tensor)}")
-    sizes = all_gather(tensor.numel())
-    return sizes, nn.functional.pad(tensor, (0, max(sizes) - tensor.numel()))
+        if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
+            raise PayloadTypeError(f"pad_to_largest_tensor takes a tensor, got {describe(tensor)}")
+    shapes = all_gather(tuple(tensor.shape))
+    sizes = [math.prod(shape) for shape in shapes]
+    for rank, shape in enumerate(shapes):
+        if len(shape) != 1 and sizes[rank] != max(sizes):
+            raise InvalidArgumentError(
+                f"the tensor of rank {rank} has the shape {list(shape)}, and cannot be padded to the {max(sizes)} "
+                "elements of the largest: only one of one dimension can; pass tensor.flatten()"
+            )
+    missing = max(sizes) - tensor.numel()
+    return sizes, nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list[Any] | None:  # noqa: ANN401 - anything
@@ -108,7 +120,8 @@ def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list
     """
     if get_world_size() == 1:
         return [data]
-    return movement.gather(data) if rank_zero_return_only else all_gather(data)
+    value = exact(data)
+    return movement.gather(value) if rank_zero_return_only else all_gather(value)
 
 
 def obj2tensor(pyobj: Any, device: torch.device = torch.device("cuda")) -> torch.Tensor:  # noqa: ANN401, B008 - the original's

@@ -31,10 +31,11 @@ _WRAPPERS: Final = (
 def reduce_mean(tensor: torch.Tensor) -> torch.Tensor:
     """Return the mean of a tensor over all ranks, as a new one; alone, or where nobody has joined, the tensor itself.
 
-    Collective over the session. The mean of integers is float64; half precision is averaged in float32.
+    Collective over the session. The mean of integers is float64; half precision is averaged in float32. Otherwise the
+    result is what `tensor.clone() / get_world_size()` would be, from strides to gradients, with the mean as its value.
 
     Raises:
-        PayloadTypeError: It is no tensor, or of a type that has no mean.
+        PayloadTypeError: It is no dense tensor, or of a type that has no mean.
         MismatchError: The ranks' tensors differ in shape or type.
 
     Example:
@@ -43,7 +44,10 @@ def reduce_mean(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not is_joined() or get_world_size() == 1:
         return tensor
-    return all_reduce(tensor, op="mean")
+    mean = all_reduce(tensor, op="mean")
+    if not isinstance(tensor, torch.Tensor) or not _is_inexact(tensor):
+        return mean
+    return _with_value(tensor.clone() / get_world_size(), mean)
 
 
 def all_reduce_dict(
@@ -54,6 +58,7 @@ def all_reduce_dict(
     """Return the reductions of a dict's tensors over all ranks; alone, or where nobody has joined, the dict itself.
 
     Collective over the session. Keys are matched whatever their order, and every tensor is reduced in its own type.
+    Gradients of a "sum" or "mean" flow to this rank's tensors alone, as if the others' were constants.
 
     Args:
         py_dict: Tensors of the same keys, shapes and types on all ranks.
@@ -61,7 +66,7 @@ def all_reduce_dict(
         to_float: Floats are returned in place of integers (float64) and of half precision (float32).
 
     Returns:
-        An OrderedDict, in the order of this rank's dict.
+        A dict, or an OrderedDict if this rank's is one, in the order of this rank's.
 
     Raises:
         InvalidArgumentError: There is no such op.
@@ -76,10 +81,16 @@ def all_reduce_dict(
         Op.parse(reduce_op)
         return py_dict
     with comm_of(None).taking_part(Call("all_reduce_dict", {"op": reduce_op, "to_float": to_float})):
-        Op.parse(reduce_op)
+        op = Op.parse(reduce_op)
         values = {key: _float_half(_checked(key, value), to_float=to_float) for key, value in py_dict.items()}
     reduced = all_reduce(values, op=reduce_op)
-    return OrderedDict((key, _float_whole(reduced[key], to_float=to_float)) for key in py_dict)
+    shares = {Op.SUM: 1, Op.MEAN: get_world_size()}
+    result: dict[str, torch.Tensor] = OrderedDict() if isinstance(py_dict, OrderedDict) else {}
+    for key, value in values.items():
+        result[key] = _float_whole(reduced[key], to_float=to_float)
+        if value.requires_grad and op in shares:
+            result[key] = _with_value((value / shares[op]).contiguous(), result[key])
+    return result
 
 
 def is_module_wrapper(module: nn.Module) -> bool:
@@ -110,4 +121,14 @@ def _float_half(value: torch.Tensor, *, to_float: bool) -> torch.Tensor:
 
 def _float_whole(value: torch.Tensor, *, to_float: bool) -> torch.Tensor:
     """Return integers as float64, after they were reduced exactly."""
-    return value.double() if to_float and not (value.is_floating_point() or value.is_complex()) else value
+    return value.double() if to_float and not _is_inexact(value) else value
+
+
+def _is_inexact(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+def _with_value(share: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's share of a reduction with the value of the whole, and still with the gradient of the share."""
+    with torch.no_grad():
+        return share.copy_(value)

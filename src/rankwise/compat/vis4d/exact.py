@@ -1,0 +1,118 @@
+"""Values as the original has them arrive: as `pickle.loads` returns what `pickle.dumps` has written.
+
+In rankwise's own collectives a slice arrives with the strides of its clone, a read-only array stays read-only, and a
+class that `__main__` defines differently here is read by value. Here strides are kept, arrays can be written to, and a
+class is the one that `__main__` defines under its name. What pickle refuses, as a lambda, travels all the same.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from rankwise.errors import PayloadTypeError
+from rankwise.pickling import Definitions, Pickler, Unpickler
+
+# The protocol of `pickle.dumps` up to Python 3.13: arrays are written as copies, which can be written to when read.
+_PROTOCOL: Final = 4
+
+
+def exact(value: Any) -> Any:  # noqa: ANN401 - anything
+    """Return what arrives as the value would with pickle; the value itself if it cannot be pickled.
+
+    Local. Then the collective raises the reason, on all ranks.
+    """
+    stream = io.BytesIO()
+    pickler = _Pickler(stream)
+    try:
+        pickler.dump(value)
+        return _Pickled(stream.getvalue(), pickler.memories, Definitions.of(pickler.referenced))
+    except Exception:  # noqa: BLE001 - any of the user's classes may refuse, in its own way
+        return value
+
+
+class _Pickled:
+    """A value that is pickled already. The memory of its tensors travels as that of other tensors does."""
+
+    def __init__(self, pickled: bytes, memories: Sequence[torch.Tensor], definitions: Definitions) -> None:
+        self._parts = pickled, memories, *definitions
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _read, self._parts
+
+
+class _Pickler(Pickler):
+    """Keeps the strides of tensors, and leaves their memory out.
+
+    Attributes:
+        memories: What was left out: from a tensor's first element to its last, without the rest of a larger tensor.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self.memories: list[torch.Tensor] = []
+        super().__init__(file, protocol=_PROTOCOL)
+
+    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
+        if type(value) is not torch.Tensor or not _is_plain(value):
+            return super().reducer_override(value)
+        self.memories.append(_memory_of(value))
+        place = len(self.memories) - 1
+        reduced = _tensor, (place, tuple(value.shape), value.stride(), value.requires_grad)
+        return (*reduced, value.__dict__, None, None, _set_attributes) if value.__dict__ else reduced
+
+
+class _Unpickler(Unpickler):
+    """Reads what `_Pickler` writes, given the memory of tensors."""
+
+    def __init__(self, pickled: bytes, memories: Sequence[torch.Tensor], definitions: Definitions) -> None:
+        super().__init__(io.BytesIO(pickled), definitions)
+        self._memories = memories
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - what pickle asks for
+        if (module, name) == (__name__, _tensor.__name__):
+            return self._tensor
+        return super().find_class(module, name)
+
+    def _tensor(
+        self,
+        place: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        requires_grad: bool,
+    ) -> torch.Tensor:
+        return self._memories[place].as_strided(shape, strides).requires_grad_(requires_grad)
+
+    def _named(self, name: str, fingerprint: str) -> Any:  # noqa: ANN401 - any function or class
+        try:
+            return self.find_class("__main__", name)
+        except AttributeError:
+            return super()._named(name, fingerprint)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is its memory, its shape and its strides; if not, torch knows how to pickle it."""
+    odd = tensor.is_quantized or tensor.is_meta or tensor.is_nested or tensor.is_conj() or tensor.is_neg()
+    return tensor.layout is torch.strided and not odd
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory from a tensor's first element to its last, as a flat tensor; no copy."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.detach().as_strided((span if tensor.numel() else 0,), (1,))
+
+
+def _read(pickled: bytes, memories: Sequence[torch.Tensor], definitions: bytes, problem: str) -> Any:  # noqa: ANN401
+    """Return the value of which these are the parts."""
+    return _Unpickler(pickled, memories, Definitions(definitions, problem)).load()
+
+
+def _tensor(*_: object) -> torch.Tensor:
+    """Stands in a pickle for `_Unpickler._tensor`."""
+    raise PayloadTypeError("the tensors of this pickle are not in it")
+
+
+def _set_attributes(tensor: torch.Tensor, attributes: Mapping[str, object]) -> None:
+    tensor.__dict__.update(attributes)
