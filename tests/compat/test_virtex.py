@@ -81,14 +81,47 @@ def test_integers_are_refused_before_anything_is_sent(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size, "and the ranks go on"
 
 
+@pytest.mark.ranks("serial", 2, 4)
+def test_what_is_neither_a_tensor_nor_a_dict_passes(comm: Comm) -> None:
+    """As in the original, where a loss that was made a number already, or a list, stays as it is."""
+    tensor = torch.tensor(float(dist.get_rank()))
+    for value in (0.5, 3, None, "text", [tensor], (tensor,)):
+        dist.average_across_processes(value)  # type: ignore[arg-type]  # which is the point
+    if dist.get_rank() == 0:
+        dist.average_across_processes(0.5)  # type: ignore[arg-type]  # on one rank alone: nothing is sent
+    assert tensor.item() == dist.get_rank()
+    assert rw.all_reduce(1) == comm.size
+
+
 @pytest.mark.ranks(2, 4)
-def test_what_is_no_tensor_is_refused_and_one_ranks_mistake_reaches_all(comm: Comm) -> None:
-    """The original ignores it, and every rank keeps its own number."""
-    value = 1.0 if dist.get_rank() == 1 else torch.tensor(1.0)
+def test_what_is_no_tensor_in_a_dict_is_refused_on_all_ranks(comm: Comm) -> None:
+    value = {"loss": 1.0 if dist.get_rank() == 1 else torch.tensor(1.0)}
     error = rw.PayloadTypeError if dist.get_rank() == 1 else rw.RemoteRankError
     with pytest.raises(error, match="in place, got a number"):
         dist.average_across_processes(value)  # type: ignore[arg-type]  # which is the point
     assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.ranks(2)
+def test_a_slice_becomes_its_mean_and_what_lies_between_stays(comm: Comm) -> None:
+    """The original reduces as many numbers as the slice has, from where it begins: others' among them."""
+    whole = torch.arange(12.0).view(3, 4) * (1 + dist.get_rank())
+    between = whole[:, 1::2].clone()
+    dist.average_across_processes({0.5: whole[:, ::2]})  # type: ignore[dict-item]  # a key that it takes too
+    assert torch.equal(whole[:, ::2], torch.arange(12.0).view(3, 4)[:, ::2] * 1.5)
+    assert torch.equal(whole[:, 1::2], between)
+
+
+@pytest.mark.ranks(2)
+def test_the_gradient_of_a_mean_is_that_of_this_ranks_share(comm: Comm) -> None:
+    """As the original's division in place has it."""
+    weight = torch.ones(2, requires_grad=True)
+    loss = (weight * (1 + dist.get_rank())).sum()
+    dist.average_across_processes(loss)
+    assert loss.item() == 3.0
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [(1 + dist.get_rank()) / 2] * 2
 
 
 @pytest.mark.ranks(2, 4)

@@ -15,6 +15,7 @@ import torch
 from rankwise.collectives.groups import barrier, comm_of
 from rankwise.collectives.reduction import all_reduce
 from rankwise.collectives.trees import describe
+from rankwise.comm.buffers import overwrite
 from rankwise.comm.frame import Call
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 from rankwise.launch.call import FunctionCall
@@ -160,12 +161,12 @@ def is_master_process() -> bool:
 def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
     """Replace a tensor, or the tensors in a dict, by their mean over all ranks, in place.
 
-    Collective over the session; nothing happens where nobody has joined one. The whole dict travels at once, by its
-    keys, whatever their order; dicts in it too.
+    Collective over the session; nothing happens where nobody has joined one, nor, as in the original, for what is
+    neither a tensor nor a dict. The whole dict travels at once, by its keys, whatever their order; dicts in it too.
 
     Raises:
-        PayloadTypeError: Something in it is no tensor, or one of integers, which cannot hold a mean. All is left as it
-            was, on all ranks.
+        PayloadTypeError: Something in a dict is no tensor, or a tensor is of integers, which cannot hold a mean. All is
+            left as it was, on all ranks.
         MismatchError: The ranks' keys, shapes or types differ.
 
     Example:
@@ -174,14 +175,13 @@ def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
         >>> loss
         tensor(0.5000)
     """
-    if not is_joined():
+    if not is_joined() or not isinstance(t, (torch.Tensor, dict)):
         return
     with comm_of(None).taking_part(Call("average_across_processes")):
         for leaf in _tensors(t):
             _check(leaf)
     means = all_reduce(_plain(t), op="mean")
-    with torch.no_grad():
-        _put(means, t)
+    _put(means, t, identity.get_world_size())
 
 
 def gpu_mem_usage() -> int:
@@ -235,16 +235,22 @@ def _tensors(value: Any) -> Iterator[Any]:  # noqa: ANN401 - looked at before it
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - looked at before it is believed
-    """Return dicts of any kind as plain ones: what kind this rank has is its own affair."""
-    return {key: _plain(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+    """Return dicts of any kind as plain ones, with keys that can be matched between ranks."""
+    return {_key(key): _plain(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
-def _put(means: Any, value: Any) -> None:  # noqa: ANN401 - alike, and checked
+def _key(key: object) -> object:
+    return key if isinstance(key, (str, int)) else repr(key)
+
+
+def _put(means: Any, value: Any, world_size: int) -> None:  # noqa: ANN401 - alike, and checked
     if isinstance(value, dict):
         for key, inner in value.items():
-            _put(means[key], inner)
-    else:
-        value.copy_(means)
+            _put(means[_key(key)], inner, world_size)
+        return
+    if value.requires_grad and not value.is_leaf:
+        value /= world_size  # so that its gradient is that of this rank's share, as in the original
+    overwrite(value, means)
 
 
 def _check(value: object) -> None:
