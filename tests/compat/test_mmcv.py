@@ -61,6 +61,27 @@ def test_parameters_become_their_means(comm: Comm, coalesce: bool, bucket_size_m
     assert [parameter.data_ptr() for parameter in parameters] == places
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("coalesce", [False, True])
+def test_tensors_of_odd_memory_become_their_means(comm: Comm, coalesce: bool) -> None:
+    """Without `coalesce` the original reduces what lies between the elements of a slice, and conjugates not at all."""
+    rank, _ = mmcv.get_dist_info()
+    pairs = torch.tensor([1 + 2j, 3 - 1j]) * (1 + rank)
+    whole = torch.arange(8.0).view(2, 4) * (1 + rank)
+    with torch.inference_mode():
+        frozen = torch.ones(2) * rank
+    hidden = torch.ones(3, requires_grad=True) * rank
+    squared = hidden.square()
+    parameters = [pairs.conj(), whole[:, ::2], frozen, hidden]
+    mmcv.allreduce_params(parameters, coalesce)
+    assert torch.equal(pairs, torch.tensor([1 + 2j, 3 - 1j]) * 1.5)
+    assert torch.equal(whole[:, ::2], torch.arange(8.0).view(2, 4)[:, ::2] * 1.5)
+    assert torch.equal(whole[:, 1::2], torch.arange(8.0).view(2, 4)[:, 1::2] * (1 + rank))
+    assert frozen.tolist() == [0.5] * 2
+    assert hidden.tolist() == [0.5] * 3
+    squared.sum().backward()  # autograd is not told, as in the original
+
+
 @pytest.mark.ranks("serial", 2, 4)
 def test_counters_of_batch_norms_are_averaged_too(comm: Comm) -> None:
     """Integers make the original raise, and so do bools."""
@@ -105,10 +126,10 @@ def test_ranks_whose_parameters_differ_are_told_and_none_is_changed(comm: Comm) 
 @pytest.mark.ranks(2)
 def test_what_has_no_mean_is_refused_before_anything_is_sent(comm: Comm) -> None:
     rank, _ = mmcv.get_dist_info()
-    kinds = [torch.eye(2).to_sparse(), torch.ones(2).to(torch.float8_e4m3fn), torch.ones(1).expand(2)]
+    kinds = [torch.eye(2).to_sparse(), torch.ones(2).to(torch.float8_e4m3fn), torch.ones(1).expand(2), 0.5, "weight"]
     for tensor in kinds:
         with pytest.raises(rw.RemoteRankError if rank else rw.PayloadTypeError):
-            mmcv.allreduce_params([torch.ones(2) if rank else tensor])
+            mmcv.allreduce_params([torch.ones(2) if rank else tensor])  # type: ignore[list-item]  # some are none
     assert rw.all_reduce(1) == 2
 
 

@@ -16,7 +16,8 @@ import torch
 
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.trees import describe
-from rankwise.comm.comm import dense
+from rankwise.comm.buffers import is_expanded, overwrite
+from rankwise.comm.comm import dense, require_dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op, plan
 from rankwise.environment.detect import LAUNCHERS
@@ -253,20 +254,20 @@ def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_byte
     comm = comm_of(None)
     call = Call(name, {"bucket_bytes": bucket_bytes, "divisor": divisor})
     with comm.taking_part(call), torch.no_grad():
-        tensors = [dense(tensor) for tensor in given]
+        tensors = list(given)
         for tensor in tensors:
             _check(tensor)
         call.parts = lambda: {f"tensor {place}": describe(tensor) for place, tensor in enumerate(tensors)}
         call.content = str(call.parts())
         comm.agree(call)
         for bucket in _buckets(tensors, bucket_bytes):
-            flat = bucket[0] if len(bucket) == 1 else torch.cat([tensor.reshape(-1) for tensor in bucket])
+            flat = bucket[0] if len(bucket) == 1 else torch.cat([dense(tensor).reshape(-1) for tensor in bucket])
             mean = comm.all_reduce(flat, Op.MEAN)()()
             if divisor != comm.size:
                 mean = mean * (comm.size / divisor)
             for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):
                 exact = tensor.is_floating_point() or tensor.is_complex()
-                tensor.copy_((part if exact else part.round()).view_as(tensor))
+                overwrite(tensor.data, (part if exact else part.round()).view_as(tensor).to(tensor.dtype))
 
 
 def _check(tensor: torch.Tensor) -> None:
@@ -275,8 +276,10 @@ def _check(tensor: torch.Tensor) -> None:
     Raises:
         PayloadTypeError: It cannot.
     """
-    plan(tensor.dtype, Op.MEAN)
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+    if not isinstance(tensor, torch.Tensor):
+        raise PayloadTypeError(f"parameters and buffers are tensors, got {describe(tensor)}")
+    plan(require_dense(tensor).dtype, Op.MEAN)
+    if is_expanded(tensor):
         raise PayloadTypeError(f"{describe(tensor)} is expanded: several of its elements are one; pass tensor.clone()")
 
 
@@ -286,10 +289,11 @@ def _buckets(tensors: Iterable[torch.Tensor], nbytes: int) -> Iterator[list[torc
     room: dict[tuple[torch.dtype, torch.device], int] = {}
     for tensor in tensors:
         kind = tensor.dtype, tensor.device
-        if tensor.nbytes > room.get(kind, 0) and kind in buckets:
+        size = tensor.numel() * tensor.element_size()  # sparse ones do not tell their nbytes
+        if size > room.get(kind, 0) and kind in buckets:
             yield buckets.pop(kind)
         if kind not in buckets:
             buckets[kind], room[kind] = [], nbytes
         buckets[kind].append(tensor)
-        room[kind] -= tensor.nbytes
+        room[kind] -= size
     yield from buckets.values()
