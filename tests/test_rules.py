@@ -32,7 +32,6 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "launch/plan.py",
         "launch/rank.py",
         "session/current.py",
-        "testing/joined.py",
         "testing/rank.py",
         "testing/state.py",
     }

@@ -213,6 +213,12 @@ def test_what_few_tests_do(programs: pytest.Pytester, monkeypatch: pytest.Monkey
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "nowhere",
         "MASTER_PORT": "1",
+        "RANKWISE_RANK": "1",
+        "RANKWISE_WORLD_SIZE": "2",
+        "SLURM_PROCID": "1",
+        "MASTER_KEY": "a",
+        "RANKER_URL": "b",
+        "SLURM_CONF": "c",
         "TMPDIR": str(programs.path),
     }
     for name, value in environ.items():

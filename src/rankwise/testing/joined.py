@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 import pytest
 import torch.distributed as dist
 
+from rankwise.environment.variables import VARIABLES
 from rankwise.session.current import InForce, close_in_force, forget, read_environment
 from rankwise.session.device import bind, choose_backend, choose_device
 from rankwise.session.joining import init
@@ -17,12 +17,6 @@ from rankwise.session.session import Session
 from rankwise.testing.marker import Ranks, ranks_of
 from rankwise.testing.rank import CLOSED, FAILURE
 
-# How the variables begin that say who a process is.
-_OF_LAUNCHERS: Final = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_", "ROLE_", "MASTER_"),
-    *("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "MPI_RANKID", "MPI_NRANKS"),
-    *("MV2_COMM_", "JSM_NAMESPACE_", "PALS_", "FLUX_TASK_", "FLUX_JOB_"),
-)
 # Beyond the test's own limit, which tells more.
 _LATER_SECONDS: Final = 5.0
 
@@ -63,9 +57,8 @@ def alone(item: pytest.Item) -> Iterator[Session]:
     ranks = ranks_of(item)
     forget()
     with pytest.MonkeyPatch.context() as patch:
-        for name in os.environ:
-            if name.startswith(_OF_LAUNCHERS):
-                patch.delenv(name)
+        for name in VARIABLES:
+            patch.delenv(name, raising=False)
         device = choose_device(0, "cpu" if ranks is None else ranks.device)
         InForce.stand_in = Session(read_environment(), device=device)
         yield InForce.stand_in

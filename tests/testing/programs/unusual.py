@@ -135,3 +135,5 @@ def test_a_parameter_has_a_marker(world: Session, size: int) -> None:
 @pytest.mark.ranks("serial")
 def test_serial_is_alone(world: Session) -> None:
     assert world.world_size == 1
+    assert not {"RANK", "RANKWISE_RANK", "SLURM_PROCID"} & os.environ.keys()
+    assert (os.environ["MASTER_KEY"], os.environ["RANKER_URL"], os.environ["SLURM_CONF"]) == ("a", "b", "c")
