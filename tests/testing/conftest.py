@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
+
+# Installed for `test_plugins.py`, and not part of what most projects have.
+OTHER_PLUGINS: Final = ("asyncio", "pytest_mock", "randomly", "rerunfailures", "syrupy")
 
 
 @pytest.fixture
 def programs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project of its own, to which `run` adds tests."""
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-pno:{name}" for name in OTHER_PLUGINS))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return pytester

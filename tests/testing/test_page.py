@@ -12,9 +12,9 @@ MODULE, TESTS, *REST = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.timeout(120)
-def test_the_example_runs(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(metrics=MODULE, test_metrics=TESTS)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=100)
+def test_the_example_runs(programs: pytest.Pytester) -> None:
+    programs.makepyfile(metrics=MODULE, test_metrics=TESTS)
+    result = programs.runpytest_subprocess("-p", "no:cacheprovider", timeout=100)
     result.assert_outcomes(passed=11)
     result.stdout.no_fnmatch_line("*ranks that were replaced*")
 

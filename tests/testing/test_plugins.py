@@ -36,3 +36,13 @@ def test_options_with_which_no_test_runs(programs: pytest.Pytester, option: str)
     assert result.ret == 0
     assert not (programs.path / "ran").exists()
     assert re.search(r"SETUP +F world\n", result.stdout.str())
+
+
+def test_reruns_run_in_ranks_again(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-pno:randomly -pno:asyncio")
+    result = run(programs, "rerunning", "-rA", "-v")
+    outcomes = result.parseoutcomes()
+    assert (outcomes["passed"], outcomes["failed"], outcomes["rerun"]) == (4, 2, 6)
+    assert "ranks 0-1 failed: ValueError: attempt 2" in told_of(result, "test_fails_always")
+    assert "ranks 0-1 failed: ValueError: another one" in told_of(result, "test_only_of_one_error")
+    result.stdout.no_fnmatch_line("*ranks that were replaced*")

@@ -172,7 +172,7 @@ def _status(error: BaseException, request: Request, connection: socket.socket | 
     # An interrupted program dies of the signal, in the end.
     status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     outcome = Outcome(
-        error=_pickled_error(error) if request.kind == "function" else b"",
+        error=pickled_error(error) if request.kind == "function" else b"",
         raised=summary(error),
         traceback=formatted(error),
         status=status,
@@ -242,7 +242,8 @@ def _pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the use
         ) from error
 
 
-def _pickled_error(error: BaseException) -> bytes:
+def pickled_error(error: BaseException) -> bytes:
+    """Return what was raised, pickled; b"" if it cannot be, or not be read again."""
     from rankwise.pickling import dumps, loads  # noqa: PLC0415 - scripts do not need it
 
     try:

@@ -10,6 +10,7 @@ import pytest
 
 from rankwise.errors import InvalidArgumentError
 from rankwise.testing.marker import SERIAL, ranks_of, size_of
+from rankwise.testing.reruns import Reruns
 
 if TYPE_CHECKING:
     from rankwise.testing.conduct import Outcome
@@ -29,6 +30,7 @@ class Dispatch:
         self._problems: dict[pytest.Item, str] = {}
         self._last: pytest.Item | None = None
         self._current: Callable[[], Outcome] | str | None = None
+        self._reruns = Reruns(config)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -50,7 +52,8 @@ class Dispatch:
         """Let ranks begin a test, before pytest-timeout does: it is to measure the test, not the start of ranks."""
         if item not in self._following and item not in self._problems:
             return (yield)
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        if not self._reruns.leads(item):
+            item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._last = item
         self._current = self._problems.get(item) or self._begun(item, nextitem)
         try:
@@ -62,12 +65,23 @@ class Dispatch:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if self._current is None:
             return None
-        reports, stop = self._finished(item, self._current)
-        for report in reports:
-            item.ihook.pytest_runtest_logreport(report=report)
+        begun: list[Callable[[], Outcome] | str] = [self._current]
+
+        def attempt() -> tuple[list[pytest.TestReport], Outcome | None]:
+            return self._finished(item, begun.pop() if begun else self._begun(item, nextitem))
+
+        stop = None
+        if self._reruns.leads(item):
+            self._reruns.lead(item, nextitem, attempt)
+        else:
+            reports, outcome = attempt()
+            stop = None if outcome is None else outcome.stop
+            for report in reports:
+                item.ihook.pytest_runtest_logreport(report=report)
         for report in _put_away(item, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if not self._reruns.leads(item):
+            item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if stop is not None:
             pytest.exit(*stop)
         return True
@@ -111,15 +125,15 @@ class Dispatch:
 
     def _finished(
         self, item: pytest.Item, finish: Callable[[], Outcome] | str
-    ) -> tuple[list[pytest.TestReport], tuple[str, int | None] | None]:
-        """Return what to report of a test, and what it has called `pytest.exit` with, if it has."""
+    ) -> tuple[list[pytest.TestReport], Outcome | None]:
+        """Return what to report of a test, and how it went, if it has begun."""
         from rankwise.testing.folding import broken, fold  # noqa: PLC0415 - imports torch
 
         if isinstance(finish, str):
             return [broken(item, finish)], None
         try:
             outcome = finish()
-            return fold(item, outcome), outcome.stop
+            return fold(item, outcome), outcome
         except (Exception, pytest.fail.Exception):  # noqa: BLE001 - as above; pytest-timeout raises the other one
             return [broken(item, traceback.format_exc())], None
 

@@ -75,12 +75,16 @@ class Phase:
         report: Pytest's report, as pytest serialises it.
         consequence: What was raised tells of another rank's end.
         time_ns: When it was over, on the host's monotonic clock.
+        raised: What was raised, as "ValueError: no data"; "" if nothing was.
+        error: That, pickled; b"" if it cannot be, or nobody asks for it.
     """
 
     when: str
     report: dict[str, Any]
     consequence: bool = False
     time_ns: int = 0
+    raised: str = ""
+    error: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

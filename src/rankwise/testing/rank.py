@@ -27,6 +27,7 @@ from _pytest.config import create_terminal_writer
 import rankwise
 from rankwise.environment.nesting import run_marks
 from rankwise.launch.raised import is_consequence
+from rankwise.launch.rank import pickled_error
 from rankwise.launch.wire import packed, receive
 from rankwise.session.session import summary
 from rankwise.testing import coverage, shared_output
@@ -94,6 +95,20 @@ def travels(value: object) -> bool:
     except Exception:  # noqa: BLE001 - whatever pickle says of it
         return False
     return True
+
+
+def _phase(when: str, report: dict[str, Any], error: BaseException | None) -> Phase:
+    """Return what to tell of a phase."""
+    if error is None:
+        return Phase(when=when, report=report, time_ns=time.monotonic_ns())
+    return Phase(
+        when=when,
+        report=report,
+        consequence=is_consequence(error),
+        time_ns=time.monotonic_ns(),
+        raised=summary(error),
+        error=pickled_error(error) if "pytest_rerunfailures" in sys.modules else b"",
+    )
 
 
 class _Rank:
@@ -196,8 +211,7 @@ class _Rank:
         if type(report) is not pytest.TestReport:
             self._tell(Aside(report=data))
             return
-        consequence = self._error is not None and is_consequence(self._error)
-        self._tell(Phase(when=report.when, report=data, consequence=consequence, time_ns=time.monotonic_ns()))
+        self._tell(_phase(report.when, data, self._error if report.failed else None))
         self._reported = report.when
         if report.when != PHASES[-1]:
             self._wait_for_others()
