@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.session.worlds import clean_environ
 
@@ -73,7 +74,11 @@ def test_a_rank_that_fails_ends_the_world_and_is_named(how: str, status: int, sa
         (["launch", "-n", "-1", "x.py"], "nproc=-1"),
         (["launch", "-n", "1000000", str(PROGRAMS / "train.py")], "nproc=1000000"),
         (["launch", "-n", "x", "x.py"], "'x' is not a number, nor one of auto, cpu, gpu"),
-        (["launch", "x.py"], "Missing option '-n'"),
+        (["launch", "x.py"], "script 'x.py' does not exist"),
+        (["launch", "-n", "2", "-m", "nosuch.module"], "module 'nosuch.module' is not found"),
+        (["launch", "-n", "2", "-m", "json.nosuch"], "module 'json.nosuch' is not found"),
+        (["launch", "-n", "2", "-m", "json.tool.py"], "did you mean -m json.tool?"),
+        (["launch", "-n", "2", "-m", "json"], "module 'json' is a package, and has no __main__.py"),
         (["launch", "-n", "2"], "Missing argument 'TARGET'"),
         (["launch", "-n", "2", "--max-restart", "1", "x.py"], "'--max-restarts'"),
         (["launch", "-n", "2", "--nnodes", "2", str(PROGRAMS / "train.py")], "--nnodes=2 needs --master-addr"),
@@ -94,6 +99,41 @@ def test_misuse_is_one_clear_error(args: list[str], said: str) -> None:
     assert ended.returncode == 2
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_program_that_cannot_be_executed_is_status_126(tmp_path: Path) -> None:
+    program = tmp_path / "bad.py"
+    program.write_text("print(1)\n")
+    ended = rankwise("launch", "-n", "2", "--no-python", str(program))
+    assert ended.returncode == 126
+    assert f"program {str(program)!r} cannot be executed (permission denied): chmod +x" in ended.stderr
+    assert rankwise("launch", "--no-python", str(tmp_path)).returncode == 126
+
+
+def test_a_working_directory_that_was_deleted_is_an_error(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    shell = ["sh", "-c", 'mkdir "$0"; cd "$0"; rmdir "$0"; exec "$@"', str(gone)]
+    (tmp_path / "script.py").write_text("")
+    for command in (
+        [RANKWISE, "launch", "nosuch.py"],
+        [RANKWISE, "launch", str(tmp_path / "script.py")],
+        [sys.executable, "-m", "rankwise.compat.torch_launch", "nosuch.py"],
+        [sys.executable, "-c", "import rankwise; rankwise.launch(print, nproc=1)"],
+    ):
+        ended = subprocess.run(
+            [*shell, *command], env=clean_environ(), capture_output=True, text=True, timeout=50, check=False
+        )
+        assert ended.returncode == 1, ended.stderr
+        last = ended.stderr.splitlines()[-1]
+        assert "the working directory was deleted, and ranks that start in it cannot load torch" in last
+        assert ended.stderr.count("Traceback") == ("-c" in command) * 2, "of the call alone, and its cause"
+
+
+@pytest.mark.skipif(torch.accelerator.device_count() > 0, reason="this host has a GPU")
+def test_a_rank_for_each_gpu_needs_one() -> None:
+    ended = rankwise("launch", "-n", "gpu", "x.py")
+    assert ended.returncode == 2
+    assert "sees no GPU on this host" in ended.stderr
 
 
 def test_env_names_the_variable_of_each_value() -> None:

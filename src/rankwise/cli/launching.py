@@ -70,8 +70,8 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", "nproc", required=True, callback=_number_of_ranks,
-    help="How many ranks to start on this host: a number, auto, cpu or gpu.",
+    "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", "nproc", default="1", show_default=True,
+    callback=_number_of_ranks, help="How many ranks to start on this host: a number, auto, cpu or gpu.",
 )  # fmt: skip
 @click.option("-m", "--module", is_flag=True, help="TARGET is a module, as for python -m.")
 @_flag("no-python", is_flag=True, help="TARGET is a program, and no Python script.")

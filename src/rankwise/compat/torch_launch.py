@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rankwise.errors import InvalidArgumentError
+from rankwise.launch.interpreter import working_directory
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ, number_of_processes
 from rankwise.launch.scripts import command_status, launch_plan
@@ -99,6 +100,7 @@ def _kind(target: str) -> str:
 
     Raises:
         InvalidArgumentError: It can be run neither way.
+        LaunchError: The working directory was deleted.
     """
     path = Path(target)
     is_python = path.suffix == ".py" and path.is_file()
@@ -111,7 +113,7 @@ def _kind(target: str) -> str:
         raise InvalidArgumentError(
             f"{target!r} cannot be run: chmod +x {target}, and name it with its folder, as ./{path.name}"
         )
-    raise InvalidArgumentError(f"program {target!r} does not exist (looked in {Path.cwd()} and in PATH)")
+    raise InvalidArgumentError(f"program {target!r} does not exist (looked in {working_directory()} and in PATH)")
 
 
 def _has_interpreter(program: str) -> bool:

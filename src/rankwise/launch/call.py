@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankwise.errors import InvalidArgumentError
+from rankwise.launch.interpreter import search_path
 from rankwise.launch.main_module import MainModule
-from rankwise.launch.plan import search_path
 from rankwise.pickling import Definitions, Pickler, dumps_by_value, encoded, loads
 
 

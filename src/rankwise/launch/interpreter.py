@@ -45,9 +45,28 @@ def command(module: str) -> list[str]:
             f"ranks are started with Python's interpreter, but this program has none of its own "
             f"(sys.executable is {sys.executable!r}): run it with python, or let another launcher start its ranks"
         )
-    others = [entry if os.path.isabs(entry) else os.path.abspath(entry) for entry in map(os.fspath, sys.path)]  # noqa: PTH117, PTH100
-    code = _BOOTSTRAP.format(homes=list(dict.fromkeys(_homes())), others=others, module=module)
+    code = _BOOTSTRAP.format(homes=list(dict.fromkeys(_homes())), others=list(search_path()), module=module)
     return [sys.executable, *_options(), "-c", code]
+
+
+def search_path() -> tuple[str, ...]:
+    """Return where this process finds its modules, in absolute terms: "" is the working directory."""
+    here = working_directory()
+    return tuple(os.path.join(here, entry) if entry else here for entry in map(os.fspath, sys.path))  # noqa: PTH118
+
+
+def working_directory() -> str:
+    """Return the working directory.
+
+    Raises:
+        LaunchError: It was deleted.
+    """
+    try:
+        return os.getcwd()  # noqa: PTH109 - the search path is made of strings
+    except FileNotFoundError as error:
+        raise LaunchError(
+            "the working directory was deleted, and ranks that start in it cannot load torch; cd to one that exists"
+        ) from error
 
 
 def _options() -> list[str]:

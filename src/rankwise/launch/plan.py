@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from rankwise.environment.nesting import run_marks
@@ -109,23 +106,23 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
     return environ
 
 
-def search_path() -> tuple[str, ...]:
-    """Return where ranks find this process's modules; "" means the working directory, which they share."""
-    return tuple(str(Path(entry).absolute()) for entry in sys.path)
-
-
 def number_of_processes(text: str) -> int:
     """Return how many processes a command line asks for on this host: "4"; "auto", "gpu" or "cpu" for one on each.
 
     Raises:
-        InvalidArgumentError: It is neither a number nor one of these.
+        InvalidArgumentError: It is neither a number nor one of these, or there is no GPU.
     """
     if text in {"auto", "gpu"}:
         import torch  # noqa: PLC0415 - numbers do not wait for it
 
         found = torch.accelerator.device_count()
-        if found or text == "gpu":
+        if found:
             return found
+        if text == "gpu":
+            raise InvalidArgumentError(
+                f"torch {torch.__version__} sees no GPU on this host: is CUDA_VISIBLE_DEVICES empty, or this "
+                "torch built for CPUs? auto starts a rank for each core instead"
+            )
     if text in {"auto", "cpu"}:
         return os.cpu_count() or 1
     try:
@@ -148,29 +145,6 @@ def check_nproc(nproc: int) -> int:
             f"nproc={shown(nproc)} is not a number of processes from 1 to {most} (this host has {cores} cores)"
         )
     return number
-
-
-def check_script(script: str) -> None:
-    """Check that Python could run a script.
-
-    Raises:
-        InvalidArgumentError: There is no such script.
-    """
-    path = Path(script)
-    if not path.exists():
-        raise InvalidArgumentError(f"script {script!r} does not exist (looked in {Path.cwd()})")
-    if path.is_dir() and not (path / "__main__.py").exists():
-        raise InvalidArgumentError(f"script {script!r} is a directory, and has no __main__.py")
-
-
-def check_program(program: str) -> None:
-    """Check that there is a program.
-
-    Raises:
-        InvalidArgumentError: There is none of that name.
-    """
-    if shutil.which(program) is None:
-        raise InvalidArgumentError(f"program {program!r} is not found, or cannot be run")
 
 
 def _cores() -> int:

@@ -12,13 +12,15 @@ from typing import Final
 
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
 from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
-from rankwise.launch.plan import Plan, check_program, check_script
+from rankwise.launch.plan import Plan
 from rankwise.launch.pool import Pool
 from rankwise.launch.report import exit_status
+from rankwise.launch.targets import NotExecutableError, check_target
 
 # A command's exit statuses.
 _FOUND_A_FAULT: Final = 1
 _MISUSED: Final = 2
+_NOT_EXECUTABLE: Final = 126
 _INTERRUPTED: Final = 130
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -43,16 +45,13 @@ def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = Non
         screen: Where what they print is shown, and how.
 
     Raises:
-        InvalidArgumentError: There is no such script or program.
+        InvalidArgumentError: There is no such script, module or program.
         RankFailedError: A rank failed, and the others were stopped.
         LaunchError: The ranks could not be started.
         Terminated: By a signal, after the ranks have ended.
         KeyboardInterrupt: By Ctrl-C, after the ranks have ended.
     """
-    if plan.kind == "script":
-        check_script(plan.argv[0])
-    elif plan.kind == "program":
-        check_program(plan.argv[0])
+    check_target(plan.kind, plan.argv[0])
     _open_standard_streams()
     screen = screen or Screen(nproc=plan.nproc)
     start = time.monotonic()
@@ -84,9 +83,7 @@ def command_status(launch: Callable[[], None], *, name: str, screen: Screen) -> 
         launch()
     except RankwiseError as error:
         screen.say(f"{name}: {error}")
-        status = _MISUSED if isinstance(error, InvalidArgumentError) else _FOUND_A_FAULT
-        if isinstance(error, RankFailedError):
-            status = exit_status(error.failures[0])
+        status = _status(error)
     except (KeyboardInterrupt, Terminated) as stop:
         if isinstance(stop.__cause__, RankwiseError):
             screen.say(f"{name}: {stop.__cause__}")
@@ -100,6 +97,14 @@ def command_status(launch: Callable[[], None], *, name: str, screen: Screen) -> 
     except KeyboardInterrupt:
         return status or _INTERRUPTED
     return status or (_FOUND_A_FAULT if lost else 0)
+
+
+def _status(error: RankwiseError) -> int:
+    if isinstance(error, RankFailedError):
+        return exit_status(error.failures[0])
+    if isinstance(error, NotExecutableError):
+        return _NOT_EXECUTABLE
+    return _MISUSED if isinstance(error, InvalidArgumentError) else _FOUND_A_FAULT
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch.distributed import Store
 
 from rankwise.errors import LaunchError
 from rankwise.launch.call import FunctionCall
-from rankwise.launch.plan import search_path
+from rankwise.launch.interpreter import search_path
 from rankwise.pickling import dumps
 from rankwise.session.store import serve
 from rankwise.testing import coverage

@@ -1,0 +1,90 @@
+"""The script, module or program that ranks are to run: looked for once, before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from rankwise.errors import InvalidArgumentError
+from rankwise.launch.interpreter import working_directory
+
+
+class NotExecutableError(InvalidArgumentError):
+    """A program exists, and cannot be executed."""
+
+
+def check_target(kind: str, target: str) -> None:
+    """Check that there is what ranks are to run.
+
+    Args:
+        kind: "script", "module" or "program".
+        target: Its path or name.
+
+    Raises:
+        LaunchError: The working directory was deleted.
+        InvalidArgumentError: There is no such script, module or program.
+        NotExecutableError: There is such a program, and it cannot be executed.
+    """
+    checks = {"script": _check_script, "module": _check_module, "program": _check_program}
+    checks[kind](target, working_directory())
+
+
+def _check_script(script: str, here: str) -> None:
+    path = Path(script)
+    if not path.exists():
+        raise InvalidArgumentError(f"script {script!r} does not exist (looked in {here})")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise InvalidArgumentError(f"script {script!r} is a directory, and has no __main__.py")
+
+
+def _check_program(program: str, here: str) -> None:
+    if shutil.which(program) is not None:
+        return
+    path = Path(program)
+    if path.is_dir():
+        raise NotExecutableError(f"program {program!r} is a directory")
+    if not path.is_file():
+        raise InvalidArgumentError(f"program {program!r} is not found (looked in {here} and in PATH)")
+    if os.sep not in program:
+        raise InvalidArgumentError(f"program {program!r} is not found in PATH; did you mean ./{program}?")
+    python = "; a Python script runs without --no-python" if path.suffix == ".py" else ""
+    raise NotExecutableError(f"program {program!r} cannot be executed (permission denied): chmod +x {program}{python}")
+
+
+def _check_module(name: str, here: str) -> None:
+    """Find a module without importing its packages, which is left to the ranks."""
+    first, *rest = name.split(".")
+    spec = _top_level(first, here)
+    for part in rest:
+        if spec is not None and _finds_its_modules_itself(spec):
+            return
+        spec = _inside(spec, part)
+    if spec is None:
+        hint = f"; did you mean -m {name[:-3]}?" if name.endswith(".py") else ""
+        raise InvalidArgumentError(f"module {name!r} is not found (looked in {here} and sys.path){hint}")
+    is_package = spec.submodule_search_locations is not None and not _finds_its_modules_itself(spec)
+    if is_package and _inside(spec, "__main__") is None:
+        raise InvalidArgumentError(f"module {name!r} is a package, and has no __main__.py")
+
+
+def _top_level(name: str, here: str) -> ModuleSpec | None:
+    path = sys.path if getattr(sys.flags, "safe_path", False) else [here, *sys.path]
+    try:
+        return PathFinder.find_spec(name, path) or importlib.util.find_spec(name)
+    except ValueError:  # it has no name, or was imported without a specification
+        return None
+
+
+def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    # By its last name: by the whole one, a package without __init__.py would have to be imported.
+    return None if package is None else PathFinder.find_spec(name, list(package.submodule_search_locations or ()))
+
+
+def _finds_its_modules_itself(package: ModuleSpec) -> bool:
+    """Return whether a package may change its search path when it is imported."""
+    source = Path(package.origin or "")
+    return source.name == "__init__.py" and b"__path__" in source.read_bytes()
