@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -82,11 +85,14 @@ def test_a_rank_that_fails_ends_the_world_and_is_named(how: str, status: int, sa
         (["launch", "-n", "2"], "Missing argument 'TARGET'"),
         (["launch", "-n", "2", "--max-restart", "1", "x.py"], "'--max-restarts'"),
         (["launch", "-n", "2", "--nnodes", "2", str(PROGRAMS / "train.py")], "--nnodes=2 needs --master-addr"),
-        (["launch", "-n", "2", "--nnodes", "3:2", str(PROGRAMS / "train.py")], "'3:2' is not a number of hosts"),
-        (["launch", "-n", "2", "--no-python", "--module", "x"], "say different things of TARGET"),
+        (
+            ["launch", "-n", "2", "--nnodes", "3:2", str(PROGRAMS / "train.py")],
+            "'3:2' is neither a number of hosts nor MIN:MAX",
+        ),
+        (["launch", "-n", "2", "--no-python", "--module", "x"], "--module and --no-python exclude each other"),
         (["launch", "-n", "2", "--no-python", "missing-program"], "program 'missing-program' is not found"),
-        (["launch", "-n", "2", "--show", "0-x", "x.py"], "'0-x' does not name ranks"),
-        (["launch", "-n", "2", "--show", "3-1", "x.py"], "'3-1' names no rank"),
+        (["launch", "-n", "2", "--show", "0-x", "x.py"], "'0-x' is not a list of ranks"),
+        (["launch", "-n", "2", "--show", "3-1", "x.py"], "'3-1' is an empty range of ranks"),
         (["launch", "-n", "2", "--show", "0,5", "x.py"], "--show names rank 5, and of 2 ranks the last is 1"),
         (["launch", "-n", "2", "--grace", "inf", "x.py"], "inf is not in the range"),
         (["launch", "-n", "2", str(PROGRAMS)], "is a directory"),
@@ -158,6 +164,43 @@ def test_env_of_half_an_environment_is_a_fault() -> None:
     ended = rankwise("env", RANK="3")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == ("rankwise: WORLD_SIZE is not set, but RANK=3 is: set both, or neither to run alone\n")
+
+
+def test_the_package_is_the_command() -> None:
+    version = rankwise("--version").stdout
+    assert version == f"rankwise, version {metadata.version('rankwise')}\n"
+    ended = subprocess.run([sys.executable, "-m", "rankwise", "--version"], capture_output=True, text=True, check=True)
+    assert ended.stdout == version
+    helped = subprocess.run([sys.executable, "-m", "rankwise", "env", "-h"], capture_output=True, text=True, check=True)
+    assert helped.stdout.startswith("Usage: rankwise env [OPTIONS]\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("la", "launch"), ("launch --max-r", "--max-restarts"), ("launch -n 2 tra", "train.py"), ("env --j", "--json")],
+)
+def test_bash_completes_commands_options_and_files(typed: str, completed: str, tmp_path: Path) -> None:
+    """In bash itself, by the line that the help shows."""
+    (tmp_path / "train.py").touch()
+    shell = shutil.which("bash")
+    if shell is None:
+        pytest.skip("no bash")
+    program = (
+        # "compopt -o default", which bash takes from the line editor alone, completes names of files.
+        'compopt() { COMPREPLY+=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}")); };'
+        'eval "$(_RANKWISE_COMPLETE=bash_source rankwise)"; COMP_WORDS=(rankwise "$@"); COMP_CWORD=$#;'
+        '_rankwise_completion rankwise; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    ended = subprocess.run(
+        [shell, "-c", program, "bash", *typed.split()],
+        env=clean_environ(PATH=f"{Path(RANKWISE).parent}{os.pathsep}{os.environ['PATH']}"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert completed in ended.stdout.split(), ended.stderr
 
 
 def test_env_does_not_import_torch() -> None:

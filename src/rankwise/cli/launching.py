@@ -1,4 +1,4 @@
-"""`rankwise launch`: torchrun's flags, meaning what they mean there, and a few of our own."""
+"""`rankwise launch`: the options of torchrun, with the same meaning, and a few more."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rankwise.launch.plan import Nodes, Plan
 
 _DEFAULT_PORT: Final = 29500
+# Any text; shells complete it as a path.
+_ANYTHING: Final = click.Path(readable=False)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -35,7 +37,7 @@ def _number_of_nodes(_: click.Context, __: click.Parameter, value: str) -> tuple
     except ValueError:
         numbers = 0, 0
     if not 0 < numbers[0] <= numbers[1]:
-        raise click.BadParameter(f"{value!r} is not a number of hosts, nor LEAST:MOST")
+        raise click.BadParameter(f"{value!r} is neither a number of hosts nor MIN:MAX")
     return numbers
 
 
@@ -49,9 +51,9 @@ def _ranks(_: click.Context, __: click.Parameter, value: str | None) -> frozense
         try:
             ranks.update(range(int(first), int(last or first) + 1))
         except ValueError:
-            raise click.BadParameter(f"{value!r} does not name ranks, as 0,3-7 does") from None
+            raise click.BadParameter(f"{value!r} is not a list of ranks, such as 0,3-7") from None
     if not ranks:
-        raise click.BadParameter(f"{value!r} names no rank, as 0,3-7 does")
+        raise click.BadParameter(f"{value!r} is an empty range of ranks")
     return frozenset(ranks)
 
 
@@ -68,42 +70,84 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     return click.option(f"--{name}", f"--{name.replace('-', '_')}", name.replace("-", "_"), **settings)
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(short_help="Run a script on several ranks.", context_settings={"allow_interspersed_args": False})
 @click.option(
     "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", "nproc", default="1", show_default=True,
-    callback=_number_of_ranks, help="How many ranks to start on this host: a number, auto, cpu or gpu.",
+    callback=_number_of_ranks, metavar="N|auto|cpu|gpu",
+    help="Number of ranks on this host; cpu: one per core, gpu: one per GPU, auto: gpu if there is one, else cpu.",
 )  # fmt: skip
-@click.option("-m", "--module", is_flag=True, help="TARGET is a module, as for python -m.")
-@_flag("no-python", is_flag=True, help="TARGET is a program, and no Python script.")
-@_flag("no-preload", is_flag=True, help="Start each rank as a fresh interpreter, with nothing imported.")
-@_flag("max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Start all again so often.")
+@click.option("-m", "--module", is_flag=True, help="TARGET is a module, as with python -m.")
+@_flag("no-python", is_flag=True, help="TARGET is an executable, not a Python script.")
+@_flag(
+    "no-preload",
+    is_flag=True,
+    help="Start each rank as a new Python interpreter instead of forking a process that has imported torch.",
+)
+@_flag(
+    "max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Restart all ranks up to this many times after a failure.",
+)
 @click.option(
     "--grace", type=click.FloatRange(0, 86_400), default=10.0, show_default=True, metavar="SECONDS",
-    help="How long a rank may take to end after Ctrl-C, or after it failed.",
+    help="Time for a rank to exit after Ctrl-C, or after its own error, before it is killed.",
 )  # fmt: skip
-@click.option("--show", callback=_ranks, metavar="0,3-7", help="Show the output of these ranks only.")
-@_flag("no-prefix", is_flag=True, help="Do not write [rank] in front of lines.")
-@click.option("--standalone", is_flag=True, help="This host only: the default, unless hosts are named.")
-@click.option("--nnodes", default="1", callback=_number_of_nodes, help="How many hosts, or LEAST:MOST.")
-@_flag("node-rank", type=click.IntRange(0), default=0, help="Which of the hosts this one is.")
-@_flag("master-addr", default="", help="The host that is the first, where --node-rank counts.")
-@_flag("master-port", type=click.IntRange(0, 65535), default=_DEFAULT_PORT, help="A free port of its.")
-@_flag("rdzv-backend", default="static", help="How hosts find each other: static, or c10d.")
-@_flag("rdzv-endpoint", default="", metavar="HOST:PORT", help="Where they do.")
-@_flag("rdzv-id", default="none", help="The same for all hosts of one run.")
-@_flag("rdzv-conf", default="", callback=_options, metavar="KEY=VALUE,...", help="The backend's own options.")
-@click.argument("target")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--show",
+    callback=_ranks,
+    metavar="0,3-7",
+    help="Show the output of these ranks only; errors of all ranks are shown.",
+)
+@_flag("no-prefix", is_flag=True, help="Do not prefix lines of output with [rank].")
+@click.option("--standalone", is_flag=True, help="Run on this host only (default unless other options name hosts).")
+@click.option(
+    "--nnodes",
+    default="1",
+    callback=_number_of_nodes,
+    metavar="N|MIN:MAX",
+    help="Number of hosts, or a range for an elastic run.",
+)
+@_flag("node-rank", type=click.IntRange(0), default=0, help="Index of this host, from 0, with the static backend.")
+@_flag("master-addr", default="", metavar="HOST", help="Address of host 0, with the static backend.")
+@_flag(
+    "master-port",
+    type=click.IntRange(0, 65535),
+    default=_DEFAULT_PORT,
+    show_default=True,
+    help="A free port on host 0, with the static backend.",
+)
+@_flag(
+    "rdzv-backend",
+    default="static",
+    show_default=True,
+    help="How the hosts find each other: static (by --node-rank) or c10d.",
+)
+@_flag(
+    "rdzv-endpoint", default="", metavar="HOST:PORT", help="Address where the hosts find each other; required for c10d."
+)
+@_flag("rdzv-id", default="none", show_default=True, help="Id of the run, the same on all hosts.")
+@_flag("rdzv-conf", default="", callback=_options, metavar="KEY=VALUE,...", help="Options of the rendezvous backend.")
+@click.argument("target", type=_ANYTHING)
+@click.argument("args", nargs=-1, type=_ANYTHING)
 def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: ANN401 - what click has read
-    """Run TARGET, a Python script, as the ranks of one world; ARGS go to it.
+    """Run the Python script TARGET on several ranks, and pass ARGS to it.
 
-    The flags are torchrun's, and mean the same; the world is this host alone, unless hosts are named.
+    Options that torchrun has too have the same meaning. All ranks run on this host unless the options name other hosts.
+
+    When a rank fails, the others are stopped, and the exit status is that of the failed rank (128 + N for signal N).
     """
     from rankwise.launch.output import Screen  # noqa: PLC0415 - `rankwise env` does not wait for this
     from rankwise.launch.scripts import command_status, launch_plan  # noqa: PLC0415
 
     if flags["module"] and flags["no_python"]:
-        fail(InvalidArgumentError("--module and --no-python say different things of TARGET"), MISUSED)
+        fail(
+            InvalidArgumentError(
+                "--module and --no-python exclude each other: TARGET is either a module or an executable"
+            ),
+            MISUSED,
+        )
     screen = Screen(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"])
 
     def run() -> None:
@@ -148,7 +192,7 @@ def _nodes(flags: Mapping[str, Any]) -> Nodes | None:
     if flags["rdzv_backend"] == "static" and not endpoint:
         if not flags["master_addr"]:
             raise InvalidArgumentError(
-                f"--nnodes={most} needs --master-addr, the host that is the first, or --rdzv-endpoint"
+                f"--nnodes={most} needs --master-addr (the address of host 0) or --rdzv-endpoint"
             )
         endpoint = f"{flags['master_addr']}:{flags['master_port']}"
     return Nodes(

@@ -1,6 +1,8 @@
-"""The command `rankwise`: parses, calls, prints."""
+"""The command `rankwise`: parses its arguments, and prints results."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import click
 
@@ -9,27 +11,35 @@ from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
 from rankwise.environment.detect import LAUNCHERS
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
+_NAMES: Final = ", ".join(launcher.name for launcher in LAUNCHERS)
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="rankwise")
+@click.version_option(package_name="rankwise", prog_name="rankwise")
 def main() -> None:
-    """One script, any number of ranks."""
+    """Run PyTorch programs on several ranks, and inspect the launcher's variables.
+
+    Shell completion: eval "$(_RANKWISE_COMPLETE=bash_source rankwise)" (or zsh_source, fish_source).
+    """
 
 
 main.add_command(launch)
 
 
-@main.command()
+@main.command(short_help="Show the rank of this process, and where it comes from.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--launcher",
     default="auto",
     show_default=True,
     metavar="NAME",
-    help=f"Whose variables to believe: auto, {', '.join(launcher.name for launcher in LAUNCHERS)}.",
+    help=f"Read the variables of this launcher: auto, {_NAMES}.",
 )
 def env(as_json: bool, launcher: str) -> None:
-    """Show who this process is, and which variable decided each value."""
+    """Show the rank of this process, and the variable that each value comes from.
+
+    Run it in place of a script to see what a launcher sets: mpirun -n 2 rankwise env
+    """
     from rankwise.session.current import read_environment  # noqa: PLC0415 - not needed for --help
     from rankwise.session.identity import fact_lines  # noqa: PLC0415
 

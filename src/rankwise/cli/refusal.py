@@ -1,4 +1,4 @@
-"""How the command says no: in a line, and with a status."""
+"""Errors of the command: one line, and an exit status."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MISUSED: Final = 2
 
 
 def say(error: RankwiseError) -> None:
-    """Say what is wrong."""
+    """Print an error."""
     click.echo(f"rankwise: {error}", err=True)
 
 
 def fail(error: RankwiseError, status: int) -> NoReturn:
-    """Say what is wrong, and end."""
+    """Print an error, and exit."""
     say(error)
     sys.exit(status)

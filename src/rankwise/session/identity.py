@@ -180,7 +180,7 @@ def explain() -> str:
 def fact_lines(facts: dict[str, Fact[int] | Fact[str] | None]) -> list[tuple[str, str, str]]:
     """Return name, value and source of each fact, for people."""
     return [
-        (name, "-", "not known before joining" if name not in {"host", "port", "job"} else "nobody said")
+        (name, "-", "not known before init()" if name not in {"host", "port", "job"} else "not set")
         if fact is None
         else (name, str(fact.value), fact.source)
         for name, fact in facts.items()
