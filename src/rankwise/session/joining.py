@@ -60,9 +60,9 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
             own beside it.
         device: This rank's device; by default its accelerator if it has one. "cpu" leaves accelerators alone.
         timeout: Seconds that joining may take, and every collective after it.
-        launcher: Whose variables to believe. "auto", by default, takes the first that fits of: "rankwise", the
-            variables RANKWISE_RANK and so on; "torchrun"; "plain", RANK and WORLD_SIZE set by hand; "openmpi"; "pmi",
-            those of MPICH and Intel MPI; "slurm"; "none", a process alone.
+        launcher: The launcher whose variables count. "auto", by default, takes the first that fits of: "override", the
+            variables RANKWISE_RANK and so on; "rankwise", which is `rankwise launch`; "torchrun"; "plain", RANK and
+            WORLD_SIZE set by hand; "openmpi"; "intelmpi"; "mpich"; "slurm"; "none", a world of one.
         rank: This process's rank, instead of what the launcher says. Needs world_size.
         world_size: How many processes there are.
         local_rank: This process's rank on its node.
