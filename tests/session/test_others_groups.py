@@ -137,3 +137,14 @@ def test_variables_that_contradict_an_open_group_are_warned_of(
         "the process group that is open says rank 1 of 2, and counts; "
         "but the variables say rank 7 (from RANK) of 8 (from WORLD_SIZE)"
     )
+
+
+def test_closing_a_session_destroys_the_groups_that_it_made(foreign_group: dist.ProcessGroup) -> None:
+    """What you open you close; what you found open you leave open. Also those that nothing refers to any more."""
+    with rw.init():
+        kept, _ = rw.new_group([0]), rw.new_group([0])
+        assert len(dist.distributed_c10d._world.pg_map) == 3
+    assert list(dist.distributed_c10d._world.pg_map) == [foreign_group]
+    assert kept.closed
+    kept.close()
+    assert rw.all_reduce(1) == 1

@@ -66,7 +66,8 @@ def new_group(ranks: Iterable[int]) -> Comm:
     """Return a group of some of the ranks, for the `group` argument of other collectives.
 
     Collective over the session: every rank calls it, member or not, with the same ranks. On other ranks than the
-    members the group can be held but not used.
+    members the group can be held but not used. It is closed with the session, or before by `group.close()`, by the end
+    of `with rankwise.new_group(...) as group`, or, on a rank that refers to it no more, by the next `new_group()`.
 
     Args:
         ranks: The members' global ranks, each once; the group has them in ascending order.
@@ -92,7 +93,9 @@ def new_group(ranks: Iterable[int]) -> Comm:
             comm.place_of(rank, "ranks")
         call.settings = {"ranks": sorted(members)}
         comm.agree(call)
-        return comm.new_group(sorted(members))
+        group = comm.new_group(sorted(members))
+    group.shared = ""
+    return group
 
 
 def node_group() -> Comm:
@@ -123,6 +126,7 @@ def node_group() -> Comm:
         # groups the process has, so members that had different ones before would wait for each other for ever.
         groups = {other: session.comm.new_group(ranks) for other, ranks in nodes.items()}
     session.node_comm = groups[node]
+    session.node_comm.shared = "the group of a node is made once, and closed with its session: rankwise.finalize()"
     return session.node_comm
 
 

@@ -6,8 +6,10 @@ reduce. So a world of one raises what a world of many raises, and returns what i
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Final
 
 import torch
@@ -15,10 +17,11 @@ from torch.nn.parameter import is_lazy
 
 from rankwise._torch import is_transformed, without_class
 from rankwise.comm.buffers import as_bytes, from_bytes
+from rankwise.comm.frame import Call
 from rankwise.comm.members import Finish, Move
 from rankwise.comm.messages import Messengers
 from rankwise.comm.ops import Op, fold, plan
-from rankwise.errors import PayloadTypeError
+from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError
 
 # What travels with a frame.
 INLINE_BYTES: Final = 4096
@@ -27,12 +30,13 @@ INLINE_BYTES: Final = 4096
 class Comm(Messengers):
     """Some ranks of a world, in an order, that can talk.
 
-    Made by `rankwise.init()` and `rankwise.new_group()`; what `group=` takes. Results are new tensors, detached from
-    autograd.
+    Made by `rankwise.init()` and `rankwise.new_group()`; what `group=` takes. A group is a context manager, closed on
+    exit. Results are new tensors, detached from autograd.
 
     Attributes:
         device: Where received tensors go that come from another rank's accelerator.
         check: Single tensors on an accelerator are checked too.
+        shared: Why this one is not for its users to close: it is the session's; "" if it is.
     """
 
     def __init__(
@@ -47,10 +51,64 @@ class Comm(Messengers):
         super().__init__(ranks=ranks, global_rank=global_rank, control=control)
         self.device = device
         self.check = check
+        self.shared = "the group of all ranks is closed with its session: rankwise.finalize()"
 
     def __repr__(self) -> str:
         place = "not a member" if self.rank is None else f"rank {self.rank}"
-        return f"<{type(self).__name__} of {self.size} ranks, {place}>"
+        return f"<{type(self).__name__} of {self.size} ranks, {place}{', closed' if self.closed else ''}>"
+
+    def close(self) -> None:
+        """Close a group: give back its connections and its process group.
+
+        Collective over the group: returns when every member has called it. On other ranks it is Local. To close a group
+        again does nothing; nor does it after the end of the session, which closes all of its groups. Used as a context
+        manager, a group is closed at the end of the block; if the block raises, without waiting for the others.
+
+        Raises:
+            InvalidArgumentError: It is the group of all ranks, or of a node, which are closed with their session.
+            MismatchError: Another member calls something else. The group stays open.
+            CollectiveTimeoutError: Not all members came in time. The group stays open.
+            CollectiveError: A member is gone. The group is closed on this rank.
+        """
+        self._require_own()
+        if self.closed or self._pid != os.getpid():
+            return
+        call = Call("close")
+        try:
+            if self.rank is not None and not self._broken:
+                with self.taking_part(call):
+                    self.agree(call)
+        except CollectiveError:
+            if self.gone():  # and will never agree
+                self.dissolve("closed the group")
+            raise
+        self.dissolve("closed the group")
+
+    def __enter__(self) -> Comm:  # noqa: PYI034 - whatever its class, and Self is not in Python 3.10
+        self._require_own()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not self.closed and self._pid == os.getpid():
+            self.dissolve(f"left the group with {type(error).__name__}")
+
+    def dissolve_parts(self, reason: str) -> None:
+        """Close the groups that were made of these members, without waiting for others."""
+        for part in list(self._parts):
+            part.dissolve(reason)
+
+    def _require_own(self) -> None:
+        """Check that users may close this.
+
+        Raises:
+            InvalidArgumentError: They may not.
+        """
+        if self.shared:
+            raise InvalidArgumentError(self.shared)
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[Finish[torch.Tensor]]:
         """Prepare the reduction of every member's tensor; all have the same shape and type.

@@ -12,6 +12,7 @@ import os
 import pickle
 import secrets
 import struct
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -56,7 +57,8 @@ class Members(ABC):
         rank: This process's place among them, or None if it is not one.
         control: The device that messages travel on that do not travel in frames.
         framed: Every member sends its frame to every other.
-        closed: The session that they talked in is closed.
+        closed: The group is closed, or the session that they talked in.
+        dissolved: The group is closed, and was before its session.
         turns: How often one of them worked while the others waited.
     """
 
@@ -67,22 +69,28 @@ class Members(ABC):
         self.control = control
         self.framed = self.size <= FRAMED_RANKS
         self.closed = False
+        self.dissolved = False
         self.turns = 0
-        self._parts: list[Members] = []
+        self._parts: weakref.WeakSet[Members] = weakref.WeakSet()
         self._broken = ""
         self._entrance = Entrance()
         self._pid = os.getpid()
 
-    def close(self, reason: str = "left") -> None:
+    def leave(self, reason: str) -> None:
         """Let go of what the members talked over, and of the groups that go with this one; tell the others why."""
         self.closed = True
-        for part in self._parts:
-            part.close(reason)
+        for part in list(self._parts):
+            part.leave(reason)
         self._parts.clear()
 
     def take_along(self, part: Members) -> None:
-        """Close a group of some of these members when this one is closed."""
-        self._parts.append(part)
+        """Close a group of some of these members when this one is closed, if anybody has it still."""
+        self._parts.add(part)
+
+    def dissolve(self, reason: str) -> None:
+        """As `leave`, of a group that is closed before its session; gives back what was opened for it alone."""
+        self.dissolved = True
+        self.leave(reason)
 
     @contextmanager
     def taking_part(self, call: Call) -> Iterator[int]:
@@ -93,7 +101,7 @@ class Members(ABC):
 
         Raises:
             NotJoinedError: The session that the members talked in is closed.
-            InvalidArgumentError: This rank is not a member.
+            InvalidArgumentError: This rank is not a member, or the group is closed.
             PayloadTypeError: Under FakeTensorMode there is no memory for what ranks tell each other.
             CollectiveError: It has left the group, or is in another collective of it.
         """
@@ -152,10 +160,12 @@ class Members(ABC):
 
         Raises:
             NotJoinedError: The session that the members talked in is closed, or another process's.
-            InvalidArgumentError: It is not a member.
+            InvalidArgumentError: It is not a member, or the group is closed.
         """
         if self._pid != os.getpid() and self.rank is not None:
             raise NotJoinedError.forked(self.ranks[self.rank])
+        if self.dissolved:
+            raise InvalidArgumentError("this group is closed; make another, with rankwise.new_group(ranks)")
         if self.closed:
             raise NotJoinedError("the session of this group is closed; call rankwise.init(), and make the group anew")
         if self.rank is None:

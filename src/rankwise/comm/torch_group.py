@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rankwise._torch import gloo_on_loopback
 from rankwise.comm.buffers import memory_of
 from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Elsewhere, Frame, Kind
+from rankwise.comm.frame import Frame, Kind
 from rankwise.comm.members import Move
 from rankwise.comm.mesh import SLICE_SECONDS, Mesh, looking_at
 from rankwise.comm.near import Near
@@ -50,6 +50,7 @@ class TorchGroupComm(Comm):
         self._group_ref = None if group is None else weakref.ref(group)
         self._world = world
         self._name = f"group/{world.made}"
+        self._is_whole = world.made == 0
         world.made += 1
         self._mesh: Mesh | None = None
         self._near: Near | None = None
@@ -72,11 +73,21 @@ class TorchGroupComm(Comm):
             if self._mesh.near:
                 self._near = Near(self._mesh, self.rank, timeout=self._world.timeout)
 
-    def close(self, reason: str = "left") -> None:
+    def leave(self, reason: str) -> None:
         """Hang up, and forget the process group and those that were made from it."""
-        super().close(reason)
+        super().leave(reason)
         self._group_ref = None
         self._hang_up(reason)
+        if self._is_whole:  # groups that nothing refers to are closed now
+            self._world.hang_up(reason)
+
+    def dissolve(self, reason: str) -> None:
+        super().dissolve(reason)
+        self._world.give_back(self._name)
+
+    def dissolve_parts(self, reason: str) -> None:
+        super().dissolve_parts(reason)
+        self._world.give_back_dropped()
 
     def gone(self, ranks: Container[int] | None = None) -> str:
         with looking_at(self._mesh) as mesh:
@@ -90,11 +101,13 @@ class TorchGroupComm(Comm):
         return dist.PrefixStore(self._name, self._world.store()) if self.size > 1 else None
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
+        self._world.give_back_dropped()
         with self._explained("new_group"), gloo_on_loopback() if self._world.one_host else nullcontext():
             group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._world.timeout))
         member_of = group if isinstance(group, dist.ProcessGroup) else None
         part = TorchGroupComm(member_of, ranks=tuple(ranks), world=self._world)
         self.take_along(part)
+        self._world.keep(part._name, member_of, part)
         part.connect()
         return part
 
@@ -103,11 +116,14 @@ class TorchGroupComm(Comm):
         wait = self._world.timeout if timeout is None else timeout
         suspects: set[str] = set()
         frames = mesh.exchange(
-            frame, bodies, timeout=wait, on_pause=lambda missing: self._look_elsewhere(mesh, frame, missing, suspects)
+            frame,
+            bodies,
+            timeout=wait,
+            on_pause=lambda missing: self._world.look_elsewhere(mesh, frame, missing, suspects),
         )
         for other in frames.values():
             if other.kind is Kind.ELSEWHERE:
-                self._follow(mesh, frame, pickle.loads(other.body))
+                self._world.follow(mesh, frame, pickle.loads(other.body))
         return frames
 
     def _say(self, frame: Frame) -> None:
@@ -120,30 +136,6 @@ class TorchGroupComm(Comm):
         if self._mesh is None:
             raise NotJoinedError(f"this group cannot be used any more: {self._broken or 'it was closed'}")
         return self._mesh
-
-    def _look_elsewhere(self, mesh: Mesh, frame: Frame, missing: Sequence[int], suspects: set[str]) -> None:
-        """See whether a rank that is missing here waits for this one in another group: then neither would ever end.
-
-        Only what is seen at two looks counts. At one, what it had to say here may still have been on its way.
-        """
-        for other in list(self._world.meshes) if frame.main else ():
-            with looking_at(None if other is mesh else other) as free:
-                if free is None:
-                    continue
-                waiting = [called for rank in missing if (called := free.waiting(rank)) is not None]
-                if not any(called.main for called in waiting):
-                    suspects.discard(free.name)
-                elif free.name in suspects:
-                    free.skip(_elsewhere(mesh, frame))
-                else:
-                    suspects.add(free.name)
-
-    def _follow(self, mesh: Mesh, frame: Frame, elsewhere: Elsewhere) -> None:
-        """Let those know who wait in another group that this rank was here, and not on its way to them."""
-        for other in list(self._world.meshes):
-            with looking_at(other if other.name == elsewhere.group else None) as free:
-                if free is not None and free.sequence == elsewhere.sequence - 1:
-                    free.skip(_elsewhere(mesh, frame))
 
     def _break_off(self, reason: str) -> None:
         super()._break_off(reason)
@@ -284,12 +276,6 @@ class TorchGroupComm(Comm):
             where = "" if self.rank is None else f" on rank {self.ranks[self.rank]} of {self.size}"
             cause = self.gone() or "a rank died, or did not take part in time"
             raise CollectiveError(f"{operation} broke off{where}: {cause}. torch says: {error}") from error
-
-
-def _elsewhere(mesh: Mesh, frame: Frame) -> Frame:
-    """Return the frame for another group, of a rank that waits in this one."""
-    body = pickle.dumps(Elsewhere(mesh.name, mesh.ranks, mesh.sequence))
-    return Frame(Kind.ELSEWHERE, 0, frame.call, body=body, main=frame.main)
 
 
 def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:

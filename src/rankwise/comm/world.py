@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from rankwise.comm.connecting import Introduction
+from rankwise.comm.frame import Elsewhere, Frame, Kind
 from rankwise.comm.mesh import Mesh, looking_at
 from rankwise.errors import CollectiveError, RankwiseError
+from rankwise.session.closing import await_rest
 
 
 @dataclass(kw_only=True)
@@ -28,6 +33,8 @@ class World:
         lost: Returns why it is in vain to wait for some ranks, or ""; does not wait.
         made: How many groups were made; all ranks make all groups, in one order.
         meshes: The connections in all groups that this rank is a member of.
+        made_for: The process groups that were made for groups of ranks, by the groups' names.
+        dropped: The names of those groups that nothing refers to any more, and that were not closed.
     """
 
     rank: int
@@ -40,6 +47,8 @@ class World:
     lost: Callable[[Sequence[int]], str] = lambda _: ""
     made: int = 0
     meshes: list[Mesh] = field(default_factory=list)
+    made_for: dict[str, weakref.ref[dist.ProcessGroup]] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
 
     def introduce(self, name: str, ranks: Sequence[int]) -> Mesh:
         """Connect to the other members of a group.
@@ -82,3 +91,62 @@ class World:
         if not self.meshes:  # the first group of all is being made
             found.append(self.lost(ranks))
         return "; ".join(filter(None, found))
+
+    def keep(self, name: str, group: dist.ProcessGroup | None, user: object) -> None:
+        """Note a process group, to be destroyed with what uses it."""
+        if group is not None:
+            self.made_for[name] = weakref.ref(group)
+            # Not closed where it becomes garbage: that may be anywhere, in another collective or at the end of Python.
+            weakref.finalize(user, self.dropped.append, name).atexit = False
+
+    def give_back(self, name: str) -> None:
+        """Destroy the process group that was made for a group of ranks, if there is one."""
+        group = self.made_for.pop(name, lambda: None)()
+        if group is not None:
+            await_rest()
+            with suppress(ValueError):  # other code has destroyed it, and has it still
+                dist.destroy_process_group(group)
+
+    def hang_up(self, reason: str) -> None:
+        """Close the connections of all groups."""
+        while self.meshes:
+            self.meshes.pop().close(reason)
+
+    def give_back_dropped(self) -> None:
+        """Close the groups that this rank cannot use any more, since nothing refers to them."""
+        while self.dropped:
+            name = self.dropped.pop()
+            for mesh in [mesh for mesh in self.meshes if mesh.name == name]:
+                self.meshes.remove(mesh)
+                mesh.close("has no reference to the group any more")
+            self.give_back(name)
+
+    def look_elsewhere(self, mesh: Mesh, frame: Frame, missing: Sequence[int], suspects: set[str]) -> None:
+        """See whether a rank that is missing here waits for this one in another group: then neither would ever end.
+
+        Only what is seen at two looks counts. At one, what it had to say here may still have been on its way.
+        """
+        for other in list(self.meshes) if frame.main else ():
+            with looking_at(None if other is mesh else other) as free:
+                if free is None:
+                    continue
+                waiting = [called for rank in missing if (called := free.waiting(rank)) is not None]
+                if not any(called.main for called in waiting):
+                    suspects.discard(free.name)
+                elif free.name in suspects:
+                    free.skip(_elsewhere(mesh, frame))
+                else:
+                    suspects.add(free.name)
+
+    def follow(self, mesh: Mesh, frame: Frame, elsewhere: Elsewhere) -> None:
+        """Let those know who wait in another group that this rank was here, and not on its way to them."""
+        for other in list(self.meshes):
+            with looking_at(other if other.name == elsewhere.group else None) as free:
+                if free is not None and free.sequence == elsewhere.sequence - 1:
+                    free.skip(_elsewhere(mesh, frame))
+
+
+def _elsewhere(mesh: Mesh, frame: Frame) -> Frame:
+    """Return the frame for another group, of a rank that waits in this one."""
+    body = pickle.dumps(Elsewhere(mesh.name, mesh.ranks, mesh.sequence))
+    return Frame(Kind.ELSEWHERE, 0, frame.call, body=body, main=frame.main)

@@ -99,7 +99,8 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
     group = current.foreign_group()
     if group is not None:
         reading = _place_in(group, given, launcher, environ)
-        session = adopt(group, reading, check=checks, close=lambda _reason, _failed: current.forget())
+        session = adopt(group, reading, check=checks, close=lambda reason, _failed: _leave_adopted(comm, reason))
+        comm = session.comm
         require_same(session, backend, device, given)
     else:
         reading = _reading(launcher, environ, given, address)
@@ -185,14 +186,23 @@ def _place_in(
     return reading.placed(**given).placed(rank=rank, world_size=world_size)
 
 
+def _leave_adopted(comm: Comm, reason: str) -> None:
+    """Close what a session opened over a process group that other code opened, and leave that open."""
+    current.forget()
+    comm.dissolve_parts(reason)
+    comm.leave(reason)
+
+
 def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
     """Return a comm over a process group that somebody else made between some ranks of a session. Does not talk.
 
-    Its ranks connect to each other in their first collective. It is closed with the session.
+    Its ranks connect to each other in their first collective. It is closed with the session, or before; the process
+    group stays open.
     """
     ranks = dist.get_process_group_ranks(group)
     world = _adopted_world(group, session.reading, ranks, session.device, check=session.comm.check)
     part = TorchGroupComm(group, ranks=ranks, world=world)
+    part.shared = ""
     session.comm.take_along(part)
     return part
 

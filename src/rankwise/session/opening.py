@@ -82,7 +82,7 @@ class _Opened:
         current.forget()
         self.met.leave_port()  # at once: ranks that have closed already may be on their way to the next world
         still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
-        self.comm.close(reason)
+        self.comm.leave(reason)
         if still_ours:
             dist.destroy_process_group()
         await_rest()
@@ -257,7 +257,7 @@ def _open_group(met: _Met, world: World, backend: str) -> Session:
     except Exception as error:
         sys.excepthook = excepthook
         if comm is not None:
-            comm.close("could not join")
+            comm.leave("could not join")
             dist.destroy_process_group()
         lost = met.watch.lost(range(world_size))
         why = f"{lost}. {error}" if lost and lost not in str(error) else str(error)

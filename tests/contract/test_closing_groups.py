@@ -1,0 +1,146 @@
+"""One body for every world: groups that are closed, and what they held."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from contextlib import ExitStack, suppress
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
+
+
+class OnlyHereError(Exception):
+    """Raised on one rank."""
+
+
+def held() -> tuple[int, int]:
+    """Return how many descriptors and threads this process has, without what waits to be collected."""
+    gc.collect()
+    process = psutil.Process()
+    return process.num_fds(), process.num_threads()
+
+
+def test_a_closed_group_gives_back_what_it_held(comm: Comm) -> None:
+    rw.new_group(range(comm.size)).close()
+    before = held()
+    for _ in range(3):
+        groups = [rw.new_group(range(comm.size)) for _ in range(5)]
+        for group in groups:
+            assert rw.all_reduce(torch.ones(3000), group=group)[0] == comm.size
+        assert comm.size == 1 or held() > before
+        for group in reversed(groups):
+            group.close()
+        assert held() == before
+    assert rw.all_reduce(1) == comm.size
+
+
+def test_a_closed_group_cannot_be_used_and_can_be_closed_again(comm: Comm) -> None:
+    members = [0, comm.size - 1] if comm.size > 1 else [0]
+    with rw.new_group(members) as group:
+        assert rw.get_rank() not in members or rw.all_reduce(1, group=group) == len(members)
+    assert group.closed
+    assert "closed" in repr(group)
+    for _ in range(2):
+        with pytest.raises(rw.InvalidArgumentError, match="this group is closed"):
+            rw.all_reduce(1, group=group)
+        with pytest.raises(rw.InvalidArgumentError, match="this group is closed"):
+            rw.barrier(group=group)
+        group.close()
+    assert list(group.ranks) == members
+    assert rw.all_gather(rw.get_rank()) == list(range(comm.size))
+
+
+def test_groups_that_nothing_refers_to_are_closed_by_the_next(comm: Comm) -> None:
+    rw.new_group([0]).close()
+    before = held()
+    for _ in range(5):
+        rw.all_reduce(1, group=rw.new_group(range(comm.size)))
+    gc.collect()
+    rw.new_group([0]).close()  # which closes them
+    assert held() == before
+
+
+def test_one_that_closes_and_one_that_goes_on_both_hear_of_it(comm: Comm) -> None:
+    group = rw.new_group(range(comm.size))
+    if comm.size == 1:
+        group.close()
+        return
+    for call in (lambda: rw.all_reduce(1, group=group), lambda: rw.all_gather(torch.ones(3000), group=group)):
+        with pytest.raises(rw.MismatchError, match=r"close\(\)"):
+            if rw.get_rank() == 0:
+                group.close()
+            else:
+                call()
+        assert not group.closed
+        assert rw.all_reduce(1, group=group) == comm.size, "it stays open"
+    group.close()
+
+
+def test_an_error_in_the_block_closes_the_group_without_waiting(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    group = rw.new_group(range(comm.size))
+    if rank == last:
+        with pytest.raises(OnlyHereError), group:
+            raise OnlyHereError
+    else:
+        with pytest.raises(rw.CollectiveError, match=f"rank {last} left the group with OnlyHereError"), group:
+            rw.all_reduce(torch.ones(3000), group=group)
+    assert group.closed
+    assert rw.all_reduce(1) == comm.size
+    group = rw.new_group(range(comm.size))
+    if rank == last:
+        with suppress(OnlyHereError), group:
+            raise OnlyHereError
+    else:
+        with pytest.raises(rw.CollectiveError, match=f"rank {last} left the group"):
+            group.close()
+    assert group.closed, "there is nobody left to agree"
+    assert rw.all_reduce(1) == comm.size
+
+
+def test_groups_of_the_session_are_not_for_users_to_close(comm: Comm) -> None:
+    node = rw.node_group()
+    for shared in (comm, node):
+        with pytest.raises(rw.InvalidArgumentError, match="finalize"):
+            shared.close()
+        with pytest.raises(rw.InvalidArgumentError, match="finalize"), ExitStack() as stack:
+            stack.enter_context(shared)
+        assert rw.all_reduce(1, group=shared) == comm.size
+
+
+def test_a_group_in_use_by_another_thread_stays_open(comm: Comm) -> None:
+    group = rw.new_group(range(comm.size))
+    if comm.size > 1:
+        if rw.get_rank() == 0:
+            waiting = threading.Thread(target=lambda: rw.barrier(group=group))
+            waiting.start()
+            while not group._entrance._call:
+                threading.Event().wait(0.001)
+            with pytest.raises(rw.CollectiveError, match="thread"):
+                group.close()
+            rw.barrier()
+            waiting.join()
+        else:
+            rw.barrier()
+            rw.barrier(group=group)
+    group.close()
+
+
+@pytest.mark.ranks(2, 3)
+def test_what_other_code_made_of_a_group_is_its_own(comm: Comm) -> None:
+    group = rw.new_group(range(comm.size))
+    assert isinstance(group.group, dist.ProcessGroup)  # type: ignore[attr-defined]  # of those that have one
+    dist.destroy_process_group(group.group)  # type: ignore[attr-defined]  # as above
+    rw.barrier(group=group)
+    group.close()
+    made = len(dist.distributed_c10d._world.pg_map)
+    rw.new_group(range(comm.size)).close()
+    assert len(dist.distributed_c10d._world.pg_map) == made
