@@ -55,14 +55,14 @@ def test_one_rank_only_may_share_nothing(comm: Comm) -> None:
 def test_one_rank_only_refuses_what_is_no_rank(comm: Comm) -> None:
     """Whether it shares or not, and on all ranks: what never runs would not be noticed."""
     with pytest.raises(rw.InvalidArgumentError, match="parentheses"):
-        rw.one_rank_only(print)  # type: ignore[arg-type]  # that is the point
+        rw.one_rank_only(print)  # type: ignore[call-overload]  # that is the point
     for share in (True, False):
         for rank in (-1, None, "0", True, 0.0):
             with pytest.raises(rw.InvalidArgumentError, match=f"rank={rank!r}"):
                 rw.one_rank_only(rank, share=share)  # type: ignore[arg-type]  # that is the point
         with pytest.raises(rw.InvalidArgumentError, match="rank=99"):
             rw.one_rank_only(99, share=share)(int)()
-        assert rw.one_rank_only(np.int64(0), share=share)(lambda: 5)() == (5 if share or rw.get_rank() == 0 else None)  # type: ignore[arg-type]
+        assert rw.one_rank_only(np.int64(0), share=share)(lambda: 5)() == (5 if share or rw.get_rank() == 0 else None)  # type: ignore[call-overload]
     assert rw.all_reduce(1) == comm.size
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -19,7 +19,37 @@ from rankwise.errors import InvalidArgumentError, PayloadTypeError
 T = TypeVar("T")
 
 
-def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: Comm | None = None) -> T:
+@overload
+def all_reduce(
+    value: torch.Tensor, op: str = ..., *, differentiable: bool = ..., group: Comm | None = ...
+) -> torch.Tensor: ...
+@overload
+def all_reduce(
+    value: bool, op: Literal["min", "max", "and", "or"], *, differentiable: bool = ..., group: Comm | None = ...
+) -> bool: ...
+@overload
+def all_reduce(value: int, op: Literal["mean"], *, differentiable: bool = ..., group: Comm | None = ...) -> float: ...
+@overload
+def all_reduce(
+    value: int,
+    op: Literal["sum", "product", "min", "max"] = ...,
+    *,
+    differentiable: bool = ...,
+    group: Comm | None = ...,
+) -> int: ...
+@overload
+def all_reduce(value: int, op: str, *, differentiable: bool = ..., group: Comm | None = ...) -> int | float: ...
+@overload
+def all_reduce(
+    value: dict[str, int], op: Literal["mean"], *, differentiable: bool = ..., group: Comm | None = ...
+) -> dict[str, float]: ...
+@overload
+def all_reduce(
+    value: list[int], op: Literal["mean"], *, differentiable: bool = ..., group: Comm | None = ...
+) -> list[float]: ...
+@overload
+def all_reduce(value: T, op: str = ..., *, differentiable: bool = ..., group: Comm | None = ...) -> T: ...
+def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: Comm | None = None) -> T | Any:
     """Return the reduction of every rank's value, the same on all ranks.
 
     Collective over the session, or over `group`. A value is a tensor, a number, or dicts, lists, tuples, namedtuples

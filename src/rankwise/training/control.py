@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
 from rankwise.collectives.groups import node_group
 from rankwise.collectives.movement import broadcast
@@ -56,33 +56,11 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 
 class OneRank:
-    """What `one_rank_only` returns: a decorator, and a context."""
+    """What `one_rank_only` returns: a context, and in those derived from it a decorator."""
 
-    def __init__(self, rank: int, *, share: bool) -> None:
+    def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._share = share
         self._turns: list[tuple[Turn, bool]] = []
-
-    def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that runs on the one rank, and gives its result to all if that is shared."""
-        if isinstance(fn, (classmethod, staticmethod)):
-            return type(fn)(self(fn.__func__))
-        _check_function(fn, "one_rank_only")
-
-        @functools.wraps(fn)
-        def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 - None where it is not shared
-            if not self._share:
-                if self._rank >= get_world_size():
-                    raise InvalidArgumentError(f"rank={shown(self._rank)} is not one of {get_world_size()} ranks")
-                return fn(*args, **kwargs) if get_rank() == self._rank else None
-            result: R | None = None
-            with self as mine:
-                if mine:
-                    result = fn(*args, **kwargs)
-            shared = broadcast(result, src=self._rank)
-            return result if mine else shared
-
-        return on_one_rank
 
     def __enter__(self) -> bool:
         """Begin, and return whether this is the rank."""
@@ -108,7 +86,50 @@ class OneRank:
             turn.wait()
 
 
-def one_rank_only(rank: int = 0, *, share: bool = True) -> OneRank:
+class Shared(OneRank):
+    """As a decorator: a function that runs on the one rank, and gives its result to all."""
+
+    def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
+        if isinstance(fn, (classmethod, staticmethod)):
+            return type(fn)(self(fn.__func__))
+        _check_function(fn, "one_rank_only")
+
+        @functools.wraps(fn)
+        def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R:
+            result: Any = None
+            with self as mine:
+                if mine:
+                    result = fn(*args, **kwargs)
+            shared: R = broadcast(result, src=self._rank)
+            return result if mine else shared
+
+        return on_one_rank
+
+
+class Unshared(OneRank):
+    """As a decorator: a function that runs on the one rank, and at once returns None on the others."""
+
+    def __call__(self, fn: Callable[P, R]) -> Callable[P, R | None]:
+        if isinstance(fn, (classmethod, staticmethod)):
+            return type(fn)(self(fn.__func__))
+        _check_function(fn, "one_rank_only")
+
+        @functools.wraps(fn)
+        def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            if self._rank >= get_world_size():
+                raise InvalidArgumentError(f"rank={shown(self._rank)} is not one of {get_world_size()} ranks")
+            return fn(*args, **kwargs) if get_rank() == self._rank else None
+
+        return on_one_rank
+
+
+@overload
+def one_rank_only(rank: int = ..., *, share: Literal[True] = ...) -> Shared: ...
+@overload
+def one_rank_only(rank: int = ..., *, share: Literal[False]) -> Unshared: ...
+@overload
+def one_rank_only(rank: int = ..., *, share: bool) -> Shared | Unshared: ...
+def one_rank_only(rank: int = 0, *, share: bool = True) -> Shared | Unshared:
     """Run a function, or a block, on one rank, and give what it returns or raises to all.
 
     Collective over the session. The others wait: as long as it takes, and not after it failed. What runs must not
@@ -141,7 +162,7 @@ def one_rank_only(rank: int = 0, *, share: bool = True) -> OneRank:
     place = integer(rank)
     if place is None or place < 0:
         raise InvalidArgumentError(f"rank={shown(rank)} is not a rank: ranks are counted from 0")
-    return OneRank(place, share=as_bool(share, "share"))
+    return Shared(place) if as_bool(share, "share") else Unshared(place)
 
 
 def _check_function(fn: object, name: str) -> None:

@@ -1,0 +1,112 @@
+"""What type checkers make of the public names: checked by mypy, and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from typing_extensions import assert_type
+
+import rankwise as rw
+from rankwise import *  # noqa: F403 - that is the point
+
+barrier("of a star import")  # noqa: F405
+assert_type(get_rank(), int)  # noqa: F405
+assert_type(rw.__version__, str)
+assert_type(rw.RankFailedError("x", failures=[rw.RankFailure(rank=0, host="h", exitcode=1)]).failures[0].exitcode, int)
+
+
+def operation() -> str:
+    return "sum"
+
+
+def pair() -> tuple[int, torch.Tensor]:
+    return 1, torch.ones(1)
+
+
+assert_type(rw.all_reduce(3), int)
+assert_type(rw.all_reduce(3, "max"), int)
+assert_type(rw.all_reduce(3, op="mean"), float)
+assert_type(rw.all_reduce(3, operation()), int | float)
+assert_type(rw.all_reduce(True), int)
+assert_type(rw.all_reduce(True, op="mean"), float)
+assert_type(rw.all_reduce(True, op="and"), bool)
+assert_type(rw.all_reduce(True, op="max"), bool)
+assert_type(rw.all_reduce(0.5), float)
+assert_type(rw.all_reduce(0.5, op="mean"), float)
+assert_type(rw.all_reduce(torch.nn.Parameter(torch.ones(1))), torch.Tensor)
+assert_type(rw.all_reduce({"seen": 8}, op="mean"), dict[str, float])
+assert_type(rw.all_reduce({"seen": 8}), dict[str, int])
+assert_type(rw.all_reduce([1, 2], op="mean"), list[float])
+logged: dict[str, float] = {"loss": 0.5, "seen": 8}
+assert_type(rw.all_reduce(logged, op="mean"), dict[str, float])
+assert_type(rw.all_reduce(pair()), tuple[int, torch.Tensor])
+assert_type(rw.all_reduce_(torch.ones(1)), torch.Tensor)
+
+assert_type(rw.all_gather("a"), list[str])
+assert_type(rw.all_gather_cat(torch.ones(1)), torch.Tensor)
+assert_type(rw.gather(1), list[int] | None)
+assert_type(rw.broadcast("a"), str)
+assert_type(rw.scatter([1.5]), float)
+assert_type(rw.reduce_scatter([torch.ones(1)]), torch.Tensor)
+with rw.new_group([0]) as group:
+    assert_type(group, rw.Comm)
+    assert_type(rw.all_reduce(3, op="mean", group=group), float)
+
+
+@rw.one_rank_only()
+def shared(path: str) -> int:
+    return len(path)
+
+
+@rw.one_rank_only(0, share=False)
+def kept(path: str) -> int:
+    return len(path)
+
+
+@rw.rank_zero_only
+def on_zero(path: str) -> int:
+    return len(path)
+
+
+@rw.rank_zero_first(local=True)
+def first(path: str) -> int:
+    return len(path)
+
+
+assert_type(shared("a"), int)
+assert_type(kept("a"), int | None)
+assert_type(on_zero("a"), int | None)
+assert_type(first("a"), int)
+
+
+class Saver:
+    """Methods of all kinds."""
+
+    @rw.rank_zero_only
+    def method(self, path: str) -> int:
+        return len(path)
+
+    @rw.rank_zero_only
+    @classmethod
+    def of_class(cls, path: str) -> int:
+        return len(path)
+
+    @rw.one_rank_only(share=False)
+    @staticmethod
+    def static(path: str) -> int:
+        return len(path)
+
+
+assert_type(Saver().method("a"), int | None)
+assert_type(Saver.of_class("a"), int | None)
+assert_type(Saver.static("a"), int | None)
+with rw.one_rank_only() as mine:
+    assert_type(mine, bool)
+turns: Callable[[], AbstractContextManager[None]] = rw.in_rank_order
+with rw.init() as session:
+    assert_type(session, rw.Session)
+    assert_type(session.topology, rw.Topology)
+    assert_type(rw.device(), torch.device)
+    assert_type(rw.backend(), str | None)

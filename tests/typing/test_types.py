@@ -1,0 +1,54 @@
+"""What type checkers make of the public names, and that it is true."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "programs" / "public_types.py"
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """Return the types that a type is a union of, or itself."""
+    return typing.get_args(kind) if typing.get_origin(kind) in {typing.Union, types.UnionType} else (kind,)
+
+
+@pytest.mark.timeout(240)
+def test_mypy_knows_the_types_of_the_public_names(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """The first run reads torch, which takes a while."""
+    cache = tmp_path if pytestconfig.cache is None else pytestconfig.cache.mkdir("mypy")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={cache}", str(PROGRAM)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_types_are_those_of_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each type that mypy was told is compared with the value that there is."""
+    import typing_extensions  # noqa: PLC0415 - what the program imports is replaced
+
+    compared = []
+
+    def compare(value: object, kind: object) -> object:
+        kinds = tuple(getattr(one, "__origin__", one) for one in _alternatives(kind))
+        assert isinstance(value, kinds), (value, kind)
+        assert not isinstance(value, bool) or bool in kinds, (value, kind)
+        compared.append(kind)
+        return value
+
+    monkeypatch.setattr(typing_extensions, "assert_type", compare)
+    runpy.run_path(str(PROGRAM), run_name="__main__")
+    assert len(compared) > 30
