@@ -6,6 +6,7 @@ Public names are loaded when they are first used, so that `import rankwise` does
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         LauncherEnvironmentError,
         LaunchError,
         MismatchError,
+        MissingDependencyError,
         NotJoinedError,
         PayloadTypeError,
         RankFailedError,
@@ -67,6 +69,7 @@ __all__ = [
     "LaunchError",
     "LauncherEnvironmentError",
     "MismatchError",
+    "MissingDependencyError",
     "NotJoinedError",
     "PayloadTypeError",
     "RankFailedError",
@@ -144,6 +147,7 @@ _HOMES = {
         "LaunchError",
         "LauncherEnvironmentError",
         "MismatchError",
+        "MissingDependencyError",
         "NotJoinedError",
         "PayloadTypeError",
         "RankFailedError",
@@ -190,7 +194,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is not None:
-        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+        value = getattr(_imported(f"{__name__}.{home}", f"{__name__}.{name}"), name)
     elif name == "__version__":
         value = _version()
     else:
@@ -201,6 +205,22 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted([*_HOME, "__version__"])
+
+
+def _imported(home: str, name: str) -> ModuleType:
+    """Import the module that a public name is in.
+
+    Raises:
+        MissingDependencyError: It imports torch, and there is none.
+    """
+    try:
+        return importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from rankwise.dependencies import missing_torch  # noqa: PLC0415 - not needed where there is one
+
+        raise missing_torch(name) from None
 
 
 def _version() -> str:

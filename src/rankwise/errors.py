@@ -5,6 +5,7 @@
     ├── TopologyError              ValueError     the numbers that place a rank in its world do not fit together
     ├── InvalidArgumentError       ValueError     an argument cannot be used; said before anything is sent
     ├── PayloadTypeError           TypeError      this operation is not defined for a value of this type
+    ├── MissingDependencyError     ImportError    this interpreter has no torch
     ├── NotJoinedError             RuntimeError   the world is larger than one and this process has not joined it
     ├── JoinError                  RuntimeError   the ranks could not meet
     │   └── JoinTimeoutError       TimeoutError   ... in time
@@ -43,6 +44,10 @@ class InvalidArgumentError(RankwiseError, ValueError):
 
 class PayloadTypeError(RankwiseError, TypeError):
     """This operation is not defined for a value of this type."""
+
+
+class MissingDependencyError(RankwiseError, ModuleNotFoundError):
+    """This interpreter lacks a package that rankwise cannot do without: torch."""
 
 
 class NotJoinedError(RankwiseError, RuntimeError):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from rankwise.cli.refusal import MISUSED, fail
-from rankwise.errors import InvalidArgumentError
+from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
+from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
     from rankwise.launch.plan import Nodes, Plan
@@ -28,6 +28,8 @@ def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
         return number_of_processes(value)
     except InvalidArgumentError as error:
         raise click.BadParameter(str(error)) from None
+    except RankwiseError as error:
+        fail(error, FOUND_A_FAULT)
 
 
 def _number_of_nodes(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rankwise.dependencies import require_torch
 from rankwise.errors import InvalidArgumentError, shown
 from rankwise.launch.call import FunctionCall
 from rankwise.launch.output import Screen
@@ -37,6 +38,7 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
         InvalidArgumentError: `nproc` is not a number of processes that this host could run, `fn` is no function, or
             it or an argument cannot be pickled.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
+        MissingDependencyError: This interpreter has no torch.
         LaunchError: The ranks could not be started; or this process is one that imports the script, in which nothing
             guards this call.
 
@@ -66,6 +68,7 @@ def launch_call(
         InvalidArgumentError, RankFailedError, LaunchError: As `launch` does.
     """
     nproc = check_nproc(nproc)
+    require_torch("starting ranks")
     environ = common_environ(nproc, one_host=nodes is None)
     argv = tuple(map(str, getattr(sys, "argv", ())))
     plan = Plan(nproc=nproc, kind="function", argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from rankwise.dependencies import require_torch
 from rankwise.environment.nesting import run_marks
 from rankwise.environment.reading import OVERRIDES
 from rankwise.errors import InvalidArgumentError, shown
@@ -113,6 +114,7 @@ def number_of_processes(text: str) -> int:
         InvalidArgumentError: It is neither a number nor one of these, or there is no GPU.
     """
     if text in {"auto", "gpu"}:
+        require_torch(f"-n {text}")
         import torch  # noqa: PLC0415 - numbers do not wait for it
 
         found = torch.accelerator.device_count()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+from rankwise.dependencies import require_torch
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
 from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
 from rankwise.launch.plan import Plan
@@ -52,6 +53,7 @@ def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = Non
         KeyboardInterrupt: By Ctrl-C, after the ranks have ended.
     """
     check_target(plan.kind, plan.argv[0])
+    require_torch("starting ranks")
     _open_standard_streams()
     screen = screen or Screen(nproc=plan.nproc)
     start = time.monotonic()

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rankwise.dependencies import require_torch
 from rankwise.environment.reading import Reading
 from rankwise.errors import NotJoinedError
 from rankwise.topology import Topology
@@ -120,6 +121,7 @@ class Session:
     def device(self) -> torch.device:
         """This rank's device."""
         if self._device is None:
+            require_torch("a device")
             from rankwise.session.device import choose_device  # noqa: PLC0415 - needs torch, which a reading does not
 
             local_rank = self.reading.local_rank
@@ -169,6 +171,7 @@ class Session:
                 f"this is rank {self.reading.rank} of {self.reading.world_size}, but nobody has joined that world; "
                 "call rankwise.init() before the first collective"
             )
+        require_torch("a collective")
         from rankwise.comm.serial import SerialComm  # noqa: PLC0415 - needs torch, which a reading does not
 
         return SerialComm(device=self.device)

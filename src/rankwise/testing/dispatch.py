@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from rankwise.errors import InvalidArgumentError
+from rankwise.dependencies import require_torch
+from rankwise.errors import InvalidArgumentError, MissingDependencyError
 from rankwise.testing.marker import SERIAL, ranks_of, size_of
 from rankwise.testing.reruns import Reruns
 
@@ -109,6 +110,10 @@ class Dispatch:
             self._following[item] = following
             following = item
         if self._following:
+            try:
+                require_torch("a test that runs in ranks")
+            except MissingDependencyError as error:
+                raise pytest.UsageError(str(error)) from None
             from rankwise.testing.worlds import Worlds  # noqa: PLC0415 - imports torch
 
             self._worlds = Worlds(self._config)

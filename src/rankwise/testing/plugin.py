@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from rankwise.dependencies import require_torch
 from rankwise.errors import InvalidArgumentError
 from rankwise.testing.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
 
@@ -74,6 +75,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[Session]:
 
     In a world of ranks there is a process group, of this test alone. In the serial one nothing is joined.
     """
+    require_torch("the fixture `world`")
     from rankwise.testing.joined import alone, joined  # noqa: PLC0415 - imports torch
 
     with joined(request.node) if _is_rank(request.config) else alone(request.node) as session:

@@ -1,0 +1,33 @@
+"""Torch where it is missing: one error that names it, instead of a traceback of an import in the middle of rankwise.
+
+Installing rankwise installs torch; but a copied package, or another interpreter than the one meant, has none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from rankwise.errors import MissingDependencyError
+
+
+def require_torch(purpose: str) -> None:
+    """Check that torch can be found, without importing it.
+
+    Args:
+        purpose: What needs it, for the message.
+
+    Raises:
+        MissingDependencyError: It cannot.
+    """
+    if sys.modules.get("torch") is None and importlib.util.find_spec("torch") is None:
+        raise missing_torch(purpose)
+
+
+def missing_torch(purpose: str) -> MissingDependencyError:
+    """Return the error for a process that has no torch."""
+    return MissingDependencyError(
+        f"{purpose} needs PyTorch, but {sys.executable or 'this interpreter'} has no package 'torch': install it, as "
+        f"with '{sys.executable or 'python'} -m pip install torch', or use an interpreter that has it",
+        name="torch",
+    )

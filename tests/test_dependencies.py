@@ -1,0 +1,78 @@
+"""An interpreter without torch: all packages of this one but torch, by links."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import rankwise as rw
+from tests.session.worlds import clean_environ
+
+COMMAND = "from rankwise.cli.main import main; main()"
+
+
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds no torch."""
+    site = tmp_path_factory.mktemp("site")
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if package.name.partition("-")[0] not in {"torch", "torchgen", "functorch"} and package.suffix != ".pth":
+            (site / package.name).symlink_to(package)
+    return clean_environ(PYTHONPATH=os.pathsep.join([str(site), str(Path(rw.__file__).parents[1])]))
+
+
+def run(environ: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    # -S, so that the interpreter's own packages are not found.
+    command = [sys.executable, "-S", *args]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "rw.init()",
+        "rw.all_reduce(1)",
+        "rw.device()",
+        "rw.launch(print, nproc=2)",
+        "rw.Comm",
+        "from rankwise.session.current import session_in_force as s; s().comm",
+    ],
+)
+def test_what_needs_torch_names_it(without_torch: dict[str, str], call: str) -> None:
+    ended = run(without_torch, "-c", f"import rankwise as rw; rw.topology(); {call}")
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("rankwise.errors.MissingDependencyError: "), ended.stderr
+    assert f"needs PyTorch, but {sys.executable} has no package 'torch'" in last
+    assert "pip install torch" in last
+    assert ended.stderr.count("Traceback") == 1
+
+
+def test_what_needs_torch_raises_an_import_error(without_torch: dict[str, str]) -> None:
+    program = "try:\n    from rankwise import init\nexcept ImportError as error:\n    print(error.name)"
+    assert run(without_torch, "-c", program).stdout == "torch\n"
+
+
+@pytest.mark.parametrize("number", ["2", "auto"])
+def test_the_command_says_so_in_a_line(without_torch: dict[str, str], number: str) -> None:
+    ended = run(without_torch, "-c", COMMAND, "launch", "-n", number, __file__)
+    assert ended.returncode == 1
+    assert "needs PyTorch" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert run(without_torch, "-c", COMMAND, "env").returncode == 0
+
+
+def test_the_plugin_says_so_in_a_line(without_torch: dict[str, str]) -> None:
+    program = str(Path(__file__).parent / "testing" / "programs" / "needs_torch.py")
+    pytest_alone = ("-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--noconftest", program)
+    ended = run(without_torch, *pytest_alone)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: a test that runs in ranks needs PyTorch" in ended.stderr, ended.stdout
+    assert "INTERNALERROR" not in ended.stdout + ended.stderr
+    alone = run(without_torch, *pytest_alone, "-k", "alone")
+    assert "MissingDependencyError: the fixture `world` needs PyTorch" in alone.stdout
+    assert "1 passed, 1 deselected, 1 error" in alone.stdout
