@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 import torch
 
+from rankwise.compat.ignite.logs import tell
 from rankwise.compat.ignite.models import NATIVE, SERIAL
 from rankwise.compat.ignite.place import joined, place
 from rankwise.errors import NotJoinedError
 from rankwise.session.identity import fact_lines, hostname
 from rankwise.session.session import Session
-
-log = logging.getLogger(__name__)
 
 _NUMBERS: Final = {
     "local rank": "local_rank",
@@ -154,7 +152,7 @@ def model_name() -> str:
 def show_config() -> None:
     """Log who this is, where it came from and by what it talks, on rank zero.
 
-    Local. Through `logging`, at level INFO; on stderr where the program has not set logging up.
+    Local. Through the logger "ignite.distributed.utils", at level INFO; on stderr unless the program has set it up.
 
     Example:
         >>> show_config()
@@ -176,7 +174,7 @@ def show_config() -> None:
         sources = (f"{name} from {source}" for name, _, source in fact_lines(session.reading.facts()))
         lines.append(("launcher", f"{session.reading.launcher} ({', '.join(sources)})"))
     for label, text in lines:
-        _tell(f"{label}: {text}")
+        tell("utils", "%s: %s", label, text)
 
 
 def _backend(session: Session) -> str | None:
@@ -191,11 +189,3 @@ def _number(name: str) -> str:
         return str(place(name))
     except NotJoinedError:
         return "not known before sync()"
-
-
-def _tell(text: str) -> None:
-    if log.hasHandlers():
-        log.info("%s", text)
-    else:
-        record = log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None)
-        logging.StreamHandler().handle(record)
