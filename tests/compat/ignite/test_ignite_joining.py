@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import rankwise as rw
+from rankwise.compat.ignite.joining import UnusableEnvironmentError
 from tests.session.worlds import free_port, plain, run_ranks
 
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ignite_join.py")
@@ -87,6 +89,16 @@ def test_initialize_through_a_file(tmp_path: Path) -> None:
             init_method=method,
         )
     )
+
+
+def test_variables_that_cannot_be_joined_by_are_both_kinds_of_error() -> None:
+    """Ignite raises RuntimeError where some are missing, and ValueError where one is no number."""
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    for environ in ({"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}, slurm):
+        (error,) = refused([environ], backend="gloo")
+        assert error.startswith("UnusableEnvironmentError")
+    assert issubclass(UnusableEnvironmentError, rw.LauncherEnvironmentError)
+    assert issubclass(UnusableEnvironmentError, RuntimeError)
 
 
 def test_rank_and_world_size_may_be_arguments(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_what_is_there_is_what_the_original_has_without_the_extras() -> None:
             with pytest.raises(ValueError, match=r"Backend should be one of"):
                 module.spawn(backend, print, ())
     for module in (idist, original):
-        with pytest.raises(ValueError, match="ackend"):
+        with pytest.raises(ValueError, match=r"Unknown backend 'horovod'\. Available backends: \('gloo'"):
             module.Parallel(backend="horovod")
 
 
@@ -165,7 +165,7 @@ def test_parallel_without_a_backend_runs_alone(capsys: pytest.CaptureFixture[str
         parallel.run(print, "alone", sep="-")
     assert capsys.readouterr().out == "0-alone\n"
     for name in ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port"):
-        with pytest.raises(ValueError, match=f"{name} is given|'{name}' should be also None"):
+        with pytest.raises(ValueError, match=f"If backend is None, argument '{name}' should be also None"):
             idist.Parallel(**{name: 1})  # type: ignore[arg-type]  # any of them
 
 

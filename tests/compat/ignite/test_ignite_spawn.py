@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,14 +41,19 @@ def test_spawn_runs_a_function_in_ranks(nproc: int, tmp_path: Path) -> None:
     assert names(tmp_path) == wanted
 
 
-def test_parallel_spawns_and_runs(tmp_path: Path) -> None:
+def test_parallel_spawns_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def mark(local_rank: int, folder: Path, *, word: str) -> None:
         (folder / f"{local_rank} {word} {idist.model_name()}").touch()
 
-    with idist.Parallel("gloo", nproc_per_node=2, start_method="spawn", daemon=True, timeout=30) as parallel:
+    two: Any = np.int64(2)
+    with idist.Parallel("gloo", nproc_per_node=two, start_method="spawn", daemon=True, timeout=30) as parallel:
         parallel.run(mark, tmp_path, word="ran")
         assert idist.model_name() == "serial", "this process is no rank"
     assert names(tmp_path) == ["0 ran native-dist", "1 ran native-dist"]
+    logged = capsys.readouterr().err
+    for text in ("Initialized distributed launcher with backend: 'gloo'", "\tnproc_per_node: 2\n", "' in 2 processes"):
+        assert text in logged
+    assert logged.endswith("ignite.distributed.launcher.Parallel INFO: End of run\n")
 
 
 def test_two_worlds_at_a_time_do_not_meet() -> None:
@@ -120,18 +126,22 @@ def test_two_hosts_meet(how: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"nnodes": 2, "node_rank": 2}, "node_rank=2 is not one of nnodes=2 hosts"),
-        ({"nnodes": 0}, "node_rank=0 is not one of nnodes=0 hosts"),
-        ({"nnodes": 2, "node_rank": 0}, "pass master_addr and master_port, a free port of the first host"),
+        ({"nnodes": 2, "node_rank": 2}, "Argument node_rank should be between 0 and 1, but given 2"),
+        ({"nnodes": 0}, "Argument nnodes should positive, a whole number, but given 0"),
         (
-            {"nnodes": 2, "node_rank": 0, "master_addr": "h", "init_method": "tcp://h:1"},
-            "leave master_addr and master_port out",
+            {"nnodes": 2, "node_rank": 0},
+            "arguments master_addr and master_port should be specified, a free port of the first host",
         ),
+        (
+            {"master_addr": "h", "init_method": "file:///shared"},
+            "master_addr should be None if init_method is provided",
+        ),
+        ({"master_port": 1, "init_method": "file:///shared"}, "master_port should be None if init_method is provided"),
         ({"nnodes": 2, "node_rank": 0, "init_method": "file:///shared"}, "init_method='file:///shared'"),
         ({"init_method": "h:1"}, "is none of env://, tcp://host:port, file:///path"),
         ({"timeout": "soon"}, "timeout='soon' is neither a timedelta nor a number"),
         ({"hosts": 2}, "spawn takes no hosts; for gloo and nccl: nnodes, node_rank"),
-        ({"nproc_per_node": 0}, "nproc=0 is not a number of processes from 1"),
+        ({"nproc_per_node": 0}, "Argument nproc_per_node should positive, a whole number, but given 0"),
         ({"fn": threading.Lock()}, "cannot be carried to other processes"),
     ],
 )
@@ -147,11 +157,14 @@ def test_what_cannot_be_spawned_is_refused(arguments: dict[str, Any], said: str)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"nnodes": 2}, "pass node_rank"),
-        ({"nnodes": -1}, "node_rank=0 is not one of nnodes=-1 hosts"),
-        ({"nnodes": 2, "node_rank": 2}, "node_rank=2 is not one of nnodes=2 hosts"),
-        ({"nnodes": 2, "node_rank": 1}, "pass master_addr and master_port"),
-        ({"nproc_per_node": -1}, "nproc=-1 is not a number of processes"),
+        ({"nnodes": 2}, "If number of nodes larger than one, arguments node_rank should be given"),
+        ({"nnodes": -1}, "Argument nnodes should positive, a whole number, but given -1"),
+        ({"nnodes": True}, "Argument nnodes should positive, a whole number, but given True"),
+        ({"nnodes": 2, "node_rank": 2}, "Argument node_rank should be between 0 and 1, but given 2"),
+        ({"nnodes": 2, "node_rank": 1}, "arguments master_addr and master_port should be specified"),
+        ({"nproc_per_node": -1}, "Argument nproc_per_node should positive, a whole number, but given -1"),
+        ({"init_method": "tcp://127.0.0.1:1"}, "will hang. To fix this, please configure MASTER_ADDR and MASTER_PORT"),
+        ({"init_method": "tcp://127.0.0.1:1", "nproc_per_node": None}, "will hang. To fix this"),
     ],
 )
 def test_parallel_is_refused_before_its_block_begins(arguments: dict[str, Any], said: str) -> None:

@@ -19,8 +19,9 @@ def tell(local_rank: int, *, greeting: str) -> None:
 
 if __name__ == "__main__":
     node_rank, port, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    place: dict[str, Any] = {"master_addr": "127.0.0.1", "master_port": port}
+    nodes: dict[str, Any] = {"nproc_per_node": 2, "nnodes": 2, "node_rank": node_rank}
     if how == "init_method":
-        place = {"init_method": f"tcp://127.0.0.1:{port}"}
-    with idist.Parallel("gloo", nproc_per_node=2, nnodes=2, node_rank=node_rank, **place) as parallel:
-        parallel.run(tell, greeting="hello")
+        idist.spawn("gloo", tell, (), {"greeting": "hello"}, init_method=f"tcp://127.0.0.1:{port}", **nodes)
+    else:
+        with idist.Parallel("gloo", master_addr="127.0.0.1", master_port=port, **nodes) as parallel:
+            parallel.run(tell, greeting="hello")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -63,7 +64,7 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
     if not _is_ranks(ranks):
         refuse(session.comm, "new_group", _no_ranks(ranks))
     if kwargs:
-        return dist.new_group(sorted(ranks), **kwargs)
+        return dist.new_group(sorted(map(int, ranks)), **kwargs)
     comm = groups.new_group(ranks)
     if not isinstance(comm, TorchGroupComm):
         return comm
@@ -87,7 +88,7 @@ def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - 
     if isinstance(group, Comm):
         return group if group.rank is not None else None
     if _is_ranks(group):
-        return _comm_of_ranks(session, tuple(sorted(group)))
+        return _comm_of_ranks(session, tuple(sorted(map(int, group))))
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     if isinstance(group, dist.ProcessGroup):
@@ -141,7 +142,7 @@ def _is_ranks(group: object) -> bool:
     return (
         isinstance(group, Sequence)
         and not isinstance(group, (str, bytes))
-        and all(isinstance(rank, int) and not isinstance(rank, bool) for rank in group)
+        and all(isinstance(rank, Integral) and not isinstance(rank, bool) for rank in group)
     )
 
 

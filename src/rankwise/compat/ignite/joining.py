@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rankwise.compat.ignite.models import available_backends
 from rankwise.compat.ignite.place import forget_hint, joined, learn_places
 from rankwise.environment.reading import Fact, Reading, parse_int
-from rankwise.errors import InvalidArgumentError, JoinError
+from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session import current
 from rankwise.session.joining import adopt, init
@@ -29,6 +29,10 @@ _CPU_BACKENDS: Final = ("gloo", "mpi")
 _PORT: Final = 15000
 
 
+class UnusableEnvironmentError(LauncherEnvironmentError, RuntimeError):
+    """A launcher's variables cannot be used: a RuntimeError too, as Ignite raises for those that are missing."""
+
+
 def initialize(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's signature
     """Join the world that this process was launched into, under any launcher that rankwise knows, or alone.
 
@@ -41,7 +45,8 @@ def initialize(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's 
 
     Raises:
         InvalidArgumentError: An argument cannot be used.
-        LauncherEnvironmentError: The launcher's variables are incomplete, contradictory or unreadable.
+        LauncherEnvironmentError: The launcher's variables are incomplete, contradictory or unreadable. It is a
+            RuntimeError here too.
         JoinError: The ranks could not meet, or this process has joined before.
 
     Example:
@@ -92,10 +97,13 @@ def join(backend: str, kwargs: dict[str, Any]) -> Session:
     timeout = seconds(kwargs.get("timeout"))
     method = Method.parse(kwargs.get("init_method"))
     rank, world_size = kwargs.get("rank", method.rank), kwargs.get("world_size", method.world_size)
-    if method.path:
-        return _meet_in_file(method.path, backend, _explicit(rank, world_size), timeout=timeout)
-    address = method.address or _usual_address(current.read_environment())
-    return init(backend=backend, device=device, timeout=timeout, rank=rank, world_size=world_size, address=address)
+    try:
+        if method.path:
+            return _meet_in_file(method.path, backend, _explicit(rank, world_size), timeout=timeout)
+        address = method.address or _usual_address(current.read_environment())
+        return init(backend=backend, device=device, timeout=timeout, rank=rank, world_size=world_size, address=address)
+    except LauncherEnvironmentError as error:
+        raise UnusableEnvironmentError(str(error)) from error.__cause__
 
 
 def check_backend(backend: str) -> None:
@@ -104,10 +112,14 @@ def check_backend(backend: str) -> None:
     Raises:
         InvalidArgumentError: It cannot.
     """
-    known = available_backends()
-    # What is for several kinds of device is checked where it is opened.
-    if backend not in known and not (isinstance(backend, str) and ":" in backend):
+    if not is_available(backend):
+        known = available_backends()
         raise InvalidArgumentError(f"Backend should be one of {known}, which this host can use; got {backend!r}")
+
+
+def is_available(backend: object) -> bool:
+    """Return whether this host can use a backend; one for several kinds of device is checked where it is opened."""
+    return backend in available_backends() or (isinstance(backend, str) and ":" in backend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

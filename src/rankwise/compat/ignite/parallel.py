@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from rankwise.compat.ignite.identity import get_local_rank, get_world_size
-from rankwise.compat.ignite.joining import Method, check_backend, join
+from rankwise.compat.ignite.joining import Method, is_available, join
+from rankwise.compat.ignite.logs import tell
+from rankwise.compat.ignite.models import available_backends
 from rankwise.compat.ignite.place import forget_hint
-from rankwise.compat.ignite.spawning import nodes_of, spawn
+from rankwise.compat.ignite.spawning import check_nproc_per_node, nodes_of, spawn
 from rankwise.errors import InvalidArgumentError
-from rankwise.launch.plan import check_nproc
 from rankwise.session.session import Session
 
-log = logging.getLogger(__name__)
+_LOGGER: Final = "launcher.Parallel"
 
 
 class Parallel:
@@ -30,7 +30,7 @@ class Parallel:
         nnodes: How many hosts start ranks.
         node_rank: Which of them this one is.
         master_addr, master_port: Where they meet.
-        init_method: As for `initialize`.
+        init_method: As for `initialize`, but no address.
         spawn_kwargs: What else `spawn` takes; without `nproc_per_node` only `timeout` counts.
 
     Raises:
@@ -61,19 +61,30 @@ class Parallel:
             "master_port": master_port,
         }
         given = {name: value for name, value in given.items() if value is not None}
-        if backend is not None:
-            check_backend(backend)
-        elif given:
+        if backend is not None and not is_available(backend):
+            raise InvalidArgumentError(f"Unknown backend {backend!r}. Available backends: {available_backends()}")
+        if backend is None and given:
+            name, value = next(iter(given.items()))
             raise InvalidArgumentError(
-                f"{next(iter(given))} is given, but no backend, and without one there is one process: pass a backend"
+                f"If backend is None, argument {name!r} should be also None, but given {value!r}: without one there is "
+                "one process"
             )
-        Method.parse(init_method)
+        if Method.parse(init_method).address is not None:
+            raise InvalidArgumentError(
+                f"init_method={init_method!r}: Parallel does not take it, as in Ignite, where it will hang. "
+                "To fix this, please configure MASTER_ADDR and MASTER_PORT in the environment, or pass master_addr and "
+                "master_port"
+            )
         if init_method is not None:
             spawn_kwargs["init_method"] = init_method
         self.backend = backend
         self.init_method = init_method
         self._joining = {"init_method": init_method, "timeout": spawn_kwargs.get("timeout")}
-        self._spawning = None if nproc_per_node is None else _checked(given | spawn_kwargs)
+        # What is wrong with it is raised before anything of the block runs.
+        self._spawning = None if nproc_per_node is None else given | spawn_kwargs
+        if self._spawning is not None:
+            check_nproc_per_node(nproc_per_node)
+            nodes_of(self._spawning)
         self._session: Session | None = None
 
     def run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's signature
@@ -85,14 +96,23 @@ class Parallel:
             RankFailedError: A rank that was started here failed, and the others were stopped.
         """
         if self.backend is not None and self._spawning is not None:
+            tell(_LOGGER, "Spawn function '%s' in %d processes", func, self._spawning["nproc_per_node"])
             spawn(self.backend, func, args=args, kwargs_dict=kwargs, **self._spawning)
         else:
-            log.info("running %r as one of %d", func, get_world_size())
+            tell(_LOGGER, "- Run '%s' in %d processes", func, get_world_size())
             func(get_local_rank(), *args, **kwargs)
+        tell(_LOGGER, "End of run")
 
     def __enter__(self) -> Parallel:  # noqa: PYI034 - Self is not in Python 3.10
-        if self.backend is not None and self._spawning is None:
+        if self.backend is None:
+            return self
+        if self._spawning is None:
             self._session = join(self.backend, self._joining)
+            tell(_LOGGER, "Initialized processing group with backend: '%s'", self.backend)
+        else:
+            tell(_LOGGER, "Initialized distributed launcher with backend: '%s'", self.backend)
+            settings = "\n\t".join(f"{name}: {value}" for name, value in self._spawning.items())
+            tell(_LOGGER, "- Parameters to spawn processes: \n\t%s", settings)
         return self
 
     def __exit__(
@@ -100,15 +120,6 @@ class Parallel:
     ) -> None:
         session, self._session = self._session, None
         if session is not None:
+            tell(_LOGGER, "Finalized processing group with backend: '%s'", self.backend)
             forget_hint()
             session.__exit__(kind, error, traceback)
-
-
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Check how many ranks there are to be on which hosts, before anything of the block runs."""
-    check_nproc(given["nproc_per_node"])
-    nnodes = given.get("nnodes", 1)
-    if isinstance(nnodes, int) and nnodes > 1 and "node_rank" not in given:
-        raise InvalidArgumentError("nnodes is above 1: pass node_rank, which of the hosts this is")
-    nodes_of(given)
-    return given

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from numbers import Integral
+from typing import Any, Final, TypeGuard
 
 from rankwise.compat.ignite.identity import get_local_rank
 from rankwise.compat.ignite.installing import install, is_installed
@@ -64,7 +65,7 @@ def spawn(
     if unknown:
         raise InvalidArgumentError(f"spawn takes no {', '.join(unknown)}; for gloo and nccl: {', '.join(_ACCEPTED)}")
     check_backend(backend)
-    check_nproc(nproc_per_node)
+    check_nproc_per_node(nproc_per_node)
     nodes = nodes_of(kwargs)
     joining = {"timeout": seconds(kwargs.get("timeout"))}
     # Before the function is read, which may import Ignite.
@@ -72,7 +73,7 @@ def spawn(
     call = FunctionCall.of(_be_rank, (backend, joining, fn, tuple(args), dict(kwargs_dict or {})), setup=setup)
 
     def run() -> None:
-        launch_call(call, nproc=nproc_per_node, nodes=nodes)
+        launch_call(call, nproc=int(nproc_per_node), nodes=nodes)
 
     if kwargs.get("join", True):
         run()
@@ -93,22 +94,47 @@ def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
     Raises:
         InvalidArgumentError: There can be no such host, or nobody says where hosts meet.
     """
-    count, node_rank = kwargs.get("nnodes", 1), kwargs.get("node_rank", 0)
-    if not isinstance(count, int) or not isinstance(node_rank, int) or not 0 <= node_rank < count:
-        raise InvalidArgumentError(f"node_rank={node_rank!r} is not one of nnodes={count!r} hosts")
+    count = kwargs.get("nnodes", 1)
+    if not _is_whole(count) or count < 1:
+        raise InvalidArgumentError(f"Argument nnodes should positive, a whole number, but given {count!r}")
+    node_rank = kwargs.get("node_rank", 0 if count == 1 else None)
+    if node_rank is None:
+        raise InvalidArgumentError("If number of nodes larger than one, arguments node_rank should be given")
+    if not _is_whole(node_rank) or not 0 <= node_rank < count:
+        raise InvalidArgumentError(f"Argument node_rank should be between 0 and {count - 1}, but given {node_rank!r}")
     method = Method.parse(kwargs.get("init_method"))
     host, port = kwargs.get("master_addr"), kwargs.get("master_port")
+    if method.address or method.path:
+        for name, value in (("master_addr", host), ("master_port", port)):
+            if value is not None:
+                raise InvalidArgumentError(
+                    f"{name} should be None if init_method is provided other then 'env://': init_method="
+                    f"{kwargs.get('init_method')!r} names where the ranks meet; got {value!r}"
+                )
     if count == 1:
         return None
-    if (method.address or method.path) and not (host is None and port is None):
-        raise InvalidArgumentError(
-            f"init_method={kwargs.get('init_method')!r} says where hosts meet: leave master_addr and master_port out"
-        )
     endpoint = method.address or (f"{host}:{port}" if host and port else "")
     if not endpoint:
         raise InvalidArgumentError(
-            f"nnodes={count} needs to know where the hosts meet: pass master_addr and master_port, a free port of the "
-            f"first host, the same on all (got master_addr={host!r}, master_port={port!r}, "
-            f"init_method={kwargs.get('init_method')!r})"
+            "If number of nodes larger than one, arguments master_addr and master_port should be specified, a free "
+            f"port of the first host, the same on all, but given master_addr={host!r}, master_port={port!r} and "
+            f"init_method={kwargs.get('init_method')!r}"
         )
-    return Nodes(least=count, most=count, backend="static", endpoint=endpoint, run_id="ignite", node_rank=node_rank)
+    least = most = int(count)
+    return Nodes(least=least, most=most, backend="static", endpoint=endpoint, run_id="ignite", node_rank=int(node_rank))
+
+
+def check_nproc_per_node(count: object) -> None:
+    """Check a number of ranks on this host.
+
+    Raises:
+        InvalidArgumentError: It is no whole number from 1, or beyond what this host could be meant to run.
+    """
+    if not _is_whole(count) or count < 1:
+        raise InvalidArgumentError(f"Argument nproc_per_node should positive, a whole number, but given {count!r}")
+    check_nproc(int(count))
+
+
+def _is_whole(number: object) -> TypeGuard[int]:
+    """Return whether a number is an integer, numpy's too, and no bool."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
