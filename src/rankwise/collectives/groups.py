@@ -9,9 +9,10 @@ from itertools import islice
 from rankwise.arguments import as_seconds, as_text
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
-from rankwise.errors import InvalidArgumentError, shown
+from rankwise.errors import InvalidArgumentError, RankwiseError, shown
 from rankwise.integers import as_integer
 from rankwise.session.current import joined_session
+from rankwise.user_frames import hide_below
 
 
 def comm_of(group: Comm | None) -> Comm:
@@ -24,7 +25,11 @@ def comm_of(group: Comm | None) -> Comm:
         InvalidArgumentError: `group` is not something that `new_group` returns.
     """
     if group is None:
-        return joined_session().comm
+        try:
+            return joined_session().comm
+        except RankwiseError as error:
+            hide_below(error.__traceback__, error)
+            raise
     if not isinstance(group, Comm):
         raise InvalidArgumentError(f"group={shown(group)} is not a group; make one with rankwise.new_group(ranks)")
     return group

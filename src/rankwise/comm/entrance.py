@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 
-from rankwise.comm.frame import Call, call_site
+from rankwise.comm.frame import Call
 from rankwise.errors import CollectiveError
+from rankwise.user_frames import call_site
 
 
 class Entrance:

@@ -7,11 +7,9 @@ collective it waits for ever.
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import socket
 import struct
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +19,7 @@ from typing import Final
 
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened
 from rankwise.session.roll_call import ranks_text
+from rankwise.user_frames import call_site
 
 # Body length, sequence number, kind, whether the main thread called, digest, length of the call's text.
 _PREFIX: Final = struct.Struct("<QQBB16sH")
@@ -29,9 +28,6 @@ _NO_DIGEST: Final = bytes(16)
 _LONGEST_CALL: Final = 1000
 # What a failed rank says of it must fit into its connections, for it waits for nobody to read it.
 _LONGEST_TRACEBACK: Final = 32_000
-
-# Whose frames on the stack are not the caller's.
-_NOT_THE_CALLER: Final = ("rankwise", "torch", "contextlib", "functools")
 
 
 class Kind(IntEnum):
@@ -190,14 +186,6 @@ class Details:
     @classmethod
     def of(cls, call: Call, error: BaseException | None = None) -> Details:
         return cls(call.title, call.site, dict(call.parts()), None if error is None else Failure.of(error, call.text))
-
-
-def call_site() -> str:
-    """Return where the user called: "train.py:88"."""
-    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, which is too slow for every call
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER:
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"  # noqa: PTH119 - of every call
 
 
 def verdict(ranks: Sequence[int], frames: Mapping[int, Frame]) -> RankwiseError | None:

@@ -34,6 +34,7 @@ from rankwise.errors import (
     shown,
 )
 from rankwise.integers import integer
+from rankwise.user_frames import hide_below
 
 T = TypeVar("T")
 
@@ -114,6 +115,8 @@ class Members(ABC):
                 _require_memory(call)
                 yield place
             except BaseException as error:
+                if error.__traceback__ is not None:  # its first entry is of this function, and goes
+                    hide_below(error.__traceback__.tb_next, error)
                 self._end(call, error)
                 raise
         finally:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import traceback as tracebacks
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from rankwise.dependencies import require_torch
 from rankwise.environment.reading import Reading
 from rankwise.errors import NotJoinedError
 from rankwise.topology import Topology
+from rankwise.user_frames import raised_at
 
 if TYPE_CHECKING:
     import torch
@@ -182,9 +181,9 @@ def _no_group() -> None:
 
 
 def summary(error: BaseException | None) -> str:
-    """Return an error and where it was raised, in one line: "ValueError: no data (train.py:12)"."""
-    frames = tracebacks.extract_tb(error.__traceback__) if error is not None else []
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    """Return an error and the line of the user's that raised it, in one line: "ValueError: no data (train.py:12)"."""
+    place = "" if error is None else raised_at(error)
+    where = f" ({place})" if place else ""
     try:
         message = str(error).partition("\n")[0]
     except Exception:  # noqa: BLE001 - its class is the user's

@@ -1,0 +1,107 @@
+"""What users see of rankwise's own frames: none in a "file:line", one or two in the traceback of one of its errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+from rankwise.session.session import summary
+from rankwise.user_frames import raised_at
+from tests.session.worlds import clean_environ
+
+
+class Refuses:
+    """Its pickling makes a call of rankwise's, which fails."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        rw.Topology(rank=9, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_nodes=1)
+        return Refuses, ()
+
+
+def entries(call: Callable[[], Any]) -> list[traceback.FrameSummary]:
+    """Return the traceback of one of rankwise's errors, from the call on."""
+    with pytest.raises(rw.RankwiseError) as caught:
+        call()
+    found = traceback.extract_tb(caught.value.__traceback__)
+    names = [entry.name for entry in found]
+    return list(found[names.index("<lambda>") :])
+
+
+@pytest.mark.ranks("serial", 2)
+@pytest.mark.usefixtures("torch_random")
+def test_errors_of_rankwise_end_where_the_user_called(comm: Comm) -> None:
+    rank = comm.rank or 0
+    calls: dict[str, Callable[[], object]] = {
+        "barrier": lambda: rw.barrier(timeout=-1),
+        "all_reduce": lambda: rw.all_reduce(object()),
+        "gather": lambda: rw.gather(1, dst=9),
+        "new_group": lambda: rw.new_group([99]),
+        "all_gather": lambda: rw.all_gather(one for one in [1]),
+        "reduce_scatter": lambda: rw.reduce_scatter([]),
+    }
+    if comm.size > 1:
+        calls |= {
+            "sync_params": lambda: rw.sync_params(torch.nn.Linear(1 + rank, 1)),
+            "all_gather_cat": lambda: rw.all_gather_cat(torch.ones(1, 1 + rank)),
+            "all_reduce_": lambda: rw.all_reduce_(torch.ones(1 + rank)),
+            "broadcast": lambda: rw.broadcast(1) if rank else rw.barrier(),
+        }
+    for name, call in calls.items():
+        user, *ours = entries(call)
+        assert user.filename == __file__
+        assert ours[0].name in {name, "barrier"}
+        assert len(ours) <= 2, [entry.name for entry in ours]
+
+
+@pytest.mark.ranks(2)
+def test_frames_of_the_user_stay_wherever_they_are(comm: Comm) -> None:
+    with pytest.raises(rw.RankwiseError) as caught:
+        rw.all_gather(Refuses() if comm.rank == 0 else 1)
+    if comm.rank == 0:
+        cause = caught.value.__cause__
+        assert isinstance(cause, rw.TopologyError)
+        assert "__reduce__" in [entry.name for entry in traceback.extract_tb(cause.__traceback__)]
+    assert rw.all_reduce(1) == 2
+
+
+@pytest.mark.ranks(2)
+def test_an_error_that_is_not_rankwises_keeps_all_frames(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a defect")
+
+    group = rw.new_group([0, 1])  # which is lost by it
+    monkeypatch.setattr(group, "_agree_by_frames", broken)
+    with pytest.raises(KeyError) as caught:
+        rw.barrier(group=group)
+    names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[-4:] == ["barrier", "agree", "_agree", "broken"]
+
+
+@pytest.mark.ranks(2)
+def test_places_in_messages_are_the_users(comm: Comm) -> None:
+    with pytest.raises(rw.MismatchError) as caught:
+        rw.barrier(f"epoch {comm.rank}")
+    line = caught.value.__traceback__ and caught.value.__traceback__.tb_lineno
+    assert raised_at(caught.value) == f"test_user_frames.py:{line}"
+    assert summary(caught.value).endswith(f"(test_user_frames.py:{line})")
+    assert summary(rw.RankwiseError("never raised")) == "RankwiseError: never raised"
+
+
+def test_development_mode_shows_all_frames(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import rankwise as rw\nrw.gather(1, dst=9)\n")
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", str(program)],
+        env=clean_environ(), capture_output=True, text=True, timeout=55, check=False,
+    )  # fmt: skip
+    assert "InvalidArgumentError: dst=9 is not a member" in ended.stderr
+    assert "in place_of" in ended.stderr
