@@ -15,25 +15,28 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from torch.distributed import Store
 
 from rankwise.comm.mesh import Mesh
-from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError
+from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError, printable, shortened
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session.acceptor import Acceptor, Client, listen
 from rankwise.session.host import host_id, network_id
 from rankwise.session.json_lines import decoded, encoded
-from rankwise.session.roll_call import ranks_text
+from rankwise.session.roll_call import placed_text
 
 _SECRET_BYTES: Final = 16
 # The secret, and the place of whoever connects.
 _GREETING: Final = struct.Struct(f"<{_SECRET_BYTES}sI")
 _PAUSE_SECONDS: Final = (0.0005, 0.02)
 _CHECK_SECONDS: Final = 0.1
+# What a host may call itself.
+_LONGEST_NAME: Final = 64
+_UNKNOWN: Final[Mapping[int, str]] = {}
 # The socket of a member on its own host. No file: the name goes with the socket.
 _LOCAL_NAME: Final = "rankwise-{}"
 # A host that lost its power says nothing: it is asked after so many seconds of silence, again after so many, so often.
@@ -110,7 +113,8 @@ class Introduction:
         listeners: list[socket.socket] = []
         try:
             host = f"{host_id()}/{network_id()}"
-            near = self.one_host or self._share_a_host(host, deadline)
+            hosts = {} if self.one_host else self._hosts(host, deadline)
+            near = not hosts
             listeners.append(_listen_locally())
             if not near:
                 listeners.append(listen(0, one_host=False))
@@ -123,11 +127,11 @@ class Introduction:
                 secret=secret.hex(),
             )
             self.store.set(f"{self.name}/address/{self.place}", encoded(own))
-            for other, text in enumerate(self._read("address", self.place, deadline)):
+            for other, text in enumerate(self._read("address", self.place, deadline, hosts)):
                 address = _Address.read(text, self.ranks[other])
                 is_local = near or address.host == host
                 connections[other] = self._reach(other, address, near=is_local, deadline=deadline)
-            self._accept(listeners, secret, connections, deadline)
+            self._accept(listeners, secret, connections, hosts, deadline)
         except BaseException:
             for connection in connections.values():
                 connection.close()
@@ -135,14 +139,19 @@ class Introduction:
         finally:
             for listener in listeners:
                 listener.close()
-        return Mesh(self.name, self.ranks, connections, near=near)
+        return Mesh(self.name, self.ranks, connections, hosts)
 
-    def _share_a_host(self, host: str, deadline: float) -> bool:
-        """Return whether all members say that they are on one host."""
-        self.store.set(f"{self.name}/host/{self.place}", host)
-        return all(other == host for other in self._read("host", len(self.ranks), deadline))
+    def _hosts(self, host: str, deadline: float) -> dict[int, str]:
+        """Return the names of the members' hosts, by rank; none if all members say that they are on this one."""
+        self.store.set(f"{self.name}/host/{self.place}", f"{host} {socket.gethostname()}")
+        told = [other.partition(" ") for other in self._read("host", len(self.ranks), deadline)]
+        if all(other == host for other, _, _ in told):
+            return {}
+        return {
+            rank: printable(shortened(name, _LONGEST_NAME)) for rank, (_, _, name) in zip(self.ranks, told, strict=True)
+        }
 
-    def _read(self, what: str, count: int, deadline: float) -> list[str]:
+    def _read(self, what: str, count: int, deadline: float, hosts: Mapping[int, str] = _UNKNOWN) -> list[str]:
         """Return what the first so many members have said of themselves, once they have."""
         keys = [f"{self.name}/{what}/{place}" for place in range(count)]
         pause, longest = _PAUSE_SECONDS
@@ -153,7 +162,7 @@ class Introduction:
         while keys and not self.store.check(keys):
             self.check(awaited)
             if time.monotonic() > deadline:
-                raise self._late(awaited())
+                raise self._late(awaited(), hosts)
             time.sleep(pause)
             pause = min(2 * pause, longest)
         return [value.decode(errors="replace") for value in self.store.multi_get(keys)] if keys else []
@@ -209,6 +218,7 @@ class Introduction:
         listeners: Sequence[socket.socket],
         secret: bytes,
         connections: dict[int, socket.socket],
+        hosts: Mapping[int, str],
         deadline: float,
     ) -> None:
         """Let the members after this one connect."""
@@ -217,7 +227,8 @@ class Introduction:
         with Acceptor(listeners, admits=_is_ours) as acceptor:
             while expected:
                 if time.monotonic() > deadline:
-                    raise self._late([self.ranks[place] for place in sorted(expected)], acceptor.rejected_text())
+                    late = [self.ranks[place] for place in sorted(expected)]
+                    raise self._late(late, hosts, acceptor.rejected_text())
                 try:
                     clients = acceptor.wait(_CHECK_SECONDS)
                 except JoinError as error:
@@ -235,9 +246,10 @@ class Introduction:
                     elif not is_there or place is not None:
                         acceptor.reject(client)
 
-    def _late(self, ranks: Sequence[int], strangers: str = "") -> CollectiveTimeoutError:
+    def _late(self, ranks: Sequence[int], hosts: Mapping[int, str], strangers: str = "") -> CollectiveTimeoutError:
+        own = self.ranks[self.place]
         return CollectiveTimeoutError(
-            f"{ranks_text(ranks)} did not connect to rank {self.ranks[self.place]} in {self.timeout:g} s.{strangers}"
+            f"{placed_text(ranks, hosts)} did not connect to rank {own} in {self.timeout:g} s.{strangers}"
         )
 
 

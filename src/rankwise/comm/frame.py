@@ -133,8 +133,9 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The operation and where it was called: "all_reduce at train.py:88"."""
-        return f"{self.operation} at {self.site or call_site()}"
+        """The operation and where it was called: "all_reduce at train.py:88", "barrier 'epoch 1' at train.py:90"."""
+        name = self.settings.get("name", "")
+        return f"{self.operation}{f' {name!r}' if name else ''} at {self.site or call_site()}"
 
     def digest(self) -> bytes:
         """Return 16 bytes that are the same on all ranks that call the same."""

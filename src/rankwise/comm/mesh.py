@@ -21,7 +21,6 @@ from typing import Final
 from rankwise.comm.frame import Frame, Kind, bulk_head
 from rankwise.comm.peer import Peer
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
-from rankwise.session.roll_call import ranks_text
 
 # How long one wait is, so that Ctrl-C is heard and other groups are looked at.
 SLICE_SECONDS: Final = 0.5
@@ -43,19 +42,22 @@ class Mesh:
         sequence: The number of the last exchange that this member entered.
         lock: Held by a thread that is at the connections: one that looks here from another group must not take what is
             meant for it.
-        near: All members are on this host.
+        near: All members are on this host: no names of `hosts` are given, by rank.
     """
 
     def __init__(
-        self, name: str, ranks: Sequence[int], connections: Mapping[int, socket.socket], *, near: bool
+        self, name: str, ranks: Sequence[int], connections: Mapping[int, socket.socket], hosts: Mapping[int, str]
     ) -> None:
         self.name = name
         self.ranks = ranks
         self.sequence = 0
         self.lock = threading.Lock()
-        self.near = near
+        self.near = not hosts
         self._call = ""
-        self._peers = {place: Peer(ranks[place], connection) for place, connection in connections.items()}
+        self._peers = {
+            place: Peer(ranks[place], hosts.get(ranks[place], ""), connection)
+            for place, connection in connections.items()
+        }
         for connection in connections.values():
             connection.setblocking(False)
         _open_meshes.add(self)
@@ -115,10 +117,10 @@ class Mesh:
         self.say(replace(frame, sequence=self.sequence))
         start = time.monotonic()
         while timeout is not None and (
-            slow := [peer.rank for peer in self._peers.values() if len(peer.outbox) > _MOST_UNSENT_BYTES]
+            slow := [peer.name for peer in self._peers.values() if len(peer.outbox) > _MOST_UNSENT_BYTES]
         ):
             if time.monotonic() - start > timeout:
-                raise CollectiveTimeoutError(f"{frame.call}: {ranks_text(slow)} took nothing in for {timeout:g} s")
+                raise CollectiveTimeoutError(f"{frame.call}: {', '.join(slow)} took nothing in for {timeout:g} s")
             self._talk(SLICE_SECONDS)
 
     def waiting(self, rank: int) -> Frame | None:
@@ -156,8 +158,8 @@ class Mesh:
             if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > _LOSS_SECONDS:
                 raise CollectiveError(_lost(self._call, lost))
             if time.monotonic() - since > timeout:
-                slow = sorted(self._peers[place].rank for place in left.keys() | room.keys())
-                raise CollectiveTimeoutError(f"{self._call}: no data from or to {ranks_text(slow)} for {timeout:g} s")
+                slow = ", ".join(self._peers[place].name for place in sorted(left.keys() | room.keys()))
+                raise CollectiveTimeoutError(f"{self._call}: no data from or to {slow} for {timeout:g} s")
             events = dict.fromkeys(room, select.POLLIN)
             for place in left:
                 events[place] = events.get(place, 0) | select.POLLOUT
@@ -168,7 +170,7 @@ class Mesh:
         peers = [peer for peer in self._peers.values() if ranks is None or peer.rank in ranks]
         for peer in peers:
             peer.receive()
-        return "; ".join(f"rank {peer.rank} {peer.gone}" for peer in peers if peer.gone)
+        return "; ".join(f"{peer.name} {peer.gone}" for peer in peers if peer.gone)
 
     def close(self, reason: str) -> None:
         """Tell the others why this rank takes part no more, and hang up."""
@@ -285,9 +287,7 @@ def looking_at(mesh: Mesh | None) -> Iterator[Mesh | None]:
 
 
 def _lost(call: str, lost: Sequence[Peer]) -> str:
-    who = "; ".join(
-        f"rank {peer.rank} {peer.gone}{f' (last seen in {peer.last})' if peer.last else ''}" for peer in lost
-    )
+    who = "; ".join(f"{peer.name} {peer.gone}{f' (last seen in {peer.last})' if peer.last else ''}" for peer in lost)
     return f"{call} broke off: {who}"
 
 

@@ -21,6 +21,7 @@ class Peer:
 
     Attributes:
         rank: Its global rank.
+        host: The name of its host; "" if that is this one, as it is of all members.
         connection: The connection to it.
         inbox, outbox: What was received and not yet read, and what could not be sent yet.
         frames: Its frames of exchanges that this rank has not finished, by sequence number.
@@ -32,6 +33,7 @@ class Peer:
     """
 
     rank: int
+    host: str
     connection: socket.socket
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
@@ -43,9 +45,14 @@ class Peer:
     gone: str = ""
 
     @property
+    def name(self) -> str:
+        """The rank, and where it is: "rank 3 on node2"."""
+        return f"rank {self.rank}{f' on {self.host}' if self.host else ''}"
+
+    @property
     def seen(self) -> str:
         """The rank, and where it was seen last."""
-        return f"rank {self.rank}, {f'last seen in {self.last}' if self.last else 'not seen in any collective here'}"
+        return f"{self.name}, {f'last seen in {self.last}' if self.last else 'not seen in any collective here'}"
 
     @property
     def sends_data(self) -> bool:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankwise.errors import JoinError, JoinTimeoutError, printable
-from rankwise.session.roll_call import ranks_text
+from rankwise.rendezvous import LOOPBACK
+from rankwise.session.roll_call import placed_text
 
 # Rank zero knows who is late: the others wait for its answer that much longer.
 _ANSWER_SECONDS: Final = 5.0
@@ -81,6 +82,9 @@ class Watch:
             with contextlib.suppress(OSError):  # it has died, and others are to hear of that
                 line.sendall(text.replace("\n", "\t").encode()[: _MOST_BYTES - 1] + b"\n")
 
+    def _addresses(self) -> dict[int, str]:
+        return {rank: _address(line) for rank, line in self.lines.items()}
+
     def _hear_all(self, problem: str, timeout: float) -> None:
         problems = [f"rank 0: {problem}"] if problem else []
         deadline = time.monotonic() + (_ANSWER_SECONDS if problem else timeout)
@@ -92,7 +96,7 @@ class Watch:
                 if remaining <= 0 and problems:
                     break
                 if remaining <= 0:
-                    late = ranks_text(sorted(key.data for key in selector.get_map().values()))
+                    late = placed_text(sorted(key.data for key in selector.get_map().values()), self._addresses())
                     raise JoinTimeoutError(f"{late} met the others, but took no device within {timeout:g} s")
                 for key, _ in selector.select(remaining):
                     selector.unregister(key.fileobj)
@@ -103,6 +107,14 @@ class Watch:
                         deadline = min(deadline, time.monotonic() + _ANSWER_SECONDS)
         if problems:
             raise JoinError("; ".join(problems))
+
+
+def _address(line: socket.socket) -> str:
+    """Return where the other side is; "" if that is this host, or it has hung up."""
+    with contextlib.suppress(OSError):
+        address = str(line.getpeername()[0])
+        return "" if address in {line.getsockname()[0], LOOPBACK} else address
+    return ""
 
 
 def _died(rank: int) -> str:

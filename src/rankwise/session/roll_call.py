@@ -212,10 +212,20 @@ def answers(hellos: Mapping[int, Hello], *, store_port: int = 0) -> dict[int, An
 def missing(arrived: Mapping[int, Hello], world_size: int, *, timeout: float) -> str:
     """Return the message for ranks that did not arrive in time."""
     absent = [rank for rank in range(world_size) if rank not in arrived]
+    hosts = {rank: hello.host for rank, hello in arrived.items()}
+    present = placed_text(sorted(arrived), hosts if len(set(hosts.values())) > 1 else {})
     return (
-        f"{ranks_text(absent)} of {world_size} did not arrive within {timeout:g} s; {ranks_text(sorted(arrived))} did. "
+        f"{ranks_text(absent)} of {world_size} did not arrive within {timeout:g} s; {present} did. "
         "Were they started, with the same WORLD_SIZE, and can they reach rank zero?"
     )
+
+
+def placed_text(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+    """Return "ranks 0-2 on node1; rank 5 on node2", as far as hosts are given."""
+    parts: dict[str, list[int]] = {}
+    for rank in ranks:
+        parts.setdefault(hosts.get(rank, ""), []).append(rank)
+    return "; ".join(f"{ranks_text(there)}{f' on {host}' if host else ''}" for host, there in parts.items())
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
