@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
@@ -122,70 +121,6 @@ def test_broadcast(comm: Comm, tmp_path: Path) -> None:
         kinds: tuple[Any, ...] = (None, "another kind", torch.ones(7), [object()])
         for kind in kinds:
             assert idist.broadcast(torch.ones(3) if mine else kind, src, safe_mode=True).equal(torch.ones(3))
-
-
-def test_groups(comm: Comm) -> None:
-    rank, alone = rw.get_rank(), rw.backend() is None
-    members = [other for other in range(comm.size) if other % 2 == 0]
-    mine = rank in members
-    made = [members, idist.new_group(members)]
-    if not alone:
-        made += [dist.new_group(members), idist.new_group(members, backend="gloo")]
-        assert isinstance(made[1], dist.ProcessGroup if mine else int)
-    for group in made:
-        for _ in range(2):
-            assert idist.all_reduce(rank + 1, group=group) == (sum(members) + len(members) if mine else rank + 1)
-            assert idist.all_gather(rank, group=group) == (members if mine else rank)
-            assert idist.all_gather(torch.tensor([rank]), group=group).tolist() == (members if mine else [rank])
-            shapes = [[other + 1] for other in members]
-            parts = idist.all_gather_tensors_with_shapes(torch.ones(rank + 1), shapes, group=group)
-            assert [len(part) for part in parts] == ([other + 1 for other in members] if mine else [rank + 1])
-    assert idist.all_reduce(1, group=None if alone else dist.group.WORLD) == comm.size
-
-
-def test_a_list_of_ranks_makes_one_group(comm: Comm) -> None:
-    if rw.backend() is None:
-        return
-    idist.all_reduce(1, group=[0, 1])
-    before = len(comm._parts)
-    for _ in range(3):
-        idist.all_reduce(1, group=[1, 0])
-        idist.all_gather("x", group=(0, 1))
-    assert len(comm._parts) == before
-
-
-def test_members_alone_may_pass_a_list_of_ranks(comm: Comm) -> None:
-    """As with the original, and whatever groups each rank was in before."""
-    rank, last = rw.get_rank(), comm.size - 1
-    if comm.size > 2:
-        for members in ([1, 2], [2, 3]):
-            if rank in members:
-                assert idist.all_gather(rank, group=members) == members
-    if rank == last:
-        assert idist.all_reduce(torch.tensor([rank]), group=[last]).tolist() == [last]
-    ends = sorted({0, last})
-    if rank in ends:
-        big = torch.full((70_000,), float(rank))
-        assert idist.all_reduce(big, group=ends)[-1].item() == (last if comm.size > 1 else 0)
-    assert idist.all_gather(rank, group=list(range(comm.size))) == list(range(comm.size))
-    assert idist.all_reduce(1, group=idist.new_group(ends)) == (len(ends) if rank in ends else 1)
-
-
-def test_a_list_that_a_member_does_not_pass_is_refused_on_all(comm: Comm) -> None:
-    if comm.size < 4:
-        return
-    wanted = (rw.MismatchError, r"group=\[0, 1\] is passed here for the first time, but ranks \[1\] wait")
-    for _ in range(2):
-        if rw.get_rank() == 0:
-            with pytest.raises(wanted[0], match=wanted[1]):
-                idist.all_reduce(1, group=[0, 1])
-        else:
-            with pytest.raises(rw.RemoteRankError, match=wanted[1]):
-                idist.all_reduce(1)
-    for ranks in ([], [0, 0], [0, 4], [-1]):
-        with pytest.raises(ValueError, match="each a rank of 4 and there once"):
-            idist.all_reduce(1, group=ranks)
-    assert idist.all_reduce(1, group=[0, 1]) == (2 if rw.get_rank() < 2 else 1)
 
 
 def test_barrier_waits_for_all(comm: Comm, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import subprocess
 import sys
@@ -158,6 +159,15 @@ def test_every_name_works_alone(no_leftovers: None, torch_random: None, capsys: 
     idist.show_config()
     shown = {line.partition("ignite.distributed.utils INFO: ")[2] for line in capsys.readouterr().err.splitlines()}
     assert {"distributed configuration: serial", "backend: None", "world size: 1"} <= shown
+
+
+def test_a_program_may_set_the_loggers_up(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("ignite.distributed.utils")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    idist.show_config()
+    logger.setLevel(before)
+    assert capsys.readouterr().err == ""
 
 
 def test_parallel_without_a_backend_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:
