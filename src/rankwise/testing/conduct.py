@@ -15,13 +15,15 @@ import pytest
 
 from rankwise.errors import LaunchError
 from rankwise.launch.memory import kills, word
-from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Warned
+from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Debugged, Done, Phase, Warned
 from rankwise.testing.warm import WarmRanks
 
 # How long ranks that are alive may take to start, with the modules of the tests.
 START_SECONDS: Final = 120.0
 # How long the others get to fail by themselves after the first failure.
 _GRACE_SECONDS: Final = 2.0
+# How long to wait at a time for somebody who debugs.
+_DEBUGGING_SECONDS: Final = 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +102,17 @@ def is_failure(phase: Phase) -> bool:
 class Conductor:
     """One test while it runs."""
 
-    def __init__(self, ranks: WarmRanks, size: int, timeout: float) -> None:
+    def __init__(
+        self, ranks: WarmRanks, size: int, timeout: float, note_debugger: Callable[[], object] = lambda: None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            ranks: All that there are; the first ones run the test.
+            size: How many of them.
+            timeout: Seconds for the test.
+            note_debugger: Called when somebody begins to debug a rank.
+        """
         self.attempts = {number: Attempt() for number in range(size)}
         self._ranks = ranks
         self._timeout = timeout
@@ -115,6 +127,9 @@ class Conductor:
         self._first_failed: int | None = None
         self._stopped = ""
         self._kills = kills()
+        self._note_debugger = note_debugger
+        self._debugged: set[int] = set()
+        self._debugged_since = 0.0
 
     def gather(self) -> None:
         """Wait until the ranks, which have been told of the test, begin it."""
@@ -193,6 +208,8 @@ class Conductor:
             attempt.asides.append(message)
         elif isinstance(message, Warned):
             attempt.warned.append(message)
+        elif isinstance(message, Debugged):
+            self._note_debugged(number, begins=message.begins)
         elif isinstance(message, Done):
             attempt.left, attempt.joined = message.left, message.joined
         elif isinstance(message, Broken):
@@ -221,7 +238,24 @@ class Conductor:
     def _end(self, number: int, attempt: Attempt, how: str) -> None:
         attempt.ended, attempt.ended_ns = how, time.monotonic_ns()
         attempt.printed[self._phase] = self._ranks.ranks[number].printed()
+        self._note_debugged(number, begins=False)
         self._hurry(number)
+
+    def _note_debugged(self, number: int, *, begins: bool) -> None:
+        """Let no limit pass while somebody debugs any rank."""
+        if begins:
+            if not self._debugged:
+                self._debugged_since = time.monotonic()
+                self._note_debugger()
+            self._debugged.add(number)
+        elif self._debugged == {number}:
+            self._debugged.clear()
+            passed = time.monotonic() - self._debugged_since
+            self._limit = (self._limit[0] + passed, self._limit[1])
+            if self._grace is not None:
+                self._grace = (self._grace[0] + passed, self._grace[1])
+        else:
+            self._debugged.discard(number)
 
     def _hurry(self, number: int) -> None:
         """Give the others not much longer in a phase that one has failed, once they have begun."""
@@ -235,6 +269,8 @@ class Conductor:
         return all(number in self._begun or attempt.is_over for number, attempt in self.attempts.items())
 
     def _nearest_limit(self) -> tuple[float, str]:
+        if self._debugged:
+            return time.monotonic() + _DEBUGGING_SECONDS, ""
         return self._limit if self._grace is None else min(self._limit, self._grace)
 
     def _stop_the_late(self) -> tuple[int, ...]:

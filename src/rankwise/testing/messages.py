@@ -117,6 +117,17 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Debugged:
+    """Somebody debugs a rank.
+
+    Attributes:
+        begins: From now on; no more, otherwise.
+    """
+
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """A rank has ended a test.
 

@@ -32,6 +32,7 @@ from rankwise.launch.wire import packed, receive
 from rankwise.session.session import summary
 from rankwise.testing import coverage, shared_output
 from rankwise.testing.collecting import Collecting
+from rankwise.testing.debugging import Debugging, put_back_handler
 from rankwise.testing.letting_go import LettingGo
 from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Run, Task, Warned
 from rankwise.testing.state import RandomState, State
@@ -133,6 +134,7 @@ class _Rank:
         self._state = State(config.rootpath, random_state)
         self._tests = Collecting(config, self._state.settle)
         config.pluginmanager.register(self._tests)
+        config.pluginmanager.register(Debugging(self._tell, is_captured=not output))
         self._error: BaseException | None = None
         self._letting_go = LettingGo()
         self._reported = ""
@@ -235,6 +237,7 @@ class _Rank:
             self._tell(Broken(text=_NOT_REPORTED))
             return
         self._error = None  # whose traceback holds what the test has held
+        put_back_handler()
         self._tell(Done(left=self._state.left(), joined=torch.distributed.is_initialized()))
         if following is None:
             self._state.forget()

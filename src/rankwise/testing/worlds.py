@@ -91,7 +91,7 @@ class Worlds:
             self._ranks = self._new_ranks()
         with self._closed_if_broken():
             self._stores.append(self._tell(self._ranks, item, size, following))
-            conductor = Conductor(self._ranks, size, ranks.timeout)
+            conductor = Conductor(self._ranks, size, ranks.timeout, self._note_debugger)
             conductor.gather()
         return lambda: self._finish(item, conductor)
 
@@ -132,6 +132,10 @@ class Worlds:
         except LaunchError:  # the outcome tells of it
             self.close(gently=False)
             return ()
+
+    def _note_debugger(self) -> None:
+        """Tell plugins of this process, such as pytest-timeout, that somebody debugs."""
+        self._config.hook.pytest_enter_pdb(config=self._config, pdb=None)
 
     def _tell_warnings(self, item: pytest.Item, outcome: Outcome) -> None:
         """Tell pytest of the warnings of ranks, each once."""
