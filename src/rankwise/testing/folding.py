@@ -15,11 +15,12 @@ from rankwise.testing import stacks
 from rankwise.testing.conduct import Attempt, Outcome
 from rankwise.testing.messages import PHASES, Phase
 
-# In the headline; below it are all.
+# In pytest's summary; below the test are all.
 _STORIES_NAMED: Final = 3
 # Of what a rank printed.
 _LONGEST_OUTPUT: Final = 100_000
 _UNEXPECTED: Final = "[XPASS(strict)]"
+_FAILED: Final = "failed: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,22 +157,28 @@ class _WorldPhase:
         """Return the failures as pytest shows one, with a headline; what one place raised is shown once."""
         file = str(self._item.path)
         size = len(self._outcome.attempts)
-        headline = [f"{size - len(stories) - len(late)} of {size} ranks passed"]
+        passed = f"{size - len(stories) - len(late)} of {size} ranks passed"
+        headline: list[str] = []
         parts: list[tuple[ReprTraceback, str | None]] = []
         for group in _grouped(stories):
             story = stories[next(iter(group.values()))[0]]
             told = [f"{ranks_text(ranks)} {'then ' * story.order[0]}{what}" for what, ranks in group.items()]
-            headline += told
+            if not headline and not story.order[0]:
+                what, ranks = next(iter(group.items()))
+                headline.append(_brief(what, ranks, size))
+                headline += told[1:]
+            else:
+                headline += told
             parts.append((_text("\n".join(told)), None))
-            if story.details and not (story.order[0] and len(headline) > len(told) + 1):  # its cause was told before
+            if story.details and not (story.order[0] and len(headline) > len(told)):  # its cause was told before
                 parts += _shown(story.details)
         if late:
             headline.append(f"{self._outcome.reason}: {stacks.summary(late, file)}")
             parts.append((_text(headline[-1]), None))
             parts += [(_text(f"{title}\n{stack}"), None) for title, stack in stacks.grouped(late, file)]
-        shown = headline[: 1 + _STORIES_NAMED] + (["..."] if len(headline) > 1 + _STORIES_NAMED else [])
+        shown = [*headline[:_STORIES_NAMED], *["..."] * (len(headline) > _STORIES_NAMED), passed]
         crash = ReprFileLocation(file, (self._item.location[1] or 0) + 1, "; ".join(shown))
-        return ExceptionChainRepr([(_text(headline[0]), crash, None), *((part, crash, note) for part, note in parts)])
+        return ExceptionChainRepr([(_text(passed), crash, None), *((part, crash, note) for part, note in parts)])
 
     def _skip(self, skipped: Mapping[int, pytest.TestReport]) -> object:
         """Return where and why it was skipped, naming the ranks if that were not all."""
@@ -227,7 +234,7 @@ def _story(phase: Phase, report: pytest.TestReport) -> _Story:
     where = text if crash is None else f"{crash.path}:{crash.lineno}"
     what = text.partition("\n")[0]
     return _Story(
-        what=_UNEXPECTED if what.startswith(_UNEXPECTED) else f"failed: {what}",
+        what=_UNEXPECTED if what.startswith(_UNEXPECTED) else f"{_FAILED}{what}",
         where=where,
         details=report.longrepr,
         order=(phase.consequence, phase.time_ns),
@@ -243,6 +250,13 @@ def _grouped(stories: Mapping[int, _Story]) -> list[dict[str, list[int]]]:
         dict(sorted(((what, sorted(ranks)) for what, ranks in place.items()), key=lambda entry: entry[1]))
         for place in places.values()
     ]
+
+
+def _brief(what: str, ranks: list[int], size: int) -> str:
+    """Return what happened, beginning with the error: a line of pytest's summary has room for little more."""
+    if what.startswith(_FAILED):
+        return f"{what.removeprefix(_FAILED)} ({ranks_text(ranks)} of {size})"
+    return f"{ranks_text(ranks)} {what}"
 
 
 def _text(text: str) -> ReprTraceback:

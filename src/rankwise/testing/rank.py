@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import logging
 import os
 import pickle
 import signal
@@ -46,6 +47,8 @@ FAILURE: Final = pytest.StashKey[str]()
 # The closed process group of a test, which is let go of once all has been told.
 CLOSED: Final = pytest.StashKey[list[object]]()
 
+# Where torch logs every error of a collective in a long line, by default to nowhere; pytest would show it.
+_LOGS_FOR_NOBODY: Final = "c10d-NullHandler-default"
 _NOT_REPORTED: Final = (
     "a plugin runs tests in its own way, without reporting each phase when it is over; so ranks cannot wait for each "
     "other (-p no:NAME switches a plugin off)"
@@ -68,6 +71,7 @@ def be_rank(connection: socket.socket, crashes: int, run: Run) -> None:
         run: What to know of the run of pytest.
     """
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    logging.getLogger(_LOGS_FOR_NOBODY).disabled = True
     _leave_asserts_alone()
     output = shared_output.share(run.turns) if run.turns else []
     random_state = RandomState()
