@@ -184,9 +184,10 @@ def test_coverage_of_what_only_ranks_run(programs: pytest.Pytester) -> None:
 
 def test_pytest_timeout_ends_a_world(programs: pytest.Pytester) -> None:
     result = run(programs, "slow", "-k", "not interrupted")
-    result.assert_outcomes(passed=1, failed=1, errors=1)
+    result.assert_outcomes(passed=1, failed=2, errors=1)
     assert "Timeout (>3.0s)" in told_of(result, "test_ends_ranks_that_end_late")
-    assert re.search(r"Timeout.*3.*: ranks 0-1 in sleep, test_slow.py:\d+", told_of(result, "test_sleeps"))
+    for test in ("test_sleeps", "test_sleeps_beside_a_timer"):
+        assert re.search(r"Timeout.*3.*: ranks 0-1 in sleep, test_slow.py:\d+", told_of(result, test))
 
 
 def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
@@ -203,7 +204,9 @@ def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
         started = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGINT)
         told, _ = process.communicate(timeout=30)
-    assert b"KeyboardInterrupt" in told
+    place = f"test_slow.py:{len((PROGRAMS / 'slow.py').read_text().splitlines())}"
+    assert f"stack of ranks 0-1, in sleep, {place}\n" in told.decode()
+    assert f"{place}: KeyboardInterrupt\n" in told.decode()
     _, alive = psutil.wait_procs(started, timeout=5)
     assert not alive
 

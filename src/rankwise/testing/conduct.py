@@ -135,6 +135,10 @@ class Conductor:
         """Wait until the ranks, which have been told of the test, begin it."""
         self._wait(self._are_gathered)
 
+    def limit(self, seconds: float, reason: str) -> None:
+        """Stop the ranks so many seconds from now, if the test is not over by then nor has to be sooner."""
+        self._limit = min(self._limit, (time.monotonic() + seconds, reason))
+
     def conduct(self) -> Outcome:
         """Lead the ranks through the test."""
         for self._phase in PHASES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -87,7 +87,16 @@ class Dispatch:
             pytest.exit(*stop)
         return True
 
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:  # noqa: ANN401 - of pytest-timeout
+        """Stop ranks where pytest-timeout's thread would end this whole process, which is not what hangs."""
+        if item is not self._last or self._current is None or self._worlds is None or settings.method != "thread":
+            return None
+        self._worlds.limit(settings.timeout, f"Timeout (>{settings.timeout}s) from pytest-timeout")
+        return True
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        self._show_interrupted(terminalreporter)
         left = [] if self._worlds is None else self._worlds.left
         if left:
             tests = len({nodeid for nodeid, _ in left})
@@ -95,6 +104,16 @@ class Dispatch:
             terminalreporter.line(f"{tests} tests left something behind, so the next one waited for new processes:")
             for nodeid, text in left if self._config.get_verbosity() > 0 else left[:_TESTS_NAMED]:
                 terminalreporter.line(f"{nodeid}: {text}")
+
+    def _show_interrupted(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show where ranks were when Ctrl-C came."""
+        if self._worlds is not None and self._worlds.interrupted and self._last is not None:
+            from rankwise.testing import stacks  # noqa: PLC0415 - for this alone
+
+            terminalreporter.section("ranks that were interrupted")
+            terminalreporter.line(self._last.nodeid)
+            for title, stack in stacks.grouped(self._worlds.interrupted, str(self._last.path)):
+                terminalreporter.line(f"{title}\n{stack}")
 
     def _prepare(self, session: pytest.Session) -> None:
         """Find out which tests run in ranks, and which of them comes next; start the ranks' server for them."""
@@ -162,4 +181,5 @@ def _put_away(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.Te
         "teardown",
         reraise=(pytest.exit.Exception, KeyboardInterrupt),
     )
-    return [] if call.excinfo is None else [item.ihook.pytest_runtest_makereport(item=item, call=call)]
+    # Not by the hook: plugins expect there that this process has run the test.
+    return [] if call.excinfo is None else [pytest.TestReport.from_item_and_call(item, call)]

@@ -30,6 +30,17 @@ def grouped(stacks: Mapping[int, str], file: str) -> list[tuple[str, str]]:
     ]
 
 
+def interrupt_in(file: str, stacks: Mapping[int, str]) -> None:
+    """Raise KeyboardInterrupt as if that had come in a file, on the line where a rank is; return if none is there.
+
+    Pytest names the line that was interrupted, and that is where its own process waits for the ranks.
+    """
+    for stack in stacks.values():
+        line = next((int(frame["line"]) for frame in _frames(stack) if frame["file"] == file), 0)
+        if line:
+            exec(compile("\n" * (line - 1) + "raise KeyboardInterrupt", file, "exec"), {})  # noqa: S102 - for its line
+
+
 def trimmed(stack: str) -> str:
     """Return a stack without what runs the test, below it."""
     lines: list[str] = []
@@ -49,9 +60,13 @@ def _together(stacks: Mapping[int, str], file: str) -> dict[str, list[int]]:
     return places
 
 
+def _frames(stack: str) -> list[dict[str, str]]:
+    """Return the frames of the main thread, which comes last, its innermost frame first."""
+    return [match.groupdict() for match in _FRAME.finditer(stack.rpartition("hread 0x")[2])]
+
+
 def _place(stack: str, file: str) -> str:
-    # The main thread comes last, its innermost frame first.
-    frames = [match.groupdict() for match in _FRAME.finditer(stack.rpartition("hread 0x")[2])]
+    frames = _frames(stack)
     for index, frame in enumerate(frames):
         if frame["file"] == file:
             above = [inner["function"] for inner in frames[:index] if inner["function"] not in _WRAPPERS]

@@ -31,6 +31,7 @@ from rankwise.testing.environments import fake_torchrun
 from rankwise.testing.marker import Ranks
 from rankwise.testing.messages import Place, Run, Task
 from rankwise.testing.rank import be_rank, travels
+from rankwise.testing.stacks import interrupt_in
 from rankwise.testing.warm import WarmRanks
 
 # Ranks write no reports, choose no tests and start no workers.
@@ -67,10 +68,17 @@ _OF_THE_COMMAND_LINE: Final = frozenset({"file_or_dir", "_raise_print_help"})
 
 
 class Worlds:
-    """The worlds of a run of pytest."""
+    """The worlds of a run of pytest.
+
+    Attributes:
+        left: What tests have left behind: their names, and what it was.
+        interrupted: The stacks of ranks when Ctrl-C came.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.left: list[tuple[str, str]] = []
+        self.interrupted: dict[int, str] = {}
+        self._conductor: Conductor | None = None
         self._config = config
         self._number = 0
         self._stores: list[Store] = []
@@ -89,11 +97,16 @@ class Worlds:
         """
         if self._ranks is None:
             self._ranks = self._new_ranks()
-        with self._closed_if_broken():
+        with self._closed_if_broken(item):
             self._stores.append(self._tell(self._ranks, item, size, following))
-            conductor = Conductor(self._ranks, size, ranks.timeout, self._note_debugger)
+            self._conductor = conductor = Conductor(self._ranks, size, ranks.timeout, self._note_debugger)
             conductor.gather()
         return lambda: self._finish(item, conductor)
+
+    def limit(self, seconds: float, reason: str) -> None:
+        """Stop the test that runs so many seconds from now, if it is not over by then."""
+        if self._conductor is not None:
+            self._conductor.limit(seconds, reason)
 
     def close(self, *, gently: bool = True) -> list[str]:
         """End all ranks, and what they are forked from, and return what went wrong on them then.
@@ -105,17 +118,23 @@ class Worlds:
         return [] if ranks is None else ranks.close(gently=gently)
 
     @contextlib.contextmanager
-    def _closed_if_broken(self) -> Iterator[None]:
-        """Let nothing run on that nobody leads any more."""
+    def _closed_if_broken(self, item: pytest.Item) -> Iterator[None]:
+        """Let nothing run on that nobody leads any more; after Ctrl-C, find out where it was."""
         try:
             yield
+        except KeyboardInterrupt:
+            if self._ranks is not None:
+                self.interrupted = self._ranks.ask_for_stacks(self._ranks.ranks)
+            self.close(gently=False)
+            interrupt_in(str(item.path), self.interrupted)
+            raise
         except BaseException:
             self.close(gently=False)
             raise
 
     def _finish(self, item: pytest.Item, conductor: Conductor) -> Outcome:
         """Lead ranks that have begun a test to its end."""
-        with self._closed_if_broken():
+        with self._closed_if_broken(item):
             outcome = conductor.conduct()
             self.left += [(item.nodeid, text) for text in outcome.left]
             self._tell_warnings(item, outcome)

@@ -39,6 +39,12 @@ def test_sleeps() -> None:
     time.sleep(100)
 
 
+@pytest.mark.timeout(3, method="thread")
+@pytest.mark.ranks(2)
+def test_sleeps_beside_a_timer() -> None:
+    time.sleep(100)
+
+
 @pytest.mark.ranks(2)
 def test_is_interrupted() -> None:
     Path(f"rank{os.environ['RANK']}").write_text(str(os.getpid()))
