@@ -13,6 +13,7 @@ import xml.etree.ElementTree as ET
 
 import psutil
 import pytest
+from coverage import CoverageData
 
 from tests.testing.running import PROGRAMS, run, told_of
 
@@ -177,9 +178,24 @@ def test_xdist(programs: pytest.Pytester) -> None:
 
 def test_coverage_of_what_only_ranks_run(programs: pytest.Pytester) -> None:
     shutil.copy(PROGRAMS / "covered.py", programs.path)
-    result = run(programs, "covering", "--cov=covered", "--cov-report=term-missing", "--cov-branch")
+    options = ("--cov=covered", "--cov-report=term-missing", "--cov-branch", "--cov-context=test")
+    result = run(programs, "covering", *options)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["covered.py * 13"])  # the body that nobody runs
+    data = CoverageData(basename=str(programs.path / ".coverage"))
+    data.read()
+    assert data.measured_contexts() == {"test_covering.py::test_ranks|run"}
+    data.close()
+
+
+def test_coverage_that_is_not_measured_in_parallel(programs: pytest.Pytester) -> None:
+    for name in ("covered", "test_covering"):
+        shutil.copy(PROGRAMS / f"{name.removeprefix('test_')}.py", programs.path / f"{name}.py")
+    command = ("-m", "coverage", "run", "--branch", "-m", "pytest", "-p", "no:cacheprovider", "test_covering.py")
+    programs.run(sys.executable, *command, timeout=100).assert_outcomes(passed=1)
+    result = programs.run(sys.executable, "-m", "coverage", "report", "--show-missing", "--include=covered.py")
+    result.stdout.fnmatch_lines(["covered.py * 13"])
+    assert [path.name for path in programs.path.glob(".coverage*")] == [".coverage"]
 
 
 def test_pytest_timeout_ends_a_world(programs: pytest.Pytester) -> None:

@@ -85,6 +85,8 @@ def be_rank(connection: socket.socket, crashes: int, run: Run) -> None:
         for marker in run.markers:
             config.addinivalue_line("markers", marker)
         config.pluginmanager.register(_Rank(connection, crashes, config, random_state, output), PLUGIN)
+        if run.options.get("cov_context") == "test":
+            config.pluginmanager.register(coverage.Contexts())
         config.hook.pytest_cmdline_main(config=config)
 
 

@@ -115,7 +115,9 @@ class Worlds:
             gently: Let ranks end by themselves.
         """
         ranks, self._ranks = self._ranks, None
-        return [] if ranks is None else ranks.close(gently=gently)
+        problems = [] if ranks is None else ranks.close(gently=gently)
+        coverage.take_in(self._base())
+        return problems
 
     @contextlib.contextmanager
     def _closed_if_broken(self, item: pytest.Item) -> Iterator[None]:
@@ -213,7 +215,7 @@ class Worlds:
             args=[*map("-pno:{}".format, self._switched_off()), *args],
             workerinput=self._workerinput,
             markers=self._config.getini("markers"),
-            measured=coverage.settings(),
+            measured=coverage.settings(self._base()),
             turns="" if self._is_captured else str(self._base() / "turns"),
         )
         return pickle.dumps(FunctionCall(pickled=dumps((be_rank, (run,), {})), search_path=search_path()))
