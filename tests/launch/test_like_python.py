@@ -159,6 +159,24 @@ def test_nothing_is_left_open_that_python_would_warn_of(tmp_path: Path) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, b"x\n", b"")
 
 
+@pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
+def test_a_script_is_shown_by_its_command_and_can_execute_itself_again(extra: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        "if 'AGAIN' not in os.environ:\n"
+        "    print(pathlib.Path('/proc/self/cmdline').read_text().rstrip(chr(0)), flush=True)\n"
+        "    os.environ['AGAIN'] = '1'\n"
+        "    os.execv(sys.executable, sys.orig_argv)\n"
+        "print('again', sys.argv[1:], os.environ['RANK'])\n"
+    )
+    found = run(["env", "-u", "PYTHONDONTWRITEBYTECODE", *LAUNCH, *extra], str(script), "--lr", "two words")
+    assert (found.returncode, found.stderr) == (0, b"")
+    title, again = found.stdout.decode().splitlines()
+    assert title == f"{sys.executable} {script} --lr two words [rank 0]"
+    assert again == "again ['--lr', 'two words'] 0"
+
+
 def test_output_that_cannot_be_written_at_the_end_is_told_as_under_python(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('x', end='')\n")

@@ -20,6 +20,8 @@ _BOOTSTRAP: Final = (
     "sys.path += [entry for entry in {others!r} if entry not in sys.path]; "
     "from rankwise.launch.{module} import main; main(own)"
 )
+# Ranks write the command that they run over this one.
+_ROOM_FOR_TITLE: Final = 2048
 # What the processes of a launcher cannot do without.
 _NEEDED: Final = ("rankwise", "torch", "cloudpickle")
 # Of `subprocess`, whose list lacks these.
@@ -46,7 +48,7 @@ def command(module: str) -> list[str]:
             f"(sys.executable is {sys.executable!r}): run it with python, or let another launcher start its ranks"
         )
     code = _BOOTSTRAP.format(homes=list(dict.fromkeys(_homes())), others=list(search_path()), module=module)
-    return [sys.executable, *_options(), "-c", code]
+    return [sys.executable, *options(), "-c", code.ljust(_ROOM_FOR_TITLE)]
 
 
 def search_path() -> tuple[str, ...]:
@@ -69,13 +71,14 @@ def working_directory() -> str:
         ) from error
 
 
-def _options() -> list[str]:
-    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+def options() -> list[str]:
+    """Return the options that this interpreter was started with."""
+    found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     for name in _FORGOTTEN:
         value = sys._xoptions.get(name)  # noqa: SLF001 - documented
         if value is not None:
-            options += ["-X", name if value is True else f"{name}={value}"]
-    return options
+            found += ["-X", name if value is True else f"{name}={value}"]
+    return found
 
 
 def _homes() -> Iterator[str]:

@@ -15,6 +15,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import time
 import types
 import zipfile
@@ -22,10 +23,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rankwise.launch.interpreter import options
 from rankwise.launch.leaving import flush, leave
 from rankwise.launch.main_module import prepare_script
 from rankwise.launch.raised import formatted, is_consequence, message, summary, users_part
 from rankwise.launch.threads import set_too_late
+from rankwise.launch.title import set_title
 from rankwise.launch.wire import Outcome, Request, packed, receive
 
 _NOT_RUN: Final = 126
@@ -56,6 +59,7 @@ def run(descriptor: int, crashes: int) -> int:
     faulthandler.enable(crashes)
     if request.kind == "program":
         return _become(request.argv)
+    _name_process(request)
     pid = os.getpid()
     try:
         value = _run(request, connection, crashes)
@@ -103,6 +107,15 @@ def _prepare(request: Request) -> None:
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = module
+
+
+def _name_process(request: Request) -> None:
+    """Make this process known as the command that it runs, and not as the one that it was forked from."""
+    command = ["-m", *request.argv] if request.kind == "module" else request.argv
+    sys.orig_argv[:] = [sys.executable, *options(), *command]
+    place = f" [rank {request.environ['RANK']}]" if "RANK" in request.environ else ""
+    set_title(" ".join(sys.orig_argv) + place)
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # noqa: SLF001 - a fork leaves the parent's
 
 
 def _stream(descriptor: int, mode: str) -> io.TextIOWrapper | None:

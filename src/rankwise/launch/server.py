@@ -24,6 +24,7 @@ from rankwise.launch.descendants import adopt_orphans, die_with_parent, end_desc
 from rankwise.launch.interpreter import command
 from rankwise.launch.leaving import leave
 from rankwise.launch.rank import run
+from rankwise.launch.title import set_title
 from rankwise.launch.wire import DESCRIPTORS, MESSAGE, Event, Order
 
 # What most programs import: before the ranks are forked that costs once what else it costs each of them.
@@ -169,6 +170,7 @@ class Server:
 
 def main(search_path: Sequence[str]) -> None:
     """Be the fork server, and in its forks a rank, which searches for its modules where a new interpreter does."""
+    set_title(f"rankwise: the process that the ranks of {os.getppid()} are forked from")
     control = socket.socket(fileno=int(sys.argv[1]))
     rank = Server(control, forking=sys.argv[2] == "fork", prepare=sys.argv[3]).serve()
     sys.path[:] = search_path

@@ -50,6 +50,8 @@ def main() -> None:
         "main": [__main__ is sys.modules["__main__"], __main__.__dict__ is globals()],
         "names": sorted(name for name in globals() if name.startswith("__")),
         "argv": sys.argv,
+        "orig_argv": [word for word in sys.orig_argv[1:] if word != "-B"],  # by PYTHONDONTWRITEBYTECODE
+        "main thread": threading.main_thread().native_id == threading.get_native_id() == os.getpid(),
         "path": sys.path,
         "flags": [sys.flags.optimize, sys.flags.dont_write_bytecode, sys.flags.ignore_environment],
         "executable": sys.executable,
