@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -60,6 +62,51 @@ def test_a_lack_of_descriptors_is_told() -> None:
     assert ended.returncode == 1
     assert "rankwise: the store that this process serves on port" in ended.stderr
     assert "file descriptors left (ulimit -n)" in ended.stderr
+
+
+@pytest.mark.parametrize("most", [22, 40])
+def test_a_lack_of_descriptors_for_ranks_is_told(most: int) -> None:
+    limit = most, most
+    ended = run(*LAUNCH, "-n", "6", "true", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit))
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert re.match("rankwise: (the ranks|rank [0-5]) cannot be started here: Too many open files", last)
+    assert f"a process may open {most} files" in last
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.fixture
+def process_limit() -> Iterator[Path]:
+    """A control group of a test's own."""
+    group = next(filter(Path.is_dir, (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")))) / f"test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no right to make control groups")
+    try:
+        if not (group / "pids.max").exists():
+            pytest.skip("control groups here do not count processes")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_lack_of_processes_is_told(process_limit: Path) -> None:
+    (process_limit / "pids.max").write_text("6")
+    enter = f'echo $$ > {process_limit}/cgroup.procs && exec "$@"'
+    ended = run("sh", "-c", enter, "sh", *LAUNCH, "-n", "6", "sleep", "1")
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert re.match("rankwise: (the ranks|rank [0-5]) cannot be started here: ", last)
+    assert "may have no more processes and threads: start fewer ranks" in last
+    assert "Traceback" not in ended.stderr
+
+
+@NAMESPACES
+def test_ranks_start_where_no_file_can_be_written() -> None:
+    read_only = " && ".join(f"mount -t tmpfs -o ro none {folder}" for folder in ("/tmp", "/var/tmp", "/dev/shm"))
+    ended = run(*ELSEWHERE, "--mount", "sh", "-c", f'{read_only} && exec "$@"', "sh", *LAUNCH, "true", TMPDIR="/tmp")
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @NAMESPACES

@@ -13,6 +13,7 @@ from rankwise.launch.call import FunctionCall
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ
 from rankwise.launch.pool import Pool
+from rankwise.launch.resources import lack_explained
 from rankwise.pickling import loads
 
 R = TypeVar("R")
@@ -72,7 +73,7 @@ def launch_call(
     environ = common_environ(nproc, one_host=nodes is None)
     argv = tuple(map(str, getattr(sys, "argv", ())))
     plan = Plan(nproc=nproc, kind="function", argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ)
-    with Pool(environ, screen=screen or Screen(nproc=nproc)) as pool:
+    with lack_explained(), Pool(environ, screen=screen or Screen(nproc=nproc)) as pool:
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)

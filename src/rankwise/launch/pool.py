@@ -20,6 +20,7 @@ from rankwise.launch.descendants import MARK, SECONDS_TO_END, adopt_orphans
 from rankwise.launch.fork_server import ForkServer, received
 from rankwise.launch.outlets import Outlets
 from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
+from rankwise.launch.resources import advice
 from rankwise.launch.started import Rank
 from rankwise.launch.wire import Event, Request, packed
 from rankwise.session.roll_call import ranks_text
@@ -63,9 +64,9 @@ class Pool:
         self._swept = False
         self._hurried = False
         self.stopped_ns = 0
+        self._outlets = Outlets(self._selector, screen)
         self._server = ForkServer(environ, preload=preload, owner=owner)
         self._selector.register(self._server.control, selectors.EVENT_READ, self._hear_server)
-        self._outlets = Outlets(self._selector, screen)
 
     def __enter__(self) -> Pool:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
@@ -188,25 +189,25 @@ class Pool:
         ours.setblocking(False)
         with theirs:
             marked = replace(request, environ={**request.environ, MARK: self._server.mark})
-            output, shown_output = self._outlets.open(number, sys.stdout)
-            errors, shown_errors = self._outlets.open(number, sys.stderr)
-            rank = Rank(
-                connection=ours,
-                output=shown_output,
-                errors=shown_errors,
-                unsent=memoryview(packed(marked)),
-                is_program=request.kind == "program",
-            )
-            crashes = self._outlets.pipe(lambda data: setattr(rank, "crash", rank.crash + data))
-            self._selector.register(
-                ours, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda events: self._talk(rank, events)
-            )
-            self.ranks[number] = rank
-            try:
+            with contextlib.ExitStack() as descriptors:
+                output, shown_output = self._outlets.open(number, sys.stdout)
+                descriptors.callback(os.close, output)
+                errors, shown_errors = self._outlets.open(number, sys.stderr)
+                descriptors.callback(os.close, errors)
+                rank = Rank(
+                    connection=ours,
+                    output=shown_output,
+                    errors=shown_errors,
+                    unsent=memoryview(packed(marked)),
+                    is_program=request.kind == "program",
+                )
+                crashes = self._outlets.pipe(lambda data: setattr(rank, "crash", rank.crash + data))
+                descriptors.callback(os.close, crashes)
+                self._selector.register(
+                    ours, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda events: self._talk(rank, events)
+                )
+                self.ranks[number] = rank
                 self._server.start(number, [theirs.fileno(), output, errors, crashes])
-            finally:
-                for descriptor in (output, errors, crashes):
-                    os.close(descriptor)
 
     def _talk(self, rank: Rank, events: int) -> None:
         """Tell a rank what it is to be, and hear how that ended."""
@@ -240,7 +241,7 @@ class Pool:
             if event == Event.STARTED:
                 self.ranks[number].pid = value
             elif event == Event.REFUSED:
-                raise LaunchError(f"rank {number} cannot be started here: {os.strerror(value)}")
+                raise LaunchError(f"rank {number} cannot be started here: {os.strerror(value)}{advice(value)}")
             elif event == Event.SWEPT:
                 self._swept = True
             else:

@@ -16,6 +16,7 @@ from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, 
 from rankwise.launch.plan import Plan
 from rankwise.launch.pool import Pool
 from rankwise.launch.report import exit_status
+from rankwise.launch.resources import lack_explained
 from rankwise.launch.targets import NotExecutableError, check_target
 
 # A command's exit statuses.
@@ -58,7 +59,11 @@ def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = Non
     screen = screen or Screen(nproc=plan.nproc)
     start = time.monotonic()
     screen.note(f"rankwise: starting {plan.nproc} ranks")
-    with _terminated_by_signals(), Pool(plan.environ, screen=screen, preload=preload, owner=True) as pool:
+    with (
+        lack_explained(),
+        _terminated_by_signals(),
+        Pool(plan.environ, screen=screen, preload=preload, owner=True) as pool,
+    ):
         from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         run(plan, pool)

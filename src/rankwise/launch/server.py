@@ -7,6 +7,7 @@ ends a world is a process that does nothing else, never a handler or a thread in
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -106,10 +107,9 @@ class Server:
 
     def _obey(self, order: int, rank: int, value: int, descriptors: list[int]) -> tuple[int, int] | None:
         if order in {Order.SIGNAL, Order.SIGNAL_ALL}:
-            send = os.kill if order == Order.SIGNAL else os.killpg
             for pid, known in self._ranks.items():  # not reaped yet, so the number is still its own
                 if known == rank:
-                    send(pid, value)
+                    _send(value, pid, to_group=order == Order.SIGNAL_ALL)
         elif order == Order.SWEEP:
             end_descendants(self._groups)
             self._groups.clear()
@@ -119,14 +119,11 @@ class Server:
         return None
 
     def _fork(self, rank: int, descriptors: list[int]) -> tuple[int, int] | None:
-        server = os.getpid()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: numpy's are ready for this
-                pid = os.fork()
-        except OSError as error:
-            pid = -1
-            self._tell(Event.REFUSED, rank, error.errno or 0)
+        server, pid = os.getpid(), -1
+        if len(descriptors) < DESCRIPTORS:  # this process had no room for the others
+            self._tell(Event.REFUSED, rank, errno.EMFILE)
+        else:
+            pid = self._forked(rank)
         if pid == 0:
             return self._be_rank(server, *descriptors)
         for descriptor in descriptors:
@@ -136,6 +133,16 @@ class Server:
             self._groups.add(pid)
             self._tell(Event.STARTED, rank, pid)
         return None
+
+    def _forked(self, rank: int) -> int:
+        """Return the new process, 0 in it; -1 if there can be none."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: numpy's are ready for this
+                return os.fork()
+        except OSError as error:
+            self._tell(Event.REFUSED, rank, error.errno or 0)
+            return -1
 
     def _be_rank(self, server: int, connection: int, output: int, errors: int, crashes: int) -> tuple[int, int]:
         signal.set_wakeup_fd(-1)
@@ -166,6 +173,13 @@ class Server:
     def _tell(self, event: Event, rank: int, value: int = 0) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone: the next look at the connection says so
             self._control.sendall(MESSAGE.pack(event, rank, value, time.monotonic_ns()))
+
+
+def _send(number: int, pid: int, *, to_group: bool) -> None:
+    try:
+        (os.killpg if to_group else os.kill)(pid, number)
+    except ProcessLookupError:  # it was forked just now, and leads no group yet
+        os.kill(pid, number)
 
 
 def main(search_path: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from torch.distributed import HashStore, Store
+from torch.distributed import DistStoreError, HashStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -53,7 +53,7 @@ def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
     for port in ports:
         try:
             return serve(one_host=True, timeout=_TIMEOUT, port=port)
-        except JoinError as error:
+        except (JoinError, DistStoreError) as error:
             raise LaunchError(str(error)) from error
         except OSError as error:
             problem = error
