@@ -1,0 +1,119 @@
+"""What the documentation shows works, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rankwise as rw
+from rankwise.environment.detect import LAUNCHERS
+from rankwise.environment.reading import OVERRIDES
+from tests.session.worlds import clean_environ
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(rw.__file__).parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+GUIDE = (ROOT / "docs" / "guide.md").read_text()
+ENVIRONMENT = (ROOT / "docs" / "environment.md").read_text()
+BIN = Path(sys.executable).parent
+
+# Each example as a script of its own, in one process: most of the time of a script is `import torch`.
+RUN_ALL = "import runpy, sys\nfor script in sys.argv[1:]:\n    runpy.run_path(script, run_name='__main__')\n"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_example_of_the_guide_runs(ranks: int, tmp_path: Path) -> None:
+    examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    assert len(examples) >= 6
+    if ranks > 1:
+        examples = [example for example in examples if "rw.launch(" not in example]
+    scripts = [tmp_path / f"example{number}.py" for number in range(len(examples))]
+    for script, example in zip(scripts, examples, strict=True):
+        script.write_text(example)
+    (tmp_path / "all.py").write_text(RUN_ALL)
+    start = [sys.executable] if ranks == 1 else [str(BIN / "rankwise"), "launch", "-n", str(ranks)]
+    ended = subprocess.run(
+        [*start, "all.py", *(script.name for script in scripts)],
+        env=clean_environ(TMPDIR=str(tmp_path)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert f"on {ranks} ranks" in ended.stdout
+    assert f"started {ranks} ranks" in ended.stderr
+    assert (tmp_path / "model.pt").read_bytes()
+    assert ("Missing: rank 1" in ended.stdout) == (ranks > 1)
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page, as they are made of its headings."""
+    lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
+    titles = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in headings(file), target
+
+
+# docs/migrate.md names files of other projects.
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "migrate.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_files_of_the_repository_that_are_named_exist(page: Path) -> None:
+    text = page.read_text()
+    for name in re.findall(r"[` \"]((?:tests|docs|src|benchmarks|examples)/[\w./-]*\w)", text):
+        assert list(ROOT.glob(f"{name}*")), name
+
+
+def test_what_the_commands_of_contributing_select_exists() -> None:
+    commands = re.findall(r"-m pytest (.*?)(?: +#|\n)", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(commands) >= 5
+    for file, test in re.findall(r"(tests/[\w/]+\.py)::(\w+)", " ".join(commands)):
+        assert f"def {test}(" in (ROOT / file).read_text()
+
+
+def test_the_table_of_variables_is_complete() -> None:
+    """Literals of the source, and the overrides, which are built there from a prefix."""
+    literals = {
+        name for path in SOURCE.rglob("*.py") for name in re.findall(r'"(_?RANKWISE_[A-Z_]*[A-Z])"', path.read_text())
+    }
+    shown = set(re.findall(r"`(_?RANKWISE_[A-Z_]+)[`=]", ENVIRONMENT))
+    # click makes this one of the command's name.
+    assert shown == literals | set(OVERRIDES) | {"RANKWISE_CHECK", "_RANKWISE_COMPLETE"}
+
+
+def rows(page: str, heading: str) -> Iterator[list[str]]:
+    """Yield the cells of each row of the table under a heading."""
+    table = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_table_of_launchers_is_in_their_order() -> None:
+    table = {cells[0].strip("`"): cells[2] for cells in rows(ENVIRONMENT, "Variables of launchers")}
+    assert list(table) == [launcher.name for launcher in LAUNCHERS]
+    for launcher in LAUNCHERS[:-1]:
+        names = re.findall(r"`(\w+)`", table[launcher.name])
+        environ = dict.fromkeys(names, "0")
+        if launcher.name == "rankwise":
+            environ["RANKWISE_RUN_ID"] = "0@:"
+        assert launcher.present(environ), "by these variables"
+        for missing in names:
+            assert not launcher.present({name: environ[name] for name in names if name != missing}), missing
