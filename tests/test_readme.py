@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rankwise as rw
 from tests.session.worlds import clean_environ
 
@@ -30,6 +32,34 @@ def test_the_example_runs(tmp_path: Path) -> None:
     losses = [float(loss) for loss in ended.stdout.strip("[]\n").split(",")]
     assert len(losses) == 4
     assert max(losses) < 0.1
+
+
+@pytest.mark.timeout(200)
+def test_the_commands_run(tmp_path: Path) -> None:
+    """All but those of other launchers, which are started in tests/clusters."""
+    section = README.partition("## From the command line")[2].partition("\n## ")[0]
+    lines = [
+        line.partition("#")[0].split()
+        for block in re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+        for line in block.splitlines()
+    ]
+    commands = [line for line in lines if line[0] in {"rankwise", "python"}]
+    assert len(commands) == 5
+    (tmp_path / "train.py").write_text("import rankwise as rw\nwith rw.init():\n    print('of', rw.all_reduce(1))\n")
+    for program, *args in commands:
+        ended = subprocess.run(
+            [str(Path(sys.executable).with_name(program)), *args],
+            env=clean_environ(TMPDIR=str(tmp_path)),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        ranks = 0 if "env" in args else 1 if program == "python" else 4
+        shown = 1 if "--show" in args else ranks
+        assert ended.stdout.count(f"of {ranks}\n") == shown, (program, args)
 
 
 def test_it_names_what_there_is() -> None:
