@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -97,6 +98,37 @@ def test_methods_of_any_kind_and_nothing_that_runs_later(comm: Comm, decorate: A
             decorate(fn)
     with pytest.raises(rw.InvalidArgumentError, match="got a property"):
         decorate(property(int))
+
+
+@pytest.mark.parametrize("decorate", [rw.rank_zero_first(), rw.in_rank_order()], ids=["first", "order"])
+def test_blocks_decorate_methods_and_nothing_that_runs_later(comm: Comm, decorate: Any) -> None:
+    ran = []
+
+    class Reader:
+        @decorate  # type: ignore[untyped-decorator]  # one of two
+        @classmethod
+        def of_class(cls, *, again: int) -> str:
+            ran.append(again)
+            return cls.of_class(again=again - 1) if again and comm.size == 1 else cls.__name__
+
+        async def __call__(self) -> None:
+            pass
+
+    async def later() -> None:
+        pass
+
+    def items() -> Iterator[int]:
+        yield 1
+
+    assert Reader.of_class(again=1) == "Reader"
+    assert ran == ([1, 0] if comm.size == 1 else [1])
+    for fn in (later, items, functools.partial(later), Reader()):
+        with pytest.raises(rw.InvalidArgumentError, match="a coroutine or generator"):
+            decorate(fn)
+    for _ in range(2):  # the same one again
+        with decorate:
+            pass
+    assert rw.all_reduce(1) == comm.size
 
 
 def test_one_rank_only_is_a_context(comm: Comm, tmp_path: Path) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from rankwise.collectives.groups import node_group
 from rankwise.collectives.movement import broadcast
@@ -17,13 +16,11 @@ from rankwise.errors import InvalidArgumentError, shown
 from rankwise.integers import as_bool, integer
 from rankwise.session.current import joined_session
 from rankwise.session.identity import get_rank, get_world_size, is_rank_zero
+from rankwise.training.decorating import Block, check_function
 from rankwise.training.turn import Turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Functions whose body does not run when they are called.
-_LATER: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
@@ -46,7 +43,7 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
     if isinstance(fn, (classmethod, staticmethod)):
         return type(fn)(rank_zero_only(fn.__func__))
-    _check_function(fn, "rank_zero_only")
+    check_function(fn, "rank_zero_only")
 
     @functools.wraps(fn)
     def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -92,7 +89,7 @@ class Shared(OneRank):
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
         if isinstance(fn, (classmethod, staticmethod)):
             return type(fn)(self(fn.__func__))
-        _check_function(fn, "one_rank_only")
+        check_function(fn, "one_rank_only")
 
         @functools.wraps(fn)
         def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -112,7 +109,7 @@ class Unshared(OneRank):
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R | None]:
         if isinstance(fn, (classmethod, staticmethod)):
             return type(fn)(self(fn.__func__))
-        _check_function(fn, "one_rank_only")
+        check_function(fn, "one_rank_only")
 
         @functools.wraps(fn)
         def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -165,23 +162,7 @@ def one_rank_only(rank: int = 0, *, share: bool = True) -> Shared | Unshared:
     return Shared(place) if as_bool(share, "share") else Unshared(place)
 
 
-def _check_function(fn: object, name: str) -> None:
-    """Check that the body of a function runs where and when it is called.
-
-    Raises:
-        InvalidArgumentError: It does not.
-    """
-    if not callable(fn):
-        raise InvalidArgumentError(f"{name} takes a function, got a {type(fn).__qualname__}; put it right above `def`")
-    if any(is_kind(fn) for is_kind in _LATER):
-        raise InvalidArgumentError(
-            f"{name} takes a function that runs when it is called, got {getattr(fn, '__qualname__', fn)}, a coroutine "
-            "or generator, which runs later; decorate a function that it calls"
-        )
-
-
-@contextmanager
-def rank_zero_first(*, local: bool = False) -> Iterator[None]:
+def rank_zero_first(*, local: bool = False) -> Block:
     """Run a block on rank zero, and only then on the other ranks: for what is downloaded or cached once.
 
     Collective over the session, a context and a decorator. The others wait: as long as it takes, and not after it
@@ -191,7 +172,7 @@ def rank_zero_first(*, local: bool = False) -> Iterator[None]:
         local: Run it first on the first rank of each node, for what every node has for itself.
 
     Raises:
-        InvalidArgumentError: `local` is neither True nor False.
+        InvalidArgumentError: `local` is neither True nor False, or a coroutine or generator is decorated.
         RemoteRankError: The block failed on the first rank; raised on the others, which do not run it.
         CollectiveError: The first rank is gone.
         NotJoinedError: The world is larger than one and nobody joined it.
@@ -200,7 +181,11 @@ def rank_zero_first(*, local: bool = False) -> Iterator[None]:
         >>> with rank_zero_first():
         ...     data = "downloaded, or found in the cache"
     """
-    by_node = as_bool(local, "local")
+    return Block("rank_zero_first", functools.partial(_first, by_node=as_bool(local, "local")))
+
+
+@contextmanager
+def _first(*, by_node: bool) -> Iterator[None]:
     comm = node_group() if by_node else joined_session().comm
     call = Call("rank_zero_first", {"local": by_node})
     place = _begin(comm, call)
@@ -213,14 +198,14 @@ def rank_zero_first(*, local: bool = False) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def in_rank_order() -> Iterator[None]:
+def in_rank_order() -> Block:
     """Run a block on one rank after the other, in the order of ranks.
 
     Collective over the session, a context and a decorator. Every rank leaves the block when the last one has run it.
     The block itself must not contain collectives.
 
     Raises:
+        InvalidArgumentError: A coroutine or generator is decorated, whose body would run after the block.
         RemoteRankError: The block failed on another rank; those after it do not run it.
         CollectiveError: A rank is gone.
         NotJoinedError: The world is larger than one and nobody joined it.
@@ -230,6 +215,11 @@ def in_rank_order() -> Iterator[None]:
         ...     print("rank after rank")
         rank after rank
     """
+    return Block("in_rank_order", _in_order)
+
+
+@contextmanager
+def _in_order() -> Iterator[None]:
     comm = joined_session().comm
     call = Call("in_rank_order")
     place = _begin(comm, call)

@@ -1,0 +1,68 @@
+"""Decorators for functions whose body runs when they are called; class and static methods too."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Final, ParamSpec, TypeVar
+
+from rankwise.errors import InvalidArgumentError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Functions whose body does not run when they are called.
+_LATER: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
+
+class Block:
+    """What `rank_zero_first` and `in_rank_order` return: a context, and a decorator.
+
+    As `contextlib.ContextDecorator`, which would let the body of a coroutine or a generator run after the block.
+    """
+
+    def __init__(self, name: str, begin: Callable[[], AbstractContextManager[None]]) -> None:
+        self._name = name
+        self._begin = begin
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
+        """Return a function whose body runs in the block."""
+        if isinstance(fn, (classmethod, staticmethod)):
+            return type(fn)(self(fn.__func__))
+        check_function(fn, self._name)
+
+        @functools.wraps(fn)
+        def in_block(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._begin():
+                return fn(*args, **kwargs)
+
+        return in_block
+
+    def __enter__(self) -> None:
+        block = self._begin()
+        block.__enter__()
+        self._entered.append(block)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._entered.pop().__exit__(kind, error, traceback)
+
+
+def check_function(fn: object, name: str) -> None:
+    """Check that the body of a function runs where and when it is called.
+
+    Raises:
+        InvalidArgumentError: It does not.
+    """
+    if not callable(fn):
+        raise InvalidArgumentError(f"{name} takes a function, got a {type(fn).__qualname__}; put it right above `def`")
+    if any(is_kind(fn) or is_kind(type(fn).__call__) for is_kind in _LATER):
+        raise InvalidArgumentError(
+            f"{name} takes a function that runs when it is called, got {getattr(fn, '__qualname__', fn)}, a coroutine "
+            "or generator, which runs later; decorate a function that it calls"
+        )
