@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,16 @@ def test_groups_that_cannot_be_are_refused(comm: Comm) -> None:
             rw.new_group(ranks)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(rw.InvalidArgumentError, match="make one with"):
         rw.all_reduce(1, group=[0])  # type: ignore[call-overload]  # that is the point
+
+
+def test_a_group_is_neither_pickled_nor_copied(comm: Comm) -> None:
+    group = rw.new_group([0])
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(rw.PayloadTypeError, match="belongs to its process"):
+            copied(group)
+    with pytest.raises(rw.PayloadTypeError, match="belongs to its process"):
+        rw.all_gather({"group": group})
+    assert rw.all_reduce(1) == comm.size
 
 
 def test_different_groups_on_different_ranks_are_named(comm: Comm) -> None:

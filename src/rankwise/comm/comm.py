@@ -10,7 +10,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final
+from typing import Final, NoReturn
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -56,6 +56,12 @@ class Comm(Messengers):
     def __repr__(self) -> str:
         place = "not a member" if self.rank is None else f"rank {self.rank}"
         return f"<{type(self).__name__} of {self.size} ranks, {place}{', closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise PayloadTypeError(
+            "a group belongs to its process, and cannot be pickled or copied; pass its ranks, and call "
+            "rankwise.new_group(ranks) there"
+        )
 
     def close(self) -> None:
         """Close a group: give back its connections and its process group.
