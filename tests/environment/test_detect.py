@@ -249,6 +249,13 @@ def test_a_launcher_inside_of_rankwise_launch_is_believed(environ: dict[str, str
         assert (reading.host, reading.port) == (None, None), "where the outer ranks meet"
 
 
+def test_an_address_that_is_given_to_an_inner_launcher_is_its_own() -> None:
+    reading = detect(OURS | OPENMPI | {"MASTER_ADDR": "node7"})
+    assert (reading.launcher, str(reading.host), reading.port) == ("openmpi", "node7 (from MASTER_ADDR)", None)
+    reading = detect(OURS | OPENMPI | {"MASTER_PORT": "1234"})
+    assert (reading.launcher, reading.host, str(reading.port)) == ("openmpi", None, "1234 (from MASTER_PORT)")
+
+
 def test_ranks_of_rankwise_launch_can_be_read_as_torchruns() -> None:
     assert detect(OURS, "torchrun").launcher == "torchrun"
     with pytest.raises(LauncherEnvironmentError, match="RANKWISE_RUN_ID is not set"):

@@ -49,13 +49,17 @@ def own_variables(environ: Environ, launchers: tuple[Launcher, ...]) -> Environ:
         environ: The variables.
         launchers: Those that are recognized by variables of their own.
     """
-    if OUTER not in environ or not is_of_run(environ):
+    run_id, _, address = environ.get(RUN, "").rpartition("@")
+    if OUTER not in environ or environ.get("TORCHELASTIC_RUN_ID") != run_id:
         return environ
     outer = dict(pair.split("=", 1) for pair in environ[OUTER].split() if "=" in pair)
     for launcher in launchers:
         names = _IDENTITY.get(launcher.name, ())
         if launcher.present(environ) and any(environ.get(name, outer.get(name)) != outer.get(name) for name in names):
-            return {name: value for name, value in environ.items() if name not in OF_AGENT | {RUN, OUTER}}
+            host, _, port = address.rpartition(":")
+            changed = {"MASTER_ADDR": host, "MASTER_PORT": port}.items() - environ.items()  # as by mpirun -x
+            inherited = (OF_AGENT | {RUN, OUTER}) - {name for name, _ in changed}
+            return {name: value for name, value in environ.items() if name not in inherited}
     return environ
 
 
