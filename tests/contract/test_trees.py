@@ -190,3 +190,48 @@ def test_more_leaves_and_larger_values_than_fit_into_a_frame(comm: Comm) -> None
 def test_namedtuples_made_anywhere(comm: Comm) -> None:
     Point = namedtuple("Point", "x y")  # noqa: PYI024 - what users write
     assert rw.all_reduce(Point(1, [2])) == Point(comm.size, [2 * comm.size])
+
+
+@dataclass
+class Late:
+    loss: float
+    seen: int = field(init=False)
+
+
+def test_a_size_is_the_tuple_that_it_is(comm: Comm) -> None:
+    size: Any = torch.Size([2, 3])
+    assert rw.all_reduce(size) == (2 * comm.size, 3 * comm.size)
+    mean: Any = rw.all_reduce({"shape": size, "none": torch.Size([])}, op="mean")
+    assert mean == {"shape": (2.0, 3.0), "none": ()}
+    assert type(mean["shape"]) is tuple
+
+
+def test_keys_of_numpy_are_pythons(comm: Comm) -> None:
+    plain = [1, 10, 2, "a", ("b", 3)]
+    numpys = [np.int64(1), np.int32(10), np.uint8(2), np.str_("a"), (np.str_("b"), np.int8(3))]
+    keys: list[Any] = numpys if rw.get_rank() % 2 else plain
+    reduced = rw.all_reduce({key: place for place, key in enumerate(keys)})
+    assert reduced == {key: comm.size * place for place, key in enumerate(plain)}
+    assert [type(key) for key in reduced] == [type(key) for key in keys]
+
+
+def test_values_without_an_end_or_a_value_are_refused(comm: Comm) -> None:
+    endless: list[Any] = [1]
+    endless.append({"itself": endless})
+    report = Late(0.5)
+    report.seen = endless  # type: ignore[assignment]
+    deep: Any = OrderedDict(a=1)
+    for _ in range(5000):
+        deep = OrderedDict(a=deep)
+    for value, message in (
+        (endless, "contains itself"),
+        (report, "contains itself"),
+        (deep, "contains itself, or has too many levels"),
+        (Late(0.5), "a Late that is reduced has no value in 'seen'"),
+        ({"a": [Late(0.5)]}, "no value in 'seen'"),
+    ):
+        with pytest.raises(rw.PayloadTypeError, match=message):
+            rw.all_reduce(value)
+        with pytest.raises(rw.PayloadTypeError if rw.get_rank() == 0 else rw.RemoteRankError, match=message):
+            rw.all_reduce(value if rw.get_rank() == 0 else 1)
+        assert rw.all_reduce(1) == comm.size
