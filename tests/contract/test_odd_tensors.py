@@ -49,6 +49,12 @@ def made_in_inference(length: int) -> torch.Tensor:
         return torch.ones(length)
 
 
+def freed(length: int) -> torch.Tensor:
+    tensor = torch.ones(length)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 # Refused by all reductions.
 REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "fake": fake,
@@ -56,6 +62,7 @@ REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "sparse": lambda length: torch.ones(length).to_sparse(),
     "wrapper": lambda length: Wrapper(torch.ones(length)),
     "lazy": lambda _: torch.nn.LazyLinear(3).weight,
+    "freed": freed,
     "quantized": lambda length: torch.quantize_per_tensor(torch.ones(length), 1.0, 0, torch.qint8),
     "float8": lambda length: torch.ones(length).to(torch.float8_e4m3fn),
     "complex32": lambda length: torch.ones(length, dtype=torch.complex32),
@@ -105,6 +112,8 @@ def test_what_cannot_be_reduced_is_refused_before_anything_is_sent(comm: Comm, f
         ]
         if form not in {"float8", "complex32"}:  # these have contents, which can travel
             calls += [partial(rw.all_gather_cat, tensor), partial(rw.sync_params, module)]
+        if form == "freed":
+            calls += [partial(rw.all_gather, {"a": tensor}), partial(rw.gather, tensor)]
         if form == "float8":
             calls.append(partial(rw.sync_grads, [parameter_with(tensor)]))
         for place, call in enumerate(calls):

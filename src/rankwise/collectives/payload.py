@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from rankwise.comm.buffers import as_bytes, contents, from_bytes, memory_of, to_tensor
+from rankwise.comm.buffers import as_bytes, contents, from_bytes, memory_of, require_memory, to_tensor
 from rankwise.comm.comm import INLINE_BYTES, Comm
 from rankwise.errors import PayloadTypeError
 from rankwise.pickling import Definitions, Pickler, Unpickler
@@ -172,6 +172,7 @@ class _Pickler(Pickler):
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized or value.is_meta:
             return super().reducer_override(value)
+        require_memory(value)
         strides = () if value.is_contiguous() else torch.empty_like(value, device="meta").stride()
         order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
         data = as_bytes(value.permute(order) if strides else value)

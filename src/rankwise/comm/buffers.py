@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from rankwise._torch import is_transformed
 from rankwise.errors import PayloadTypeError
 
 
@@ -45,6 +46,18 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     if not address:  # to read there would end the process
         raise PayloadTypeError(f"a {type(tensor).__qualname__} has no memory that could be sent")
     return memoryview((ctypes.c_char * tensor.numel()).from_address(address)).cast("B")
+
+
+def require_memory(tensor: torch.Tensor) -> None:
+    """Check that a dense tensor has memory of its own that can be read.
+
+    Raises:
+        PayloadTypeError: It stands for others, or its memory was freed.
+    """
+    if is_transformed(tensor):
+        raise PayloadTypeError("a function that torch.func transforms cannot call collectives: call them outside of it")
+    if not tensor.untyped_storage().nbytes() and tensor.numel():
+        raise PayloadTypeError("the memory of a tensor was freed, as FSDP does between uses; gather its parts first")
 
 
 def same_memory(tensor: torch.Tensor) -> torch.Tensor:

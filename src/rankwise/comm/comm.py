@@ -16,7 +16,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from rankwise._torch import is_transformed, without_class
-from rankwise.comm.buffers import as_bytes, from_bytes
+from rankwise.comm.buffers import as_bytes, from_bytes, require_memory
 from rankwise.comm.frame import Call
 from rankwise.comm.members import Finish, Move
 from rankwise.comm.messages import Messengers
@@ -226,8 +226,7 @@ def require_dense(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
         form = "nested" if tensor.is_nested else str(tensor.layout)
         raise PayloadTypeError(f"only dense tensors can be reduced, got {form} on {tensor.device}")
-    if is_transformed(tensor):
-        raise PayloadTypeError("a function that torch.func transforms cannot call collectives: call them outside of it")
+    require_memory(tensor)
     return tensor
 
 
