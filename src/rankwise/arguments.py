@@ -5,6 +5,7 @@ from __future__ import annotations
 from numbers import Real
 
 from rankwise.errors import InvalidArgumentError, shown
+from rankwise.integers import integer
 
 
 def as_seconds(value: object, name: str, *, most: float | None = None) -> float:
@@ -22,9 +23,9 @@ def as_seconds(value: object, name: str, *, most: float | None = None) -> float:
         >>> as_seconds(5, "timeout")
         5.0
     """
-    if isinstance(value, Real) and not isinstance(value, bool):
+    if integer(value) is not None or (isinstance(value, Real) and not isinstance(value, bool)):
         try:
-            seconds = float(value)
+            seconds = float(value)  # type: ignore[arg-type]  # a number is one
         except OverflowError:  # an integer beyond all floats
             seconds = 0.0
         if seconds > 0 and (most is None or seconds <= most):

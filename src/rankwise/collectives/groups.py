@@ -62,8 +62,7 @@ def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None 
     comm = comm_of(group)
     call = Call("barrier")
     with comm.taking_part(call):
-        if as_text(name, "name"):
-            call.settings = {"name": name}
+        call.settings = {"name": as_text(name, "name")} if name != "" else {}
         comm.agree(call, timeout=None if timeout is None else as_seconds(timeout, "timeout"))
 
 
@@ -78,7 +77,7 @@ def new_group(ranks: Iterable[int]) -> Comm:
         ranks: The members' global ranks, each once; the group has them in ascending order.
 
     Raises:
-        InvalidArgumentError: There are none, one is not in the world, or one stands there twice.
+        InvalidArgumentError: There are none, one is no integer, one is not in the world, or one stands there twice.
         RemoteRankError: That happened on another rank.
         MismatchError: The ranks passed different lists, or another rank calls something else.
         NotJoinedError: The world is larger than one and nobody joined it.

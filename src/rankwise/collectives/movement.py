@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from rankwise.collectives.arrays import is_array
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.payload import Letter, Parcel, bulk_devices, pack, room_for, unpack
 from rankwise.comm.comm import Comm
@@ -44,9 +45,10 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
         [1.5]
     """
     comm = comm_of(group)
-    call = Call("gather", {"dst": dst})
+    call = Call("gather")
     with comm.taking_part(call) as me:
         receiver = comm.place_of(dst, "dst")
+        call.settings = {"dst": comm.ranks[receiver]}
         parcel = pack(value)
         said = comm.collect(call, parcel.letter.encode(), receiver, note=b"bulk" if parcel.bulk else b"")
     letters = [Letter.decode(message) for message in said or ()] if me == receiver else []
@@ -81,9 +83,10 @@ def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
         {'seed': 7}
     """
     comm = comm_of(group)
-    call = Call("broadcast", {"src": src})
+    call = Call("broadcast")
     with comm.taking_part(call) as me:
         sender = comm.place_of(src, "src")
+        call.settings = {"src": comm.ranks[sender]}
         parcel = pack(value) if me == sender else None
         letter = Letter.decode(comm.announce(call, b"" if parcel is None else parcel.letter.encode(), sender))
 
@@ -102,7 +105,7 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
     are not looked at, and may be None.
 
     Args:
-        values: On `src`, one value for each member, in the order of ranks.
+        values: On `src`, one value for each member, in the order of ranks; also a tensor or array of that many rows.
         src: The global rank whose values count.
         group: Those who take part; all, by default.
 
@@ -120,9 +123,10 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
         'a'
     """
     comm = comm_of(group)
-    call = Call("scatter", {"src": src})
+    call = Call("scatter")
     with comm.taking_part(call) as me:
         sender = comm.place_of(src, "src")
+        call.settings = {"src": comm.ranks[sender]}
         parcels = _pack_all(values, comm.size) if me == sender else []
         # Every message begins with whether anything follows on any rank, for that is what all have to know.
         follows = b"+" if any(parcel.bulk for parcel in parcels) else b"-"
@@ -175,8 +179,20 @@ def _pack_all(values: Sequence[object] | None, size: int) -> list[Parcel]:
     Raises:
         InvalidArgumentError: There is not one for each.
     """
-    if not isinstance(values, (Sequence, torch.Tensor)) or isinstance(values, (str, bytes)) or len(values) != size:
-        length = f" of {len(values)}" if isinstance(values, Sequence) else ""
-        got = f"a {type(values).__name__}{length}"
+    each = _listed(values)
+    if each is None or len(each) != size:
+        got = f"a {type(values).__qualname__}{'' if each is None else f' of {len(each)}'}"
         raise InvalidArgumentError(f"scatter takes one value for each of {size} ranks on src, got {got}")
-    return [pack(value) for value in values]
+    return [pack(value) for value in each]
+
+
+def _listed(values: object) -> list[object] | None:
+    """Return the values of a sequence, or the rows of a tensor or array; None for anything else."""
+    if isinstance(values, Sequence):
+        return None if isinstance(values, (str, bytes)) else list(values)
+    if not isinstance(values, torch.Tensor) and not is_array(values):
+        return None
+    try:
+        return list(values)  # type: ignore[call-overload, no-any-return]  # arrays have rows
+    except (TypeError, ValueError, RuntimeError):  # as of one without dimensions, or without contents
+        return None

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 import torch
 from torch.nn.parameter import is_lazy
 
-from rankwise._torch import is_transformed, without_class
+from rankwise._torch import without_class
 from rankwise.comm.buffers import as_bytes, from_bytes, require_memory
 from rankwise.comm.frame import Call
 from rankwise.comm.members import Finish, Move

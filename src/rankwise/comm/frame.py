@@ -64,7 +64,7 @@ class Frame:
 
     def encode(self, body: bytes | None = None) -> bytes:
         """Return the frame as it travels, with another body if one is given."""
-        call = self.call.encode()[:_LONGEST_CALL]
+        call = self.call.encode(errors="backslashreplace")[:_LONGEST_CALL]
         body = self.body if body is None else body
         return b"".join(
             (_PREFIX.pack(len(body), self.sequence, self.kind, self.main, self.digest, len(call)), call, body)

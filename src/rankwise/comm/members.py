@@ -33,7 +33,7 @@ from rankwise.errors import (
     RemoteRankError,
     shown,
 )
-from rankwise.integers import integer
+from rankwise.integers import as_integer
 from rankwise.user_frames import hide_below
 
 T = TypeVar("T")
@@ -150,13 +150,13 @@ class Members(ABC):
         """Return a member's place, given its global rank.
 
         Raises:
-            InvalidArgumentError: It is not a member; `name` names the argument in the message.
+            InvalidArgumentError: It is not a member, or no integer; `name` names the argument in the message.
         """
-        wanted = integer(global_rank)
-        if wanted in self.ranks:
-            return self.ranks.index(wanted)
+        rank = as_integer(global_rank, name)
+        if rank in self.ranks:
+            return self.ranks.index(rank)
         members = f"ranks 0 to {self.size - 1}" if isinstance(self.ranks, range) else f"ranks {list(self.ranks)}"
-        raise InvalidArgumentError(f"{name}={shown(global_rank)} is not a member: the group has {members}")
+        raise InvalidArgumentError(f"{name}={shown(rank)} is not a member: the group has {members}")
 
     def require_member(self) -> int:
         """Return this process's place among the members.

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 
 class Op(Enum):
@@ -32,13 +32,12 @@ class Op(Enum):
         Raises:
             InvalidArgumentError: There is none.
         """
-        try:
-            return cls(name)
-        except ValueError:
-            names = [op.value for op in cls]
-            close = difflib.get_close_matches(str(name).lower(), names, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise InvalidArgumentError(f"op={name!r} is none of {', '.join(map(repr, names))}{hint}") from None
+        ops = {op.value: op for op in cls}
+        if isinstance(name, str) and name in ops:
+            return ops[name]
+        close = difflib.get_close_matches(name.lower(), ops, n=1) if isinstance(name, str) else []
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InvalidArgumentError(f"op={shown(name)} is none of {', '.join(map(repr, ops))}{hint}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +111,20 @@ def plan(dtype: torch.dtype, op: Op) -> Plan:
     if op in {Op.MIN, Op.MAX} and dtype in _FLOATS:
         return _plan_order(dtype, op)
     return Plan.of(_WIDENED.get(dtype, dtype), op, lambda result, _: result.to(dtype))
+
+
+def require_differentiable(tensor: torch.Tensor) -> None:
+    """Check that gradients can flow through collectives to a tensor: they are added up over the ranks.
+
+    Raises:
+        PayloadTypeError: It is not of floats or complex numbers, or of a type that has no sum, as floats of 8 bits; or
+            it carries a tangent of forward-mode differentiation.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise PayloadTypeError(f"gradients flow through tensors of floats, got {tensor.dtype}")
+    plan(tensor.dtype, Op.SUM)
+    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        raise PayloadTypeError("forward-mode differentiation does not go through collectives; use backward()")
 
 
 def fold(parts: Sequence[torch.Tensor], op: Op, *, out: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from rankwise.collectives.arrays import is_array
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.trees import describe
 from rankwise.comm.buffers import as_bytes, from_bytes, overwrite
@@ -102,10 +103,11 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
         >>> sync_params(torch.nn.Linear(2, 1))
     """
     comm = comm_of(group)
-    call = Call("sync_params", {"src": src})
+    call = Call("sync_params")
     with torch.no_grad():
         with comm.taking_part(call):
             sender = comm.place_of(src, "src")
+            call.settings = {"src": comm.ranks[sender]}
             if not isinstance(module, torch.nn.Module):
                 raise InvalidArgumentError(f"sync_params takes a module, got {describe(module)}")
             tensors = dict([*module.named_parameters(), *module.named_buffers()])
@@ -138,7 +140,7 @@ def _put(values: torch.Tensor, tensor: torch.Tensor) -> None:
 def _listed(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     if isinstance(parameters, torch.nn.Module):
         return list(parameters.parameters())
-    if isinstance(parameters, Iterable) and not isinstance(parameters, torch.Tensor):
+    if isinstance(parameters, Iterable) and not isinstance(parameters, torch.Tensor) and not is_array(parameters):
         listed = list(parameters)
         if all(isinstance(parameter, torch.Tensor) for parameter in listed):
             return listed
