@@ -145,7 +145,7 @@ def test_what_cannot_be_reduced_is_refused_alone_and_with_many(comm: Comm) -> No
         rw.all_reduce(1j, op="max")
     with pytest.raises(rw.PayloadTypeError, match="dense"):
         rw.all_reduce(torch.ones(2, 2).to_sparse())
-    with pytest.raises(rw.PayloadTypeError, match="takes tensors, numbers and containers of them, got a str"):
+    with pytest.raises(rw.PayloadTypeError, match="takes tensors, numbers, arrays and containers of them, got a str"):
         rw.all_reduce("text")
 
 
@@ -154,7 +154,7 @@ def test_a_number_that_cannot_be_reduced_is_refused_on_every_rank(comm: Comm) ->
     rank, last = rw.get_rank(), comm.size - 1
     wanted = rw.PayloadTypeError if rank == last else rw.RemoteRankError
     value: Any = "text" if rank == last else 2
-    with pytest.raises(wanted, match="takes tensors, numbers and containers"):
+    with pytest.raises(wanted, match="takes tensors, numbers, arrays and containers"):
         rw.all_reduce(value)
     with pytest.raises(wanted, match="for bools"):
         rw.all_reduce(2 if rank == last else True, op="and")

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from rankwise.collectives.arrays import array_of, is_array, tensor_of
 from rankwise.collectives.scalars import check_number, fold_numbers, reduce_numbers
 from rankwise.collectives.trees import Tree, describe
 from rankwise.comm.buffers import as_bytes, contents, from_bytes, same_memory, to_tensor
 from rankwise.comm.comm import INLINE_BYTES, Comm, dense
 from rankwise.comm.frame import Call
-from rankwise.comm.ops import Op, Plan, fold, plan
+from rankwise.comm.ops import Op, Plan, fold, plan, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 
@@ -65,6 +66,7 @@ class Job:
     Attributes:
         tree: The value.
         numbers: Its numbers, with their places among the leaves.
+        arrays: The places of its arrays, which are tensors here.
         buckets: Its tensors.
         small: The tensors fit into the frame.
     """
@@ -74,6 +76,7 @@ class Job:
     op: Op
     tree: Tree
     numbers: dict[int, Any]
+    arrays: set[int]
     buckets: list[_Bucket]
     small: bool
 
@@ -85,22 +88,35 @@ class Job:
             PayloadTypeError: The operation is not defined for a part of it.
         """
         tree = Tree.of(value)
+        leaves = tree.leaves
         numbers: dict[int, Any] = {}
+        arrays: set[int] = set()
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for place, leaf in enumerate(tree.leaves):
-            if isinstance(leaf, torch.Tensor):
-                kinds.setdefault((leaf.dtype, leaf.device), []).append(place)
+        for place, leaf in enumerate(leaves):
+            if is_array(leaf):
+                leaves[place] = tensor_of(leaf)
+                arrays.add(place)
+            if isinstance(leaves[place], torch.Tensor):
+                kinds.setdefault((leaves[place].dtype, leaves[place].device), []).append(place)
             elif leaf is not None:
-                numbers[place] = check_number(leaf, op)
-        buckets = [_Bucket.of(tree.leaves, places, op, in_place=in_place) for places in kinds.values()]
-        call.content = f"{tree.text()} {' '.join(map(describe, tree.leaves))}"
-        call.parts = lambda: dict(zip(tree.paths(), map(describe, tree.leaves), strict=True))
+                numbers[place] = leaves[place] = check_number(leaf, op)
+        buckets = [_Bucket.of(leaves, places, op, in_place=in_place) for places in kinds.values()]
+        described = [
+            f"{'an array of ' if place in arrays else ''}{describe(leaf)}" for place, leaf in enumerate(leaves)
+        ]
+        call.content = f"{tree.text()} {' '.join(described)}"
+        call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
-        return cls(comm, call, op, tree, numbers, buckets, comm.framed and nbytes <= INLINE_BYTES)
+        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.framed and nbytes <= INLINE_BYTES)
+
+    def places_of_tensors(self) -> list[int]:
+        """Return which leaves are tensors, and were before: no arrays."""
+        leaves = enumerate(self.tree.leaves)
+        return [place for place, leaf in leaves if isinstance(leaf, torch.Tensor) and place not in self.arrays]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors among the leaves."""
-        return [leaf for leaf in self.tree.leaves if isinstance(leaf, torch.Tensor)]
+        return [self.tree.leaves[place] for place in self.places_of_tensors()]
 
     def require_gradient(self) -> None:
         """Check that gradients can flow through it.
@@ -111,9 +127,11 @@ class Job:
         """
         if self.op not in {Op.SUM, Op.MEAN}:
             raise InvalidArgumentError(f"op={self.op.value!r} is not differentiable here; 'sum' and 'mean' are")
-        for tensor in self.tensors():
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                raise PayloadTypeError(f"gradients flow through tensors of floats, got {describe(tensor)}")
+        tensors = self.tensors()
+        if not tensors:
+            raise PayloadTypeError("gradients flow through tensors of floats, and there is no tensor in the value")
+        for tensor in tensors:
+            require_differentiable(tensor)
 
     def run(self) -> list[Any]:
         """Reduce it, and return the leaves of the result.
@@ -143,7 +161,7 @@ class Job:
             leaves[place] = number
         for bucket in self.buckets:
             for place, result in zip(bucket.places, bucket.results(comm.size), strict=True):
-                leaves[place] = result
+                leaves[place] = array_of(result) if place in self.arrays else result
         return leaves
 
     def _is_checked(self) -> bool:

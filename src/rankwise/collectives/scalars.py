@@ -13,7 +13,7 @@ import torch
 
 from rankwise.comm.comm import Comm
 from rankwise.comm.ops import Op
-from rankwise.errors import PayloadTypeError
+from rankwise.errors import PayloadTypeError, shown
 
 Number = bool | int | float | complex
 
@@ -35,11 +35,11 @@ def check_number(value: Any, op: Op) -> Any:  # noqa: ANN401 - any value of the 
     if kind not in _KINDS:
         value = _as_python(value)
     if op in {Op.AND, Op.OR} and not isinstance(value, bool):
-        raise PayloadTypeError(f"op={op.value!r} is for bools, got {value!r}; compare first, as in value != 0")
+        raise PayloadTypeError(f"op={op.value!r} is for bools, got {shown(value)}; compare first, as in value != 0")
     if op is Op.MEAN and isinstance(value, int) and abs(value) > sys.float_info.max:
         raise PayloadTypeError("op='mean' of an integer beyond all floats has no result, for means are floats")
     if op in {Op.MIN, Op.MAX} and isinstance(value, complex):
-        raise PayloadTypeError(f"op={op.value!r} is not defined for {value!r}: complex numbers have no order")
+        raise PayloadTypeError(f"op={op.value!r} is not defined for {shown(value)}: complex numbers have no order")
     return value
 
 
@@ -76,12 +76,13 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> list[Any]:
 
 def _as_python(value: Any) -> Any:  # noqa: ANN401 - any value of the user's
     """Return numpy's numbers, and numbers of types made from Python's, as Python's own."""
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+    own = type(value)
+    if hasattr(own, "item") and hasattr(own, "ndim"):
         value = value.item()
     kind = next((kind for kind in _KINDS if isinstance(value, kind)), None)
     if kind is None:
         raise PayloadTypeError(
-            f"all_reduce takes tensors, numbers and containers of them, got a {type(value).__qualname__}"
+            f"all_reduce takes tensors, numbers, arrays and containers of them, got a {own.__qualname__}"
         )
     return kind(value)
 
