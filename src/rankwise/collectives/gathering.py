@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -10,12 +10,13 @@ import torch
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.payload import Letter, Parcel, bulk_devices, pack, room_for, unpack
 from rankwise.collectives.trees import describe
-from rankwise.comm.buffers import to_tensor
+from rankwise.comm.buffers import same_memory, to_tensor
 from rankwise.comm.comm import Comm, dense
 from rankwise.comm.frame import Call
 from rankwise.comm.members import Move
-from rankwise.comm.ops import Op
-from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.comm.ops import Op, require_differentiable
+from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
+from rankwise.integers import as_bool, as_integer
 
 T = TypeVar("T")
 
@@ -30,12 +31,12 @@ def all_gather(value: T, *, differentiable: bool = False, group: Comm | None = N
 
     Args:
         value: This rank's value.
-        differentiable: The value is a tensor of floats, and gradients flow back to the rank that it came from; every
-            rank runs backward through it.
+        differentiable: The value is a dense tensor of floats or complex numbers, and gradients flow back to the rank
+            that it came from; every rank runs backward through it.
         group: Those who take part; all, by default.
 
     Raises:
-        PayloadTypeError: The value cannot be pickled.
+        PayloadTypeError: The value cannot be pickled, or gradients cannot flow through it.
         RemoteRankError: That happened on another rank.
         MismatchError: Another rank calls something else.
         CollectiveError: A rank is gone, or did not come within the session's timeout.
@@ -47,19 +48,19 @@ def all_gather(value: T, *, differentiable: bool = False, group: Comm | None = N
         ['a']
     """
     comm = comm_of(group)
-    call = Call("all_gather", {"differentiable": True} if differentiable else {})
-    if not differentiable:
-        return _gather(comm, call, lambda: value)
-
-    def checked() -> T:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            raise PayloadTypeError(f"gradients flow through tensors of floats, got {describe(value)}")
-        return cast("T", value.detach())  # a tensor is what it is
-
-    if not isinstance(value, torch.Tensor):
-        return _gather(comm, call, checked)
-    gathered: list[T] = list(_Gather.apply(value, comm, call, checked))  # type: ignore[no-untyped-call]  # torch's
-    return gathered
+    call = Call("all_gather")
+    if differentiable is False:
+        return _gather(comm, call, value)
+    tensor: Any = value
+    with comm.taking_part(call):
+        flows = as_bool(differentiable, "differentiable")
+        if flows:
+            call.settings = {"differentiable": True}
+            if not isinstance(value, torch.Tensor):
+                raise PayloadTypeError(f"gradients flow through tensors of floats, got {describe(value)}")
+            dense(tensor)
+            require_differentiable(tensor)
+    return cast("list[T]", _gather_tensors(comm, call, tensor)) if flows else _gather(comm, call, value)
 
 
 def all_gather_cat(
@@ -72,12 +73,13 @@ def all_gather_cat(
 
     Args:
         tensor: This rank's tensor.
-        dim: The dimension that they are put together along.
-        differentiable: Gradients flow back to the rank that a part came from; every rank runs backward through it.
+        dim: The dimension that they are put together along; those below 0 are counted from the end.
+        differentiable: Gradients flow back to the rank that a part came from, of floats or complex numbers; every rank
+            runs backward through it.
         group: Those who take part; all, by default.
 
     Raises:
-        PayloadTypeError: It is not a dense tensor.
+        PayloadTypeError: It is not a dense tensor, or gradients cannot flow through it.
         InvalidArgumentError: It has no such dimension.
         RemoteRankError: Either happened on another rank.
         MismatchError: The tensors do not go together, or another rank calls something else.
@@ -90,24 +92,25 @@ def all_gather_cat(
         tensor([1, 2])
     """
     comm = comm_of(group)
-    call = Call("all_gather_cat", {"dim": dim, "differentiable": differentiable})
-
-    def checked() -> torch.Tensor:
+    call = Call("all_gather_cat")
+    with comm.taking_part(call):
         if not isinstance(tensor, torch.Tensor):
             raise PayloadTypeError(f"all_gather_cat takes a tensor, got {describe(tensor)}")
-        shape: list[int | str] = list(dense(tensor).shape) or [1]
-        if isinstance(dim, bool) or not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
-            raise InvalidArgumentError(f"dim={dim!r}, but the tensor has {len(shape)} dimension(s)")
-        shape[dim] = "any"
-        call.content = f"{tensor.dtype} {shape} {tensor.device.type}"
-        call.parts = lambda: {"": describe(tensor)}
-        return tensor.detach()
-
-    if differentiable and isinstance(tensor, torch.Tensor):
-        parts = list(_Gather.apply(tensor, comm, call, checked))  # type: ignore[no-untyped-call]  # torch's
-    else:
-        parts = _gather(comm, call, checked)
-    return torch.cat([part.reshape(1) if part.dim() == 0 else part for part in parts], dim=dim)
+        plain = dense(tensor)
+        flows = as_bool(differentiable, "differentiable")
+        if flows:
+            require_differentiable(tensor)
+        shape: list[int | str] = list(plain.shape) or [1]
+        along = as_integer(dim, "dim")
+        if not -len(shape) <= along < len(shape):
+            raise InvalidArgumentError(f"dim={shown(along)}, but the tensor has {len(shape)} dimension(s)")
+        along %= len(shape)
+        shape[along] = "any"
+        call.settings = {"dim": along, "differentiable": flows}
+        call.content = f"{plain.dtype} {shape} {plain.device.type}"
+        call.parts = lambda: {"": describe(plain)}
+    parts = _gather_tensors(comm, call, tensor) if flows else _gather(comm, call, plain)
+    return torch.cat([part.reshape(1) if part.dim() == 0 else part for part in parts], dim=along)
 
 
 class _Gather(torch.autograd.Function):
@@ -116,17 +119,17 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 - torch's context
-        tensor: torch.Tensor,  # noqa: ARG004 - autograd asks for it; `checked` returns it
+        tensor: torch.Tensor,
         comm: Comm,
         call: Call,
-        checked: Callable[[], torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         ctx.comm = comm
-        return tuple(_gather(comm, call, checked))
+        # What is a view to autograd cannot be written to outside.
+        return tuple(map(same_memory, _gather(comm, call, dense(tensor))))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # noqa: ANN401
-        return _Return.apply(ctx.comm, *grads), None, None, None  # type: ignore[no-untyped-call]  # torch's
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
+        return _Return.apply(ctx.comm, *grads), None, None  # type: ignore[no-untyped-call]  # torch's
 
 
 class _Return(torch.autograd.Function):
@@ -145,13 +148,18 @@ class _Return(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         call = Call("the gradient of the gradient of all_gather")
-        return None, *_Gather.apply(grad, ctx.comm, call, grad.detach)  # type: ignore[no-untyped-call]  # torch's
+        return None, *_gather_tensors(ctx.comm, call, grad)
 
 
-def _gather(comm: Comm, call: Call, checked: Callable[[], T]) -> list[T]:
-    """Gather values; what `checked` raises on one rank is raised on all."""
+def _gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Gather tensors through which gradients flow."""
+    gathered: list[torch.Tensor] = list(_Gather.apply(tensor, comm, call))  # type: ignore[no-untyped-call]  # torch's
+    return gathered
+
+
+def _gather(comm: Comm, call: Call, value: T) -> list[T]:
     with comm.taking_part(call) as me:
-        parcel = pack(checked())
+        parcel = pack(value)
         letters = [Letter.decode(message) for message in comm.exchange(call, parcel.letter.encode())]
     bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
     if bulk_devices(letters):

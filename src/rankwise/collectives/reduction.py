@@ -10,11 +10,12 @@ import torch
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.job import Job
 from rankwise.collectives.trees import describe
-from rankwise.comm.buffers import is_expanded, overwrite
+from rankwise.comm.buffers import is_expanded, overwrite, same_memory
 from rankwise.comm.comm import Comm, dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op, plan
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.integers import as_bool
 
 T = TypeVar("T")
 
@@ -52,8 +53,10 @@ def all_reduce(value: T, op: str = ..., *, differentiable: bool = ..., group: Co
 def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: Comm | None = None) -> T | Any:
     """Return the reduction of every rank's value, the same on all ranks.
 
-    Collective over the session, or over `group`. A value is a tensor, a number, or dicts, lists, tuples, namedtuples
-    and dataclasses of them, the same on all ranks but for the order of a dict; None stays None. Tensors have the same
+    Collective over the session, or over `group`. A value is a tensor, a number, an array of numpy's, or dicts, lists,
+    tuples, namedtuples and dataclasses of them, the same on all ranks but for the order of a dict; None stays None.
+    Arrays are reduced as tensors on the CPU are, and the results are arrays; numpy's scalars are numbers, and the
+    results are Python's. A `torch.Size` is the tuple that it is. Tensors have the same
     shape, type and kind of device on all ranks; results are new, on the tensor's device, and of its type, but for bools
     (their sum and product are int64) and the mean of integers (float64, right also where their sum has more than 64
     bits). Sums and products of tensors overflow as in torch. Numbers are reduced as Python does, exactly; if they are
@@ -62,8 +65,9 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
     Args:
         value: This rank's value.
         op: "sum", "mean", "product", "min", "max"; "and", "or" for bools.
-        differentiable: Gradients flow back through the sum or mean of tensors of floats; every rank runs backward
-            through it. Else results are detached.
+        differentiable: Gradients flow back through the sum or mean of tensors of floats or complex numbers; every rank
+            runs backward through it. Numbers and arrays beside the tensors are reduced without. Else results are
+            detached.
         group: Those who take part; all, by default.
 
     Raises:
@@ -82,9 +86,12 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
         {'loss': 0.5, 'seen': 8}
     """
     comm = comm_of(group)
-    call = Call("all_reduce", {"op": op, "differentiable": True} if differentiable else {"op": op})
+    call = Call("all_reduce")
     with comm.taking_part(call):
-        job = Job.of(comm, call, value, Op.parse(op))
+        parsed = Op.parse(op)
+        differentiable = as_bool(differentiable, "differentiable")
+        call.settings = {"op": parsed.value, "differentiable": True} if differentiable else {"op": parsed.value}
+        job = Job.of(comm, call, value, parsed)
         if differentiable:
             job.require_gradient()
     # torch's Function.apply has no types.
@@ -117,11 +124,12 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
         tensor([1, 2])
     """
     comm = comm_of(group)
-    call = Call("all_reduce_", {"op": op})
+    call = Call("all_reduce_")
     with comm.taking_part(call):
+        parsed = Op.parse(op)
+        call.settings = {"op": parsed.value}
         if not isinstance(tensor, torch.Tensor):
             raise PayloadTypeError(f"all_reduce_ takes a tensor, got {describe(tensor)}")
-        parsed = Op.parse(op)
         target = dense(tensor)
         if is_expanded(target):
             raise PayloadTypeError(
@@ -131,7 +139,9 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
         how = plan(target.dtype, parsed)
         result = how.finish(torch.empty(0, dtype=how.wire_dtype, device="cpu"), 1)
         if result.dtype != tensor.dtype:
-            raise PayloadTypeError(f"op={op!r} of {tensor.dtype} has another type, {result.dtype}: use all_reduce")
+            raise PayloadTypeError(
+                f"op={parsed.value!r} of {tensor.dtype} has another type, {result.dtype}: use all_reduce"
+            )
         job = Job.of(comm, call, tensor, parsed, in_place=True)
     (result,) = job.run()
     overwrite(tensor, result)
@@ -162,9 +172,10 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
         tensor([1, 2])
     """
     comm = comm_of(group)
-    call = Call("reduce_scatter", {"op": op})
+    call = Call("reduce_scatter")
     with comm.taking_part(call):
         parsed = Op.parse(op)
+        call.settings = {"op": parsed.value}
         _check_pieces(values, parsed, comm.size)
         call.content = " ".join(map(describe, values))
         call.parts = lambda: {f"[{place}]": describe(value) for place, value in enumerate(values)}
@@ -181,22 +192,24 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: Job, *tensors: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401, ARG004
         ctx.job = job
-        return tuple(job.run())
+        # What is a view to autograd cannot be written to outside.
+        return tuple(same_memory(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in job.run())
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         job: Job = ctx.job
         call = Call("the gradient of all_reduce", {"op": job.op.value})
-        wanted = [grad for grad, leaf in zip(grads, job.tree.leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+        wanted = [grads[place] for place in job.places_of_tensors()]
         gradient = Job.of(job.comm, call, wanted, job.op)
         return None, *_Reduce.apply(gradient, *gradient.tensors())  # type: ignore[no-untyped-call]  # torch's
 
 
 def _check_pieces(values: Sequence[torch.Tensor], op: Op, size: int) -> None:
     """Check what reduce_scatter takes."""
-    if isinstance(values, torch.Tensor) or not all(isinstance(value, torch.Tensor) for value in values):
+    if not isinstance(values, Sequence) or not all(isinstance(value, torch.Tensor) for value in values):
         raise PayloadTypeError(
-            "reduce_scatter takes a sequence of tensors, one for each rank, as in tensor.chunk(world)"
+            f"reduce_scatter takes a sequence of tensors, one for each rank, as tensor.chunk(world), got "
+            f"{describe(values)}"
         )
     if len(values) != size:
         raise InvalidArgumentError(f"reduce_scatter takes one tensor for each of {size} ranks, got {len(values)}")

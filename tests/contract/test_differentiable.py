@@ -1,0 +1,125 @@
+"""One body for every world: one rule for `differentiable=True`, and results that may be used as any other tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch.autograd import forward_ad
+
+import rankwise as rw
+from rankwise.comm.comm import Comm
+
+pytestmark = [
+    pytest.mark.ranks("serial", 1, 2, 3),
+    pytest.mark.usefixtures("torch_random"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # torch's own use of it in forward mode
+]
+
+# Each returns a tensor.
+COLLECTIVES: dict[str, Callable[[Any], torch.Tensor]] = {
+    "all_reduce": partial(rw.all_reduce, differentiable=True),
+    "all_reduce of a tree": lambda x: rw.all_reduce({"x": x, "n": 1, "none": None}, differentiable=True)["x"],
+    "all_gather": lambda x: rw.all_gather(x, differentiable=True)[0],
+    "all_gather_cat": partial(rw.all_gather_cat, differentiable=True),
+}
+
+
+@pytest.mark.parametrize("length", [3, 5000])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_results_can_be_written_to(comm: Comm, name: str, length: int) -> None:
+    weight = torch.full((length,), -1.0, requires_grad=True)
+    found = COLLECTIVES[name](weight * 1)
+    F.relu(found, inplace=True).sum().backward()
+    assert not found.detach().any()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+    weight = torch.ones(length, requires_grad=True)
+    found = COLLECTIVES[name](weight * 1)
+    found.mul_(2)
+    found[0] = 0
+    found.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad[-1].item() == (2 * comm.size if rw.get_rank() == 0 or name != "all_gather" else 0)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_gradients_are_of_floats_and_complex_numbers(comm: Comm, name: str) -> None:
+    call = COLLECTIVES[name]
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64):
+        value = torch.ones(3, dtype=dtype, requires_grad=True)
+        call(value).abs().sum().backward()
+        assert value.grad is not None
+        assert value.grad.dtype == dtype
+        if name == "all_gather":
+            assert value.grad.real.sum().item() == (3 * comm.size if rw.get_rank() == 0 else 0)
+        else:
+            assert value.grad.real.sum().item() == pytest.approx(3 * comm.size)
+    for odd in (
+        torch.ones(3).int(),
+        torch.ones(3).bool(),
+        torch.ones(3).to(torch.float8_e4m3fn),
+        torch.ones(3).to_sparse(),
+        1.5,
+        np.ones(3),
+        None,
+        "text",
+    ):
+        with pytest.raises(rw.PayloadTypeError):
+            call(odd)
+            pytest.fail(f"{odd}")
+        assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_transforms_of_functions_are_refused(comm: Comm, *, differentiable: bool) -> None:
+    calls: dict[str, Callable[[Any], Any]] = {
+        "all_reduce": partial(rw.all_reduce, differentiable=differentiable),
+        "all_gather": lambda x: rw.all_gather(x, differentiable=differentiable)[0],
+        "all_gather_cat": partial(rw.all_gather_cat, differentiable=differentiable),
+    }
+    if not differentiable:
+        calls |= {
+            "all_reduce_": rw.all_reduce_,
+            "reduce_scatter": lambda x: rw.reduce_scatter([x] * comm.size),
+            "gather": lambda x: rw.gather(x) or x,
+            "all_gather of a dict": lambda x: rw.all_gather({"x": x})[0]["x"],
+            "sync_params": lambda x: rw.sync_params(holding(x)),
+        }
+    for name, call in calls.items():
+        for transform in (
+            torch.func.vmap(call),
+            torch.func.grad(lambda x, call=call: call(x).sum()),
+            torch.func.jacrev(call),
+            torch.func.jacfwd(call),
+            lambda x, call=call: torch.func.jvp(call, (x,), (x,)),
+            lambda x, call=call: torch.func.functionalize(call)(x),
+        ):
+            with pytest.raises(rw.PayloadTypeError, match=r"torch\.func"):
+                transform(torch.ones(2))
+                pytest.fail(name)
+            assert rw.all_reduce(1) == comm.size
+
+
+def holding(tensor: torch.Tensor) -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.register_buffer("odd", tensor)
+    return module
+
+
+def test_tangents_are_refused_where_they_would_be_lost(comm: Comm) -> None:
+    for call in COLLECTIVES.values():
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+            with pytest.raises(rw.PayloadTypeError, match="forward-mode"):
+                call(dual)
+            detached = rw.all_reduce(dual)
+            assert forward_ad.unpack_dual(detached).tangent is None, "as the gradient, without differentiable=True"
+            assert detached.tolist() == [comm.size] * 3
+        assert rw.all_reduce(1) == comm.size
