@@ -1,0 +1,373 @@
+"""Values of every kind that somebody may pass where something else is meant, each made anew when it is asked for."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import decimal
+import enum
+import fractions
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import pack_sequence
+
+# Entered for the first time it sets a variable and makes a folder: before any test, for none may leave anything.
+with FakeTensorMode():
+    torch.ones(1)
+
+DEPTH = 1000
+
+
+class Tagged(torch.Tensor):
+    """A tensor of another class."""
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own, as DTensor is."""
+
+    @staticmethod
+    def __new__(cls: type, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(func)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Level(enum.IntEnum):
+    LOW = 0
+
+
+class Name(str):
+    """A string of another class."""
+
+    __slots__ = ()
+
+
+class Count(int):
+    """An integer of another class."""
+
+
+@dataclass
+class Unset:
+    """A dataclass of which a field may have no value."""
+
+    loss: Any = 1.0
+    later: Any = field(init=False)
+
+
+class Hostile:
+    """An object of which nothing can be asked."""
+
+    def __refuse(self, *_: Any) -> Any:
+        raise KeyError("nothing can be asked of this object")
+
+    __repr__ = __str__ = __len__ = __index__ = __float__ = __bool__ = __eq__ = __hash__ = __refuse
+    __reduce_ex__ = __getattr__ = __refuse
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
+def made_in_inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+def nested(layout: torch.layout) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+
+
+def compressed(convert: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: in beta state
+        return convert(torch.eye(4))
+
+
+def deep(wrap: Callable[[Any], Any]) -> Any:
+    value: Any = 1.0
+    for _ in range(DEPTH):
+        value = wrap(value)
+    return value
+
+
+def cyclic_list() -> Any:
+    value: list[Any] = [1.0]
+    value.append(value)
+    return value
+
+
+def cyclic_dict() -> Any:
+    value: dict[str, Any] = {"a": 1.0}
+    value["b"] = [value]
+    return value
+
+
+def cyclic_dataclass() -> Any:
+    value = Unset()
+    value.later = {"self": value}
+    return value
+
+
+def filled(later: Any) -> Unset:
+    value = Unset()
+    value.later = later
+    return value
+
+
+def parameter(grad: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.nn.Parameter:
+    made = torch.nn.Parameter(torch.ones(2, 2))
+    if grad is not None:
+        made.grad = grad(made.detach())
+    return made
+
+
+def lazy_module() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.Linear(2, 2))
+
+
+def frozen() -> torch.nn.Module:
+    return torch.nn.Linear(2, 2).requires_grad_(requires_grad=False)
+
+
+def scripted() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: deprecated
+        return torch.jit.script(torch.nn.Linear(2, 2))
+
+
+def without_memory() -> torch.Tensor:
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def inference_module() -> torch.nn.Module:
+    with torch.inference_mode():
+        return torch.nn.Linear(2, 2)
+
+
+PLAIN: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "Ellipsis": lambda: ...,
+    "NotImplemented": lambda: NotImplemented,
+    "empty string": lambda: "",
+    "string": lambda: "odd",
+    "string of a number": lambda: "0",
+    "surrogate": lambda: "\udc80",
+    "zero byte": lambda: "a\0b",
+    "sum": lambda: "sum",
+    "SUM": lambda: "SUM",
+    "str subclass": lambda: Name("sum"),
+    "bytes": lambda: b"sum",
+    "bytearray": lambda: bytearray(b"sum"),
+    "memoryview": lambda: memoryview(b"sum"),
+    "zero": lambda: 0,
+    "one": lambda: 1,
+    "minus one": lambda: -1,
+    "minus two": lambda: -2,
+    "hundred": lambda: 100,
+    "True": lambda: True,
+    "False": lambda: False,
+    "half": lambda: 0.5,
+    "zero float": lambda: 0.0,
+    "nan": lambda: float("nan"),
+    "infinity": lambda: float("inf"),
+    "huge float": lambda: 1.7e308,
+    "2**63": lambda: 2**63,
+    "10**400": lambda: 10**400,
+    "-10**400": lambda: -(10**400),
+    "10**5000": lambda: 10**5000,
+    "complex": lambda: 1j,
+    "Decimal": lambda: decimal.Decimal("1.5"),
+    "Fraction": lambda: fractions.Fraction(1, 2),
+    "timedelta": lambda: dt.timedelta(seconds=5),
+    "IntEnum": lambda: Level.LOW,
+    "int subclass": lambda: Count(0),
+    "enum class": lambda: Level,
+    "class": lambda: int,
+    "object": object,
+    "function": lambda: parameter,
+    "lambda": lambda: lambda: 0,
+    "module of Python": lambda: types,
+    "lock": threading.Lock,
+    "generator": lambda: (value for value in [torch.ones(2)]),
+    "iterator": lambda: iter([torch.ones(2)]),
+    "Hostile": Hostile,
+}
+
+CONTAINERS: dict[str, Callable[[], Any]] = {
+    "empty list": list,
+    "empty tuple": tuple,
+    "empty dict": dict,
+    "dict": lambda: {"b": 1, "a": [2.5, torch.ones(3)]},
+    "list": lambda: [1, 2.5, None, True],
+    "tuple": lambda: (0,),
+    "list of a string": lambda: ["a"],
+    "list of a tensor": lambda: [torch.ones(2)],
+    "two tensors": lambda: [torch.ones(2), torch.ones(2)],
+    "two types": lambda: [torch.ones(2), torch.ones(2, dtype=torch.int64)],
+    "parameters": lambda: [parameter(torch.ones_like), parameter()],
+    "list of a list": lambda: [[torch.ones(2)]],
+    "list of None": lambda: [None],
+    "list of a lock": lambda: [threading.Lock()],
+    "Hostile in a list": lambda: [Hostile()],
+    "bool in a list": lambda: [True],
+    "numpy integer in a list": lambda: [np.int64(0)],
+    "set": lambda: {1},
+    "frozenset": lambda: frozenset({1}),
+    "range": lambda: range(1),
+    "deque": lambda: collections.deque([1.0], maxlen=3),
+    "OrderedDict": lambda: collections.OrderedDict(b=1, a=2.0),
+    "defaultdict": lambda: collections.defaultdict(list, a=1.0),
+    "Counter": lambda: collections.Counter("aab"),
+    "UserDict": lambda: collections.UserDict(a=1.0),
+    "UserList": lambda: collections.UserList([1.0]),
+    "ChainMap": lambda: collections.ChainMap({"a": 1.0}),
+    "mappingproxy": lambda: types.MappingProxyType({"a": 1.0}),
+    "dict of floats": lambda: {1.5: 1.0},
+    "dict of None": lambda: {None: 1.0},
+    "dict of mixed keys": lambda: {"a": 1.0, 1: 2.0, Level.LOW: 1.0, ("a", 1): 2},
+    "dict of nan": lambda: {float("nan"): 1.0},
+    "dict of bytes": lambda: {b"a": 1.0},
+    "dict views": {"a": torch.ones(2)}.items,
+    "namedtuple": lambda: Pair(1.0, torch.ones(2)),
+    "structseq": lambda: torch.max(torch.ones(2, 2), dim=0),
+    "torch.Size": lambda: torch.Size([1, 2]),
+    "empty torch.Size": lambda: torch.Size([]),
+    "SimpleNamespace": lambda: types.SimpleNamespace(a=1.0),
+    "unset field": Unset,
+    "dataclass": lambda: filled(None),
+    "dataclass class": lambda: Unset,
+    "cyclic list": cyclic_list,
+    "cyclic dict": cyclic_dict,
+    "cyclic dataclass": cyclic_dataclass,
+    "deep list": lambda: deep(lambda value: [value]),
+    "deep tuple": lambda: deep(lambda value: (value,)),
+    "deep dict": lambda: deep(lambda value: {"a": value}),
+    "deep OrderedDict": lambda: deep(lambda value: collections.OrderedDict(a=value)),
+    "deep dataclass": lambda: deep(filled),
+    "packed sequence": lambda: pack_sequence([torch.ones(2), torch.ones(1)]),
+}
+
+ARRAYS: dict[str, Callable[[], Any]] = {
+    "np.int64": lambda: np.int64(0),
+    "np.uint8": lambda: np.uint8(100),
+    "np.bool": lambda: np.True_,
+    "np.float32": lambda: np.float32(1.5),
+    "np.float64": lambda: np.float64(1.5),
+    "np.longdouble": lambda: np.longdouble(1.5),
+    "np.complex64": lambda: np.complex64(1j),
+    "np.str": lambda: np.str_("sum"),
+    "np.datetime64": lambda: np.datetime64("2026-01-01"),
+    "0-d array": lambda: np.array(0),
+    "0-d bool array": lambda: np.array(True),
+    "array": lambda: np.ones(3),
+    "array of ints": lambda: np.arange(2),
+    "array of bools": lambda: np.array([True, False]),
+    "array of halves": lambda: np.ones(3, dtype=np.float16),
+    "array of uint64": lambda: np.ones(3, dtype=np.uint64),
+    "array of long doubles": lambda: np.ones(3, dtype=np.longdouble),
+    "array of complex": lambda: np.ones(3, dtype=np.complex64),
+    "array of objects": lambda: np.array([None, "a"], dtype=object),
+    "array of strings": lambda: np.array(["a", "b"]),
+    "array of dates": lambda: np.array(["2026-01-01"], dtype="datetime64[D]"),
+    "structured array": lambda: np.zeros(2, dtype=[("a", "f4"), ("b", "i4")]),
+    "recarray": lambda: np.zeros(2, dtype=[("a", "f4")]).view(np.recarray),
+    "masked array": lambda: np.ma.masked_array([1.0, 2.0], mask=[True, False]),
+    "matrix": lambda: np.asmatrix(np.eye(2)),
+    "big-endian array": lambda: np.ones(3, dtype=">f4"),
+    "reversed array": lambda: np.arange(4.0)[::-1],
+    "transposed array": lambda: np.arange(6.0).reshape(2, 3).T,
+    "read-only array": lambda: np.broadcast_to(np.float32(1), (2, 3)),
+    "empty array": lambda: np.zeros((0, 3)),
+    "list of an array": lambda: [np.ones(3)],
+    "dict of arrays": lambda: {"a": np.ones(3), "b": np.float32(2), "c": torch.ones(1)},
+    "dict of numpy keys": lambda: {np.int64(1): 1.0},
+}
+
+TENSORS: dict[str, Callable[[], Any]] = {
+    "tensor": lambda: torch.ones(3),
+    "0-d tensor": lambda: torch.tensor(0),
+    "0-d bool tensor": lambda: torch.tensor(True),
+    "0-d float tensor": lambda: torch.tensor(0.5),
+    "1-element tensor": lambda: torch.tensor([0]),
+    "empty tensor": lambda: torch.empty(0),
+    "matrix of none": lambda: torch.empty(0, 3),
+    "bool tensor": lambda: torch.tensor([True, False]),
+    "int8 tensor": lambda: torch.ones(3, dtype=torch.int8),
+    "uint64 tensor": lambda: torch.ones(3, dtype=torch.uint64),
+    "float16 tensor": lambda: torch.ones(3, dtype=torch.float16),
+    "float8 tensor": lambda: torch.ones(3).to(torch.float8_e4m3fn),
+    "complex tensor": lambda: torch.ones(3, dtype=torch.complex64),
+    "complex32 tensor": lambda: torch.ones(3, dtype=torch.complex32),
+    "bits tensor": lambda: torch.ones(3, dtype=torch.uint8).view(torch.bits8),
+    "float4 tensor": lambda: torch.ones(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    "jagged tensor": lambda: nested(torch.jagged),
+    "strided nested tensor": lambda: nested(torch.strided),
+    "fake tensor": fake,
+    "meta tensor": lambda: torch.ones(3, device="meta"),
+    "COO tensor": lambda: torch.ones(3).to_sparse(),
+    "CSR tensor": lambda: compressed(torch.Tensor.to_sparse_csr),
+    "CSC tensor": lambda: compressed(torch.Tensor.to_sparse_csc),
+    "BSR tensor": lambda: compressed(lambda one: one.to_sparse_bsr((2, 2))),
+    "mkldnn tensor": lambda: torch.ones(3).to_mkldnn(),
+    "quantized tensor": lambda: torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8),
+    "expanded tensor": lambda: torch.ones(1).expand(3),
+    "inference tensor": made_in_inference,
+    "lazy parameter": lambda: torch.nn.LazyLinear(3).weight,
+    "lazy buffer": lambda: torch.nn.LazyBatchNorm1d().running_mean,
+    "Tagged": lambda: torch.ones(3).as_subclass(Tagged),
+    "Wrapper": lambda: Wrapper(torch.ones(3)),
+    "parameter": parameter,
+    "parameter and gradient": lambda: parameter(torch.ones_like),
+    "result": lambda: torch.ones(3, requires_grad=True) * 2,
+    "conjugate": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "negative": lambda: torch.full((3,), 1j).conj().imag,
+    "strided tensor": lambda: torch.ones(6)[::2],
+    "overlapping tensor": lambda: torch.arange(4.0).as_strided((3, 2), (1, 1)),
+    "tensor without memory": without_memory,
+    "tensor class": lambda: torch.Tensor,
+    "storage": lambda: torch.ones(3).untyped_storage(),
+    "dtype": lambda: torch.float32,
+    "device": lambda: torch.device("cpu"),
+    "torch.Generator": torch.Generator,
+}
+
+MODULES: dict[str, Callable[[], Any]] = {
+    "module": lambda: torch.nn.Linear(2, 2),
+    "module in inference": inference_module,
+    "module without parameters": torch.nn.ReLU,
+    "meta module": lambda: torch.nn.Linear(2, 2, device="meta"),
+    "lazy module": lazy_module,
+    "frozen module": frozen,
+    "module class": lambda: torch.nn.Linear,
+    "scripted module": scripted,
+    "generator of parameters": lambda: torch.nn.Linear(2, 2).parameters(),
+    "named parameters": lambda: torch.nn.Linear(2, 2).named_parameters(),
+    "state dict": lambda: torch.nn.Linear(2, 2).state_dict(),
+    "optimizer": lambda: torch.optim.SGD([parameter()], lr=0.1),
+    "ParameterList": lambda: torch.nn.ParameterList([parameter(torch.ones_like)]),
+    "parameter of bad gradient": lambda: [parameter(lambda one: one.to_sparse())],
+    "parameter of expanded gradient": lambda: [parameter(lambda one: torch.ones(1).expand_as(one))],
+}
+
+
+KINDS = {**PLAIN, **CONTAINERS, **ARRAYS, **TENSORS, **MODULES}
