@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,14 +259,36 @@ def test_an_error_in_rank_order_reaches_those_before_and_after(comm: Comm, frame
     assert members.FRAMED_RANKS == 64
 
 
-def test_a_collective_on_the_one_rank_is_an_error_everywhere(comm: Comm) -> None:
+def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Comm) -> None:
     """Neither waits for the other: the one rank in the collective, the others for the end of its turn."""
-    inner = rw.one_rank_only(0)(int)
-    for call in (lambda: rw.all_reduce(1), rw.barrier, inner):
-        for outer in (rw.one_rank_only(0), rw.rank_zero_first()):
-            if comm.size == 1:
-                outer(call)()
-                continue
-            with pytest.raises(rw.MismatchError if rw.get_rank() == 0 else rw.RankwiseError, match="the end of"):
+    group = rw.new_group(range(comm.size))
+    calls: list[Callable[[], object]] = [
+        lambda: rw.all_reduce(1),
+        rw.barrier,
+        lambda: rw.all_reduce(1, group=group),
+        rw.one_rank_only(0)(int),
+        rw.rank_zero_first(local=True)(int),
+        rw.in_rank_order()(int),
+    ]
+    outers: list[Any] = [rw.one_rank_only(0), rw.rank_zero_first(), rw.rank_zero_first(local=True), rw.in_rank_order()]
+    wanted = rw.CollectiveError if rw.get_rank() == 0 else rw.RemoteRankError
+    for outer in outers:
+        for call in calls:
+            with pytest.raises(wanted, match="cannot begin inside of the block of"):
                 outer(call)()
             assert rw.all_reduce(1) == comm.size, "and the next collective works"
+            assert rw.all_reduce(1, group=group) == comm.size
+
+
+def test_a_collective_of_a_rank_that_is_to_wait_is_an_error(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    with rw.one_rank_only(0) as mine:
+        if rank == last:
+            with pytest.raises(rw.CollectiveError, match="cannot begin inside of the block of one_rank_only"):
+                rw.all_reduce(1)
+        assert mine is (rank == 0)
+    with rw.rank_zero_first():
+        if rank == last:
+            with pytest.raises(rw.CollectiveError, match="cannot begin inside of the block of rank_zero_first"):
+                rw.barrier()
+    assert rw.all_reduce(1) == comm.size

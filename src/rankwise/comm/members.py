@@ -87,6 +87,7 @@ class Members(ABC):
     def take_along(self, part: Members) -> None:
         """Close a group of some of these members when this one is closed, if anybody has it still."""
         self._parts.add(part)
+        part._entrance.outer = self._entrance
 
     def dissolve(self, reason: str) -> None:
         """As `leave`, of a group that is closed before its session; gives back what was opened for it alone."""
@@ -182,6 +183,10 @@ class Members(ABC):
     def interrupted_by(self, rank: int) -> bool:  # noqa: ARG002 - for whom there are others
         """Return whether a rank calls something here that this one has not called. Does not wait."""
         return False
+
+    def reserve(self, call: Call) -> Entrance:
+        """Begin a block in which no collective of the session can begin; its end is to `leave` what this returns."""
+        return self._entrance.reserve(call)
 
     def board(self) -> Store | None:
         """Return where the members leave notes for each other; None if there is nobody to read them."""

@@ -21,7 +21,9 @@ class SerialComm(Comm):
         super().__init__(ranks=ranks, global_rank=0, device=device, control=torch.device("cpu"))
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
-        return SerialComm(device=self.device, ranks=tuple(ranks))
+        part = SerialComm(device=self.device, ranks=tuple(ranks))
+        self.take_along(part)
+        return part
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:  # noqa: ARG002
         return _nothing  # the reduction of one tensor is that tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -57,7 +57,7 @@ class OneRank:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._turns: list[tuple[Turn, bool]] = []
+        self._turns: list[tuple[Turn, bool, ExitStack]] = []
 
     def __enter__(self) -> bool:
         """Begin, and return whether this is the rank."""
@@ -68,15 +68,18 @@ class OneRank:
             comm.agree(call)
         turn = Turn(comm, call, place)
         mine = me == place
-        if mine:
-            turn.begin()
-        self._turns.append((turn, mine))
+        with ExitStack() as block:
+            block.enter_context(turn.reserved())
+            if mine:
+                turn.begin()
+            self._turns.append((turn, mine, block.pop_all()))
         return mine
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        turn, mine = self._turns.pop()
+        turn, mine, block = self._turns.pop()
+        block.close()
         if mine:
             turn.end(error)
         elif error is None:
@@ -190,12 +193,13 @@ def _first(*, by_node: bool) -> Iterator[None]:
     call = Call("rank_zero_first", {"local": by_node})
     place = _begin(comm, call)
     turn = Turn(comm, call, 0)
-    if place == 0:
-        with turn.working():
+    with turn.reserved():
+        if place == 0:
+            with turn.working():
+                yield
+        else:
+            turn.wait()
             yield
-    else:
-        turn.wait()
-        yield
 
 
 def in_rank_order() -> Block:
@@ -226,7 +230,7 @@ def _in_order() -> Iterator[None]:
     last = comm.size - 1
     # Each waits for the one before it, and in the end all for the last: so what ended a turn reaches every rank.
     turns = [Turn(comm, call, other, readers=last if other == last else 1) for other in range(comm.size)]
-    with turns[place].working():
+    with turns[place].reserved(), turns[place].working():
         if place:
             turns[place - 1].wait()
         yield

@@ -59,6 +59,19 @@ class Turn:
         self._ended = threading.Event()
 
     @contextlib.contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Let no collective begin in a block, on any member: the others would wait for the end of the turn.
+
+        Raises:
+            CollectiveError: This rank is in a collective.
+        """
+        entrance = self._comm.reserve(self._call)
+        try:
+            yield
+        finally:
+            entrance.leave()
+
+    @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """Work, and tell the others how that ended."""
         self.begin()
@@ -98,7 +111,6 @@ class Turn:
 
         Raises:
             RemoteRankError: It failed.
-            MismatchError: It calls a collective, which the others cannot while they wait for it.
             CollectiveError: It is gone.
         """
         if self._board is None:
@@ -121,8 +133,6 @@ class Turn:
             gone = self._comm.gone([self._rank])
             if gone and not board.check([self._key]):
                 raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {gone}")
-            if self._comm.interrupted_by(self._rank) and not board.check([self._key]):
-                self._object()
             now = time.monotonic()
             if not self._comm.framed:
                 latest = board.add(f"{self._key}/beat", 0)
@@ -145,12 +155,6 @@ class Turn:
                 f"{self._call.text}: how the turn of rank {self._rank} ended cannot be read in the store: {error}; "
                 "does another program use the store?"
             ) from error
-
-    def _object(self) -> None:
-        """Take part in what the other rank called while it works: so both raise, and neither waits for the other."""
-        call = Call(f"the end of {self._call.operation}", {"rank": self._rank})
-        with self._comm.taking_part(call):
-            self._comm.agree(call)
 
     def _beat(self, board: Store) -> None:
         with contextlib.suppress(RuntimeError):

@@ -91,12 +91,13 @@ def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
         _check_rank(rank, comm.size)
         comm.agree(call)
     turn = Turn(comm, call, rank)
-    if me == rank:
-        with turn.working():
+    with turn.reserved():
+        if me == rank:
+            with turn.working():
+                yield
+        else:
+            turn.wait()
             yield
-    else:
-        turn.wait()
-        yield
 
 
 def _check_rank(rank: int, size: int) -> None:
