@@ -13,6 +13,7 @@ import pytest
 import rankwise as rw
 from rankwise.environment.detect import LAUNCHERS
 from rankwise.environment.reading import OVERRIDES
+from tests.api_page import PAGE, page
 from tests.session.worlds import clean_environ
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +80,10 @@ def test_files_of_the_repository_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
     for name in re.findall(r"[` \"]((?:tests|docs|src|benchmarks|examples)/[\w./-]*\w)", text):
         assert list(ROOT.glob(f"{name}*")), name
+
+
+def test_the_page_of_the_api_is_that_of_the_docstrings() -> None:
+    assert PAGE.read_text() == page(), "run python -m tests.api_page"
 
 
 def test_what_the_commands_of_contributing_select_exists() -> None:
