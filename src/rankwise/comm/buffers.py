@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rankwise._torch import is_transformed
+from rankwise._torch import is_transformed, makes_fake_tensors
 from rankwise.errors import PayloadTypeError
 
 
@@ -58,6 +58,18 @@ def require_memory(tensor: torch.Tensor) -> None:
         raise PayloadTypeError("a function that torch.func transforms cannot call collectives: call them outside of it")
     if not tensor.untyped_storage().nbytes() and tensor.numel():
         raise PayloadTypeError("the memory of a tensor was freed, as FSDP does between uses; gather its parts first")
+
+
+def require_memory_of_new(operation: str) -> None:
+    """Check that tensors which are made now have contents.
+
+    Raises:
+        PayloadTypeError: They have none.
+    """
+    if makes_fake_tensors():
+        raise PayloadTypeError(
+            f"{operation} was called under FakeTensorMode, where new tensors have no contents; call it outside"
+        )
 
 
 def same_memory(tensor: torch.Tensor) -> torch.Tensor:

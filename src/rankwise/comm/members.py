@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 import torch
 from torch.distributed import Store
 
-from rankwise._torch import makes_fake_tensors
+from rankwise.comm.buffers import require_memory_of_new
 from rankwise.comm.entrance import Entrance
 from rankwise.comm.frame import Call, Details, Failure, Frame, Kind, mismatch, verdict
 from rankwise.comm.ops import Op
@@ -29,7 +29,6 @@ from rankwise.errors import (
     CollectiveError,
     InvalidArgumentError,
     NotJoinedError,
-    PayloadTypeError,
     RemoteRankError,
     shown,
 )
@@ -113,7 +112,7 @@ class Members(ABC):
             if self._broken:
                 raise CollectiveError(f"{call.text}: this group cannot be used any more: {self._broken}")
             try:
-                _require_memory(call)
+                require_memory_of_new(call.operation)
                 yield place
             except BaseException as error:
                 if error.__traceback__ is not None:  # its first entry is of this function, and goes
@@ -292,15 +291,3 @@ class Members(ABC):
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
     ) -> Move[None]: ...
-
-
-def _require_memory(call: Call) -> None:
-    """Check that tensors which are made now have contents.
-
-    Raises:
-        PayloadTypeError: They have none.
-    """
-    if makes_fake_tensors():
-        raise PayloadTypeError(
-            f"{call.operation} was called under FakeTensorMode, where new tensors have no contents; call it outside"
-        )
