@@ -177,6 +177,19 @@ def test_modules_and_gradients_of_odd_kinds(comm: Comm) -> None:
     works(comm)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new
+def test_nested_tensors_travel(comm: Comm) -> None:
+    rank, last = rw.get_rank(), comm.size - 1
+    for length in LENGTHS:
+        nested = torch.nested.nested_tensor([torch.full((length,), rank), torch.ones(2 + rank)])
+        gathered = rw.all_gather({"n": nested})
+        for other, found in enumerate([one["n"] for one in gathered] + [rw.broadcast(nested, src=last)]):
+            first, second = found.unbind()
+            assert first.tolist() == [min(other, last)] * length
+            assert len(second) == 2 + min(other, last)
+        works(comm)
+
+
 def test_under_fake_tensor_mode_every_collective_is_refused(comm: Comm) -> None:
     real = torch.ones(3)
     for call in (

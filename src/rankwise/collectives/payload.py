@@ -170,7 +170,9 @@ class _Pickler(Pickler):
         super().__init__(file, buffer_callback=self._leave_out_array)
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
-        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+            return super().reducer_override(value)
+        if value.is_quantized or value.is_meta or value.is_nested:  # a nested one has its contents in another tensor
             return super().reducer_override(value)
         require_memory(value)
         strides = () if value.is_contiguous() else torch.empty_like(value, device="meta").stride()
