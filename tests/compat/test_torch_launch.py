@@ -63,6 +63,9 @@ def test_the_command_line_is_the_originals(monkeypatch: pytest.MonkeyPatch) -> N
     assert parsed(monkeypatch, *words, "train.sh") == wanted
     dashed = [word.replace("_", "-") for word in words]
     assert parsed(monkeypatch, *dashed, "train.sh") == wanted
+    theirs = ["--lr-drop", "40", "--master-port=1", "--use-env"]
+    for end in ([], ["--"]):
+        assert parsed(monkeypatch, *words, *end, "train.sh", *theirs) == wanted | {"training_script_args": theirs}
 
 
 @pytest.mark.parametrize(

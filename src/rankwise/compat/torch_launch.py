@@ -149,7 +149,7 @@ def _spelt(words: Sequence[str]) -> list[str]:
     """Return a command line as the parser reads it: dashes in options as underscores, and --use_env with its value."""
     told = list(words)
     place = 0
-    while place < len(told) and told[place].startswith("--"):
+    while place < len(told) and told[place].startswith("--") and told[place] != "--":
         name, equals, value = told[place].partition("=")
         name = "--" + name.removeprefix("--").replace("-", "_")
         told[place] = "--use_env=True" if name == "--use_env" and not equals else name + equals + value
