@@ -46,3 +46,20 @@ def test_reruns_run_in_ranks_again(programs: pytest.Pytester, monkeypatch: pytes
     assert "ranks 0-1 failed: ValueError: attempt 2" in told_of(result, "test_fails_always")
     assert "ranks 0-1 failed: ValueError: another one" in told_of(result, "test_only_of_one_error")
     result.stdout.no_fnmatch_line("*ranks that were replaced*")
+
+
+@pytest.mark.parametrize("options", [("-n", "2"), ("--cov=test_plugged", "--cov-report=term")])
+def test_plugins_that_many_projects_have(
+    programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("PYTEST_ADDOPTS")
+    programs.makeini(
+        "[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\naddopts = --strict-markers"
+    )
+    result = run(programs, "plugged", "--snapshot-update", "--timeout=100", *options)
+    outcomes = result.parseoutcomes()
+    assert (outcomes["passed"], outcomes["rerun"]) == (14, 2)
+    assert "failed" not in outcomes
+    assert "errors" not in outcomes
+    snapshots = (programs.path / "__snapshots__" / "test_plugged.ambr").read_text()
+    assert re.findall(r"# name: (.*)", snapshots) == ["test_syrupy[2ranks]", "test_syrupy[serial]"]

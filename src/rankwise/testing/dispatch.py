@@ -10,6 +10,7 @@ import pytest
 
 from rankwise.dependencies import require_torch
 from rankwise.errors import InvalidArgumentError, MissingDependencyError
+from rankwise.testing import snapshots
 from rankwise.testing.marker import SERIAL, ranks_of, size_of
 from rankwise.testing.reruns import Reruns
 
@@ -32,6 +33,7 @@ class Dispatch:
         self._last: pytest.Item | None = None
         self._current: Callable[[], Outcome] | str | None = None
         self._reruns = Reruns(config)
+        self._note = ""
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -95,8 +97,14 @@ class Dispatch:
         self._worlds.limit(settings.timeout, f"Timeout (>{settings.timeout}s) from pytest-timeout")
         return True
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        self._note = snapshots.keep_those_of(self._config, node) or self._note
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         self._show_interrupted(terminalreporter)
+        if self._note:
+            terminalreporter.line(self._note)
         left = [] if self._worlds is None else self._worlds.left
         if left:
             tests = len({nodeid for nodeid, _ in left})
@@ -136,6 +144,7 @@ class Dispatch:
             from rankwise.testing.worlds import Worlds  # noqa: PLC0415 - imports torch
 
             self._worlds = Worlds(self._config)
+            self._note = snapshots.keep(self._config, list(self._following))
 
     def _begun(self, item: pytest.Item, nextitem: pytest.Item | None) -> Callable[[], Outcome] | str:
         """Return what runs a test to its end, now that ranks have begun it, or why they have not."""

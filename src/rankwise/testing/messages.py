@@ -20,6 +20,7 @@ class Run:
         workerinput: What plugins have given to ranks, as they give it to workers of pytest-xdist.
         markers: All that pytest's own process knows.
         measured: What of the coverage is measured; nothing, if it is empty.
+        ends: The file by which ranks take turns to write at their end.
         turns: The file by which ranks take turns at pytest's own output; "" if what they print is captured.
     """
 
@@ -28,6 +29,7 @@ class Run:
     workerinput: dict[str, Any]
     markers: list[str]
     measured: dict[str, Any]
+    ends: str
     turns: str = ""
 
 

@@ -36,6 +36,7 @@ from rankwise.testing.collecting import Collecting
 from rankwise.testing.debugging import Debugging, put_back_handler
 from rankwise.testing.letting_go import LettingGo
 from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Run, Task, Warned
+from rankwise.testing.snapshots import EndInTurn
 from rankwise.testing.state import RandomState, State
 
 # The name under which what makes a process a rank is registered with pytest.
@@ -87,6 +88,7 @@ def be_rank(connection: socket.socket, crashes: int, run: Run) -> None:
         config.pluginmanager.register(_Rank(connection, crashes, config, random_state, output), PLUGIN)
         if run.options.get("cov_context") == "test":
             config.pluginmanager.register(coverage.Contexts())
+        EndInTurn(run.ends).register(config.pluginmanager)
         config.hook.pytest_cmdline_main(config=config)
 
 

@@ -31,6 +31,7 @@ from rankwise.testing.environments import fake_torchrun
 from rankwise.testing.marker import Ranks
 from rankwise.testing.messages import Place, Run, Task
 from rankwise.testing.rank import be_rank, travels
+from rankwise.testing.snapshots import DISABLE_UNUSED
 from rankwise.testing.stacks import interrupt_in
 from rankwise.testing.warm import WarmRanks
 
@@ -58,6 +59,7 @@ _OPTIONS_OF_RANKS: Final[Mapping[str, Any]] = {
     "setupplan": False,
     "log_file": os.devnull,
     "store_durations": False,
+    DISABLE_UNUSED: True,
 }
 # Plugins that time a test, repeat it or fork it, in one rank alone.
 _NOT_IN_RANKS: Final = ("pytest_timeout", "pytest_rerunfailures", "pytest_retry", "flaky", "pytest_forked")
@@ -216,6 +218,7 @@ class Worlds:
             workerinput=self._workerinput,
             markers=self._config.getini("markers"),
             measured=coverage.settings(self._base()),
+            ends=str(self._base() / "ends"),
             turns="" if self._is_captured else str(self._base() / "turns"),
         )
         return pickle.dumps(FunctionCall(pickled=dumps((be_rank, (run,), {})), search_path=search_path()))
