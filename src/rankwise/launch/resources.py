@@ -40,8 +40,6 @@ def advice(number: int) -> str:
         errno.ENFILE: lambda: "the whole host has no more of them (fs.file-max)",
         errno.EAGAIN: _processes,
         errno.ENOMEM: lambda: "this host or this job's control group has no memory left; start fewer ranks",
-        errno.ENOSPC: lambda: "free some, or set TMPDIR to a folder on another disk",
-        errno.EROFS: lambda: "set TMPDIR to a folder that can be written",
     }
     return f"; {advices[number]()}" if number in advices else ""
 
