@@ -20,4 +20,4 @@ def test_it_has_what_is_read_and_nothing_else() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     names = {name for name in read if re.fullmatch(r"RANK|[A-Z0-9]+(_[A-Z0-9]+)+", name)}
-    assert {name.removeprefix("RANKWISE_") for name in VARIABLES} == names
+    assert {name.removeprefix("RANKWISE_") for name in VARIABLES} == {name.removeprefix("RANKWISE_") for name in names}

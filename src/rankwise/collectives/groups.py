@@ -62,7 +62,8 @@ def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None 
     comm = comm_of(group)
     call = Call("barrier")
     with comm.taking_part(call):
-        call.settings = {"name": as_text(name, "name")} if name != "" else {}
+        if text := as_text(name, "name"):
+            call.settings = {"name": text}
         comm.agree(call, timeout=None if timeout is None else as_seconds(timeout, "timeout"))
 
 

@@ -15,13 +15,13 @@ RUN: Final = "RANKWISE_RUN_ID"
 OUTER: Final = "RANKWISE_OUTER_RANK"
 
 # What differs between an outer rank and an inner one of the same launcher.
-_IDENTITY: Final = {
+IDENTITY: Final = {
     "openmpi": ("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"),
     "intelmpi": ("PMI_RANK", "I_MPI_HYDRA_UUID"),
     "mpich": ("PMI_RANK", "PMI_FD", "HYDI_CONTROL_FD"),
     "slurm": ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 }
-_NAMES: Final = tuple(dict.fromkeys(name for names in _IDENTITY.values() for name in names))
+_NAMES: Final = tuple(dict.fromkeys(name for names in IDENTITY.values() for name in names))
 
 # What the agent sets in every rank, as torchrun's does.
 OF_AGENT: Final = frozenset({
@@ -54,7 +54,7 @@ def own_variables(environ: Environ, launchers: tuple[Launcher, ...]) -> Environ:
         return environ
     outer = dict(pair.split("=", 1) for pair in environ[OUTER].split() if "=" in pair)
     for launcher in launchers:
-        names = _IDENTITY.get(launcher.name, ())
+        names = IDENTITY.get(launcher.name, ())
         if launcher.present(environ) and any(environ.get(name, outer.get(name)) != outer.get(name) for name in names):
             host, _, port = address.rpartition(":")
             changed = {"MASTER_ADDR": host, "MASTER_PORT": port}.items() - environ.items()  # as by mpirun -x

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankwise.environment.nesting import IDENTITY, OF_AGENT, OUTER, RUN
 from rankwise.environment.unread import UNREAD
 
 # Of torch, and of those that set them by hand.
@@ -20,11 +21,12 @@ VARIABLES: Final = frozenset(
     {
         *_OF_TORCH,
         *(f"RANKWISE_{name}" for name in _OF_TORCH),
-        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"),
+        *(RUN, OUTER, *OF_AGENT),
+        *(name for names in IDENTITY.values() for name in names),
         *("PET_NNODES", "PET_NPROC_PER_NODE"),
         *(name for unread in UNREAD for name in (unread.rank, unread.world_size)),
-        *("PMIX_RANK", "PMIX_NAMESPACE"),
-        *("SLURM_JOB_ID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID"),
+        *("PMIX_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
+        *("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS"),
         *("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
     }
 )
