@@ -11,7 +11,7 @@ import pytest
 import rankwise as rw
 from rankwise import errors
 
-FAILURE = rw.RankFailure(rank=1, host="h", exitcode=3, traceback="ValueError: x")
+FAILURE = rw.RankFailure(rank=1, host="h", exitcode=3, raised="ValueError: x", traceback="ValueError: x")
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
 COPIES: dict[str, Callable[[BaseException], BaseException]] = {"copy": copy.copy, "deepcopy": copy.deepcopy}
 
@@ -19,7 +19,7 @@ COPIES: dict[str, Callable[[BaseException], BaseException]] = {"copy": copy.copy
 def made(kind: type[BaseException]) -> BaseException:
     """Return an error of a class, with all that its class keeps."""
     if kind is rw.RemoteRankError:
-        return rw.RemoteRankError(rank=3, host="h", traceback="ValueError: x")
+        return rw.RemoteRankError(rank=3, host="h", raised="ValueError: x", traceback="ValueError: x")
     if kind is rw.RankFailedError:
         return rw.RankFailedError("rank 1 failed", failures=[FAILURE])
     return kind("what happened")

@@ -24,6 +24,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+# Of the first line of a message.
+_LONGEST_LINE: Final = 200
 
 
 class RankwiseError(Exception):
@@ -91,22 +95,22 @@ class RemoteRankError(RankwiseError, RuntimeError):
     Attributes:
         rank: The global rank that raised.
         host: The host it runs on.
+        raised: The class of what it raised and the first line of the message: "ValueError: no data".
         traceback: Its traceback, as text.
     """
 
-    def __init__(self, *, rank: int, host: str, traceback: str) -> None:
+    def __init__(self, *, rank: int, host: str, raised: str, traceback: str) -> None:
         self.rank = rank
         self.host = host
+        self.raised = raised
         self.traceback = traceback
-        last_line = traceback.rstrip().rpartition("\n")[2]
-        super().__init__(f"rank {rank} on {host} raised {last_line}\n\nTraceback of rank {rank}:\n{traceback}")
+        super().__init__(f"rank {rank} on {host} raised {raised}\n\nTraceback of rank {rank}:\n{traceback}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (
-            functools.partial(type(self), rank=self.rank, host=self.host, traceback=self.traceback),
-            (),
-            self.__dict__,
+        make = functools.partial(
+            type(self), rank=self.rank, host=self.host, raised=self.raised, traceback=self.traceback
         )
+        return make, (), self.__dict__
 
 
 class LaunchError(RankwiseError, RuntimeError):
@@ -141,6 +145,27 @@ def shown(value: object, most: int = 100) -> str:
         return f"<{kind.__qualname__}>"
     half = most // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
+
+def summary(error: BaseException) -> str:
+    """Return an error's class and the first line of its message, as the last line of a traceback shows them."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in {"builtins", "__main__"}:
+        name = f"{kind.__module__}.{name}"
+    lines = message_of(error).strip().splitlines()
+    if not lines:
+        return name
+    line = lines[0].rstrip()
+    return f"{name}: {line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + '...'}"
+
+
+def message_of(error: object) -> str:
+    """Return the message of an error, or of what sys.exit() got, also if the program's own class fails at that."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - whatever it is: this error is being reported, not that one
+        return f"<{type(error).__qualname__}.__str__ failed>"
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -162,6 +163,26 @@ def test_what_fails_on_the_one_rank_fails_everywhere(comm: Comm) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="rank=9"):
         rw.one_rank_only(9)(int)()
     assert rw.all_reduce(1) == comm.size, "and the next collective works"
+
+
+class SeveralLines:
+    def __reduce__(self) -> str:
+        raise ValueError("no key 'a'\nin:\n  b")
+
+
+def test_errors_of_several_lines_are_named_by_class_and_first_line(comm: Comm) -> None:
+    last = comm.size - 1
+    here = rw.get_rank() == last
+    for call in (
+        rw.one_rank_only(last)(SeveralLines().__reduce__),
+        lambda: rw.all_gather(SeveralLines() if here else 0),
+    ):
+        with pytest.raises((ValueError, rw.PayloadTypeError) if here else rw.RemoteRankError) as raised:
+            call()
+        if not here:
+            headline, _, rest = str(raised.value).partition("\n")
+            assert re.search(r" raised .*(ValueError|PayloadTypeError): .*no key 'a'", headline)
+            assert rest.rstrip().endswith("in:\n  b")
 
 
 def test_an_error_of_a_waiting_rank_is_its_own(comm: Comm) -> None:

@@ -128,7 +128,7 @@ def test_the_librarys_own_errors_travel() -> None:
         rw.launch(fail, nproc=2)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (copy.rank, copy.failures, str(copy)) == (caught.value.rank, caught.value.failures, str(caught.value))
-    remote = rw.RemoteRankError(rank=3, host="h", traceback="ValueError: x")
+    remote = rw.RemoteRankError(rank=3, host="h", raised="ValueError: x", traceback="ValueError: x")
     assert pickle.loads(pickle.dumps(remote)).traceback == "ValueError: x"
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise.errors import RankFailure
-from rankwise.launch.raised import formatted, summary
+from rankwise.errors import RankFailure, summary
+from rankwise.launch.raised import formatted
 from rankwise.launch.report import describe
 from tests.session.worlds import clean_environ
 
@@ -56,7 +56,10 @@ def raised_by(code: str) -> BaseException:
         (noted(), "ValueError: no"),
         (from_another(), "KeyError: 'x'"),
         (UnprintableError(), f"{__name__}.UnprintableError: <UnprintableError.__str__ failed>"),
-        (rw.RemoteRankError(rank=1, host="h", traceback="T\nKeyError: 'k'"), "rankwise.errors.RemoteRankError: rank 1"),
+        (
+            rw.RemoteRankError(rank=1, host="h", raised="KeyError: 'k'", traceback="T"),
+            "rankwise.errors.RemoteRankError: rank 1",
+        ),
         (raised_by("class Mine(Exception): pass\nraise Mine('x')"), "Mine: x"),
         (raised_by("torch.nn.Linear(1, 1).load_state_dict({})"), "RuntimeError: Error(s) in loading state_dict for"),
         (raised_by("json.loads('{')"), "json.decoder.JSONDecodeError: Expecting property name"),

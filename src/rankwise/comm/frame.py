@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened
+from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
 from rankwise.session.roll_call import ranks_text
 from rankwise.user_frames import call_site
 
@@ -154,16 +154,17 @@ class Failure:
     """What a rank raised before it could take part."""
 
     host: str
+    raised: str
     traceback: str
 
     @classmethod
     def of(cls, error: BaseException, call: str) -> Failure:
         text = "".join(traceback.format_exception(error))
-        return cls(socket.gethostname(), f"{call}\n{shortened(text, _LONGEST_TRACEBACK)}")
+        return cls(socket.gethostname(), summary(error), f"{call}\n{shortened(text, _LONGEST_TRACEBACK)}")
 
     def as_error(self, rank: int) -> RemoteRankError:
         """Return it as the others raise it."""
-        return RemoteRankError(rank=rank, host=self.host, traceback=self.traceback)
+        return RemoteRankError(rank=rank, host=self.host, raised=self.raised, traceback=self.traceback)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from rankwise.errors import CollectiveError, MismatchError, RemoteRankError
+from rankwise.errors import CollectiveError, MismatchError, RemoteRankError, message_of
 
 # How gloo reports that another rank has ended.
 _CUT_OFF: Final = ("Connection closed by peer", "Connection reset by peer")
@@ -21,28 +21,6 @@ _OURS: Final = (
 )
 # The frames nearest to the error that the interpreter shows; an endless recursion may have a million.
 _FRAMES: Final = 1000
-_LONGEST_LINE: Final = 200
-
-
-def summary(error: BaseException) -> str:
-    """Return an error's class and the first line of its message, as the last line of a traceback shows them."""
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ not in {"builtins", "__main__"}:
-        name = f"{kind.__module__}.{name}"
-    lines = message(error).strip().splitlines()
-    if not lines:
-        return name
-    line = lines[0].rstrip()
-    return f"{name}: {line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + '...'}"
-
-
-def message(error: object) -> str:
-    """Return the message of an error, or of what sys.exit() got, also if the program's own class fails at that."""
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - whatever it is: this error is being reported, not that one
-        return f"<{type(error).__qualname__}.__str__ failed>"
 
 
 def formatted(error: BaseException) -> str:
@@ -65,4 +43,4 @@ def is_consequence(error: BaseException) -> bool:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and isinstance(error, distributed.DistError):
         return True
-    return isinstance(error, RuntimeError) and any(phrase in message(error) for phrase in _CUT_OFF)
+    return isinstance(error, RuntimeError) and any(phrase in message_of(error) for phrase in _CUT_OFF)

@@ -23,10 +23,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rankwise.errors import message_of, summary
 from rankwise.launch.interpreter import options
 from rankwise.launch.leaving import flush, leave
 from rankwise.launch.main_module import prepare_script
-from rankwise.launch.raised import formatted, is_consequence, message, summary, users_part
+from rankwise.launch.raised import formatted, is_consequence, users_part
 from rankwise.launch.threads import set_too_late
 from rankwise.launch.title import set_title
 from rankwise.launch.wire import Outcome, Request, packed, receive
@@ -221,7 +222,7 @@ def _exit_status(error: SystemExit) -> int:
         return (error.code or 0) & 0xFF
     flush(telling=False)
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{message(error.code)}\n")
+        sys.stderr.write(f"{message_of(error.code)}\n")
     return 1
 
 

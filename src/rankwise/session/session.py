@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.dependencies import require_torch
 from rankwise.environment.reading import Reading
-from rankwise.errors import NotJoinedError
+from rankwise.errors import NotJoinedError, message_of
 from rankwise.topology import Topology
 from rankwise.user_frames import raised_at
 
@@ -184,8 +184,4 @@ def summary(error: BaseException | None) -> str:
     """Return an error and the line of the user's that raised it, in one line: "ValueError: no data (train.py:12)"."""
     place = "" if error is None else raised_at(error)
     where = f" ({place})" if place else ""
-    try:
-        message = str(error).partition("\n")[0]
-    except Exception:  # noqa: BLE001 - its class is the user's
-        message = "(which cannot be printed)"
-    return f"{type(error).__name__}: {message}{where}"
+    return f"{type(error).__name__}: {message_of(error).partition(chr(10))[0]}{where}"

@@ -38,6 +38,7 @@ class _Note:
     failed: bool = False
     rank: int = 0
     host: str = ""
+    raised: str = ""
     traceback: str = ""
 
 
@@ -95,10 +96,12 @@ class Turn:
             self._beating.join()
         note = _Note()
         if isinstance(error, RemoteRankError):  # it could not begin, for another rank had failed: that is what to tell
-            note = _Note(failed=True, rank=error.rank, host=error.host, traceback=error.traceback)
+            note = _Note(failed=True, rank=error.rank, host=error.host, raised=error.raised, traceback=error.traceback)
         elif error is not None:
             failure = Failure.of(error, self._call.text)
-            note = _Note(failed=True, rank=self._rank, host=failure.host, traceback=failure.traceback)
+            note = _Note(
+                failed=True, rank=self._rank, host=failure.host, raised=failure.raised, traceback=failure.traceback
+            )
         if self._board is not None and self._readers:
             with contextlib.suppress(RuntimeError):  # nobody serves the store any more: then nobody waits
                 self._board.set(self._key, encoded(note))
@@ -123,7 +126,7 @@ class Turn:
             cause = self._comm.gone([self._rank]) or "the store is gone, and with it the rank that served it"
             raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {cause}") from error
         if note.failed:
-            raise RemoteRankError(rank=note.rank, host=note.host, traceback=note.traceback)
+            raise RemoteRankError(rank=note.rank, host=note.host, raised=note.raised, traceback=note.traceback)
 
     def _note(self, board: Store) -> _Note:
         start = heard = time.monotonic()
