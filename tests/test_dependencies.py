@@ -29,7 +29,7 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def run(environ: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     # -S, so that the interpreter's own packages are not found.
     command = [sys.executable, "-S", *args]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.mark.parametrize(

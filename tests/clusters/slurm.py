@@ -107,15 +107,15 @@ def slurm(folder: Path, *, nodes: int) -> Iterator[dict[str, str]]:
 
 def _start(program: str, *args: str, **variables: str) -> None:
     command = [_which(program) or program, *args]
-    subprocess.run(command, env=_environ() | variables, check=True, capture_output=True, timeout=20)
+    subprocess.run(command, env=_environ() | variables, check=True, capture_output=True, timeout=200)
 
 
 def _wait_until_idle(nodes: int, variables: dict[str, str]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     command = ["sinfo", "-h", "-N", "-o", "%T"]
     while time.monotonic() < deadline:
         told = subprocess.run(
-            command, env=_environ() | variables, capture_output=True, text=True, check=False, timeout=20
+            command, env=_environ() | variables, capture_output=True, text=True, check=False, timeout=200
         )
         if told.stdout.split() == ["idle"] * nodes:
             return

@@ -23,7 +23,7 @@ def run(command: Sequence[str], **variables: str) -> list[dict[str, Any]]:
     """Run a launcher's command and return what its ranks printed, in the order of ranks."""
     with tempfile.TemporaryDirectory(prefix="launcher-") as folder:  # torchrun leaves folders
         environ = clean_environ(**variables, TMPDIR=folder)
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr
     places = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     return sorted(places, key=lambda place: place["rank"])
@@ -56,7 +56,7 @@ def test_mpirun(mpirun: tuple[str, ...]) -> None:
 def test_mpichs_other_launcher_is_refused_until_it_is_read() -> None:
     """It sets no variable that Hydra does not, and leaves out those that a reader needs."""
     command = [str(BIN / "mpiexec.gforker"), "-n", "2", PYTHON, JOIN]
-    ended = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=50, check=False)
+    ended = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode != 0
     for rank in range(2):
         assert f"PMI_RANK={rank} and PMI_SIZE=2 (PMI, as of mpiexec.gforker)" in ended.stderr
@@ -70,7 +70,7 @@ def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], 
     script.write_text(
         "import json, subprocess, sys\n"
         "for command in json.loads(sys.argv[1]):\n"
-        "    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)\n"
+        "    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)\n"
         "    print(json.dumps(ended.stdout))\n"
     )
     ended = subprocess.run(
@@ -111,7 +111,7 @@ def test_two_mpiruns_side_by_side_do_not_meet(mpirun: tuple[str, ...]) -> None:
     ]
     try:
         for process in both:
-            out, _ = process.communicate(timeout=50)
+            out, _ = process.communicate(timeout=200)
             places = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
             check(sorted(places, key=lambda place: place["rank"]), 2)
     finally:
@@ -144,7 +144,7 @@ def test_two_steps_of_one_job_do_not_meet(cluster: dict[str, str]) -> None:
         env=clean_environ(**cluster),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     places = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
@@ -157,7 +157,7 @@ def test_a_batch_shell_is_alone(cluster: dict[str, str]) -> None:
         env=clean_environ(**cluster),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     assert json.loads(ended.stdout)["launcher"] == "none"

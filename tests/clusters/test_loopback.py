@@ -36,7 +36,7 @@ def on_far_host(tmp_path: Path, *command: str, **variables: str) -> subprocess.P
 
 def addresses(process: subprocess.Popen[str]) -> set[str]:
     try:
-        out, err = process.communicate(timeout=50)
+        out, err = process.communicate(timeout=200)
     finally:
         process.kill()
         process.communicate()

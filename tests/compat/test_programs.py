@@ -18,7 +18,7 @@ LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "--no-prefi
 def output(command: list[str], folder: Path, **variables: str) -> list[str]:
     """Run a command that has to succeed, and return the lines that it printed, in order."""
     environ = clean_environ(**variables, TMPDIR=str(folder))  # torch leaves something there
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr
     return sorted(ended.stdout.splitlines())
 

@@ -30,7 +30,7 @@ def launch(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environ = clean_environ()
     del environ["OMP_NUM_THREADS"]
     return subprocess.run(
-        [*LAUNCH, *words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=50, check=False
+        [*LAUNCH, *words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=200, check=False
     )
 
 
@@ -211,7 +211,7 @@ def test_signals_are_passed_on(number: signal.Signals, heard: str, status: int, 
         assert [launcher.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
         children = psutil.Process(launcher.pid).children(recursive=True)
         launcher.send_signal(number)
-        out, err = launcher.communicate(timeout=50)
+        out, err = launcher.communicate(timeout=200)
     finally:
         launcher.kill()
         launcher.communicate()

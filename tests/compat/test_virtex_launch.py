@@ -131,6 +131,6 @@ def test_a_worker_may_be_started_by_hand() -> None:
         )
         for local_rank in range(2)
     ]  # fmt: skip
-    ends = [worker.communicate(timeout=50) for worker in workers]
+    ends = [worker.communicate(timeout=200) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], ends
     assert [out for out, _ in ends] == [f"{rank} of 2: 3, met at {port} (from address)\n" for rank in range(2)]

@@ -86,7 +86,7 @@ def run(command: list[str], *args: str, cwd: Path | None = None) -> subprocess.C
         env=environ,
         input=b"line\n",
         capture_output=True,
-        timeout=50,
+        timeout=200,
         check=False,
         umask=0o27,
     )

@@ -19,7 +19,7 @@ OPTIONS = ["-O", "-W", "ignore:nothing", "-X", "int_max_str_digits=5000"]
 
 def run(*args: str, cwd: Path = PROGRAMS, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *args], cwd=cwd, env=clean_environ(**environ), capture_output=True, text=True, timeout=50,
+        [sys.executable, *args], cwd=cwd, env=clean_environ(**environ), capture_output=True, text=True, timeout=200,
         check=False,
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ def test_a_rank_that_the_kernel_killed_is_said_to_be(small_group: Path, tmp_path
     script.write_text("import os\nif os.environ['RANK'] == '1':\n    data = b'x' * (4 << 30)\n")
     ended = subprocess.run(
         ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(small_group), *LAUNCH, "-n", "2", str(script)],
-        env=clean_environ(), capture_output=True, text=True, timeout=50, check=False,
+        env=clean_environ(), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ended.returncode == 137, ended.stderr
     assert "rank 1 of 2" in ended.stderr

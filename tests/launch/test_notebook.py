@@ -73,7 +73,7 @@ def client(*cells: str) -> NotebookClient:
             ],
         }
     )
-    return NotebookClient(notebook, kernel_name="python3", timeout=40)
+    return NotebookClient(notebook, kernel_name="python3", timeout=200)
 
 
 def test_a_notebook_sees_what_ranks_print_and_return() -> None:
@@ -102,7 +102,7 @@ def test_a_notebook_can_interrupt_ranks() -> None:
     with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
         running.execute()
     thread.join()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     assert len(pids) >= 3
     while any(map(psutil.pid_exists, pids)):
         assert time.monotonic() < deadline, "a rank is left"

@@ -90,7 +90,7 @@ def test_long_lines_of_many_ranks_are_not_torn(tmp_path: Path) -> None:
     script.write_text("import os\nfor _ in range(50):\n    print(os.environ['RANK'] * 20_000)\n")
     ended = subprocess.run(
         [*LAUNCH, "-n", "3", "--show", "0,2", str(script)],
-        env=clean_environ(), capture_output=True, text=True, timeout=50, check=True,
+        env=clean_environ(), capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     lines = ended.stdout.splitlines()
     assert sorted(lines) == [f"[{rank}] {str(rank) * 20_000}" for rank in (0, 2) for _ in range(50)]
@@ -102,7 +102,7 @@ def test_a_terminal_gets_colours_and_one_rank_gets_the_terminal(tmp_path: Path) 
     for nproc, wanted in ((1, ["True"]), (2, ["\x1b[36m[0] \x1b[0mFalse", "\x1b[32m[1] \x1b[0mFalse"])):
         ours, theirs = pty.openpty()
         subprocess.run(
-            [*LAUNCH, "-n", str(nproc), str(script)], env=clean_environ(), stdout=theirs, timeout=50, check=True
+            [*LAUNCH, "-n", str(nproc), str(script)], env=clean_environ(), stdout=theirs, timeout=200, check=True
         )
         os.close(theirs)
         assert sorted(os.read(ours, 10_000).decode().split("\r\n")[:-1]) == sorted(wanted)
@@ -114,7 +114,7 @@ def test_a_terminal_is_told_that_ranks_start_and_how_long_they_took(tmp_path: Pa
     script.write_text("print('x')\n")
     ours, theirs = pty.openpty()
     subprocess.run(
-        [*LAUNCH, "-n", "2", "--show", "1", str(script)], stdout=theirs, stderr=theirs, timeout=50, check=True
+        [*LAUNCH, "-n", "2", "--show", "1", str(script)], stdout=theirs, stderr=theirs, timeout=200, check=True
     )
     os.close(theirs)
     said = os.read(ours, 10_000).decode()

@@ -114,7 +114,7 @@ def test_a_message_of_several_lines_is_reported(extra: list[str], tmp_path: Path
     script.write_text("import sys\nsys.stderr.write('unfinished')\nraise ValueError('first\\nsecond')\n")
     ended = subprocess.run(
         [*LAUNCH, "-n", "1", *extra, str(script)],
-        env=clean_environ(), capture_output=True, text=True, timeout=50, check=False,
+        env=clean_environ(), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     host = ended.stderr.partition(" on ")[2].partition(" ")[0]
     assert ended.stderr.startswith(f"unfinished\nrankwise: rank 0 of 1 on {host} raised ValueError: first\n\nTraceback")

@@ -37,7 +37,7 @@ TALK = (
 
 def environments(folder: Path, *command: str) -> list[dict[str, str]]:
     environ = clean_environ(TMPDIR=str(folder))  # torchrun leaves something there
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=True)
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=True)
     return sorted(map(json.loads, ended.stdout.splitlines()), key=lambda environ: int(environ["RANK"]))
 
 
@@ -70,7 +70,7 @@ def test_two_hosts_meet_as_under_torchrun(backend: str, tmp_path: Path) -> None:
         )
         for node in range(2)
     ]  # fmt: skip
-    ends = [node.communicate(timeout=50) for node in nodes]
+    ends = [node.communicate(timeout=200) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], ends
     said = sorted(line.split() for out, _ in ends for line in out.splitlines())
     assert said == [[str(rank), "4", str(rank % 2), str(rank // 2), "4"] for rank in range(4)]
@@ -87,7 +87,7 @@ def test_ranks_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
     for needed, status in (("2", 0), ("3", 1)):
         ended = subprocess.run(
             [*RANKWISE, "-n", "1", "--max-restarts", "2", str(script), needed],
-            env=clean_environ(), capture_output=True, text=True, timeout=50, check=False,
+            env=clean_environ(), capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
         assert (ended.returncode, ended.stdout) == (status, "0 0\n0 1\n0 2\n"), ended.stderr
         assert [f"attempt {attempt} of 3 failed: rank 0 of 1" in ended.stderr for attempt in (1, 2)] == [True, True]
@@ -115,7 +115,7 @@ def test_the_cause_is_shown_once_though_gloo_tells_of_it_first(
     )
     ended = subprocess.run(
         [*RANKWISE, "-n", "3", str(script)],
-        env=clean_environ(), capture_output=True, text=True, timeout=50, check=False,
+        env=clean_environ(), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ended.returncode == status
     lines = ended.stderr.splitlines()

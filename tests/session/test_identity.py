@@ -137,9 +137,9 @@ def test_a_thread_that_is_a_rank_has_its_own_session() -> None:
 
     def rank(number: int) -> None:
         with rank_of_this_thread(Session(detect({"RANK": str(number), "WORLD_SIZE": "3"}))):
-            meet.wait(timeout=10)
+            meet.wait(timeout=100)
             seen[number] = rw.get_rank()
-            meet.wait(timeout=10)
+            meet.wait(timeout=100)
         seen[number + 10] = rw.get_world_size()
 
     meet = threading.Barrier(3)

@@ -9,8 +9,6 @@ import pytest
 
 from tests.testing.running import PROGRAMS, run, told_of
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_a_rank_can_be_debugged_where_output_is_shown(programs: pytest.Pytester) -> None:
     shutil.copy(PROGRAMS / "debugging.py", programs.path / "test_debugging.py")

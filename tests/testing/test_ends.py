@@ -6,8 +6,6 @@ import pytest
 
 from tests.testing.running import run, told_of
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_what_happens_at_the_end_is_told(programs: pytest.Pytester) -> None:
     result = run(programs, "ending")

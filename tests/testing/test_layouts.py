@@ -8,8 +8,6 @@ import pytest
 
 from tests.testing.running import told_of
 
-pytestmark = pytest.mark.timeout(180)
-
 OUTER = """
 import pytest
 

@@ -6,8 +6,6 @@ import pytest
 
 from tests.testing.running import run
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_output_is_shown_where_it_is_not_captured(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)

@@ -17,8 +17,6 @@ from coverage import CoverageData
 
 from tests.testing.running import PROGRAMS, run, told_of
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_worlds_that_pass(programs: pytest.Pytester) -> None:
     result = run(programs, "passing", "-W", "error", "--strict-markers")
@@ -86,7 +84,7 @@ def test_worlds_that_do_not_end(programs: pytest.Pytester) -> None:
 
     told = told_of(result, "test_one_sleeps")
     where = r"ranks 0, 2 in all_reduce, test_stopped.py:\d+; rank 1 in sleep, test_stopped.py:\d+"
-    assert re.match(rf"0 of 3 ranks passed\ntimeout: not over within 2 s: {where}\n", told), told
+    assert re.match(rf"0 of 3 ranks passed\ntimeout: not over within 5 s: {where}\n", told), told
     assert re.search(r"stack of rank 1, in sleep.*\n.*\n.*line \d+ in test_one_sleeps\n(?!  File)", told)
     assert "words of rank 1" in told
 
@@ -94,7 +92,7 @@ def test_worlds_that_do_not_end(programs: pytest.Pytester) -> None:
     assert told.startswith("0 of 3 ranks passed\nrank 1 failed: ValueError: no data")
     assert "stopped: not over 2 s after rank 1 had failed: ranks 0, 2 in sleep" in told
 
-    assert "timeout: not over within 2 s: rank 2 in sleep" in told_of(result, "test_a_fixture_sleeps")
+    assert "timeout: not over within 5 s: rank 2 in sleep" in told_of(result, "test_a_fixture_sleeps")
     assert "ranks 0-2 in init_process_group" in told_of(result, "test_nobody_joins")
     assert not psutil.pid_exists(int((programs.path / "child").read_text()))
 
@@ -219,7 +217,7 @@ def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
             time.sleep(0.05)
         started = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGINT)
-        told, _ = process.communicate(timeout=30)
+        told, _ = process.communicate(timeout=200)
     place = f"test_slow.py:{len((PROGRAMS / 'slow.py').read_text().splitlines())}"
     assert f"stack of ranks 0-1, in sleep, {place}\n" in told.decode()
     assert f"{place}: KeyboardInterrupt\n" in told.decode()

@@ -9,8 +9,6 @@ import pytest
 
 from tests.testing.running import PROGRAMS, run, told_of
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(autouse=True)
 def hooks(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

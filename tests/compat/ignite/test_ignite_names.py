@@ -190,7 +190,7 @@ def test_installation(program: str, tmp_path: Path) -> None:
     path = Path(__file__).parents[1] / "programs" / program
     ended = subprocess.run(
         [sys.executable, str(path)],
-        env=clean_environ(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=50, check=False,
+        env=clean_environ(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stdout) == (0, "ok\n"), ended.stderr
     assert ("ignite.distributed.utils INFO: world size: 1\n" in ended.stderr) is (program == "ignite_stands_in.py")

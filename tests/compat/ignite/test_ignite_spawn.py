@@ -117,7 +117,7 @@ def test_two_hosts_meet(how: str, tmp_path: Path) -> None:
         )
         for node in range(2)
     ]  # fmt: skip
-    ends = [node.communicate(timeout=50) for node in nodes]
+    ends = [node.communicate(timeout=200) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], ends
     said = sorted(line.partition("] ")[2] for out, _ in ends for line in out.splitlines())
     assert said == [f"hello {rank} {rank % 2} 4 6 {rank}" for rank in range(4)]

@@ -5,7 +5,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankwise as rw
 
-with rw.init(timeout=30.0):
+with rw.init(timeout=100.0):
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
     wrapped = DistributedDataParallel(model)

@@ -6,7 +6,7 @@ import sys
 import rankwise as rw
 
 how = sys.argv[1]
-rw.init(timeout=25.0)
+rw.init(timeout=280.0)
 try:
     if how == "gone":
         rw.barrier()

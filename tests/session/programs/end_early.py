@@ -7,7 +7,7 @@ from typing import Any
 import rankwise as rw
 from rankwise.comm.connecting import Introduction
 
-rw.init(timeout=20.0)
+rw.init(timeout=100.0)
 rank = rw.get_rank()
 reach = Introduction._reach
 

@@ -18,7 +18,7 @@ def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     return averaged
 
 
-with rw.init(timeout=30.0):
+with rw.init(timeout=100.0):
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     model.register_comm_hook(None, average)
     model(torch.full((1, 2), float(rw.get_rank()))).sum().backward()

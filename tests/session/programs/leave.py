@@ -4,7 +4,7 @@ import time
 
 import rankwise as rw
 
-rw.init(timeout=30.0)
+rw.init(timeout=100.0)
 rw.barrier()
 if not rw.is_rank_zero():
     time.sleep(0.5)

@@ -6,7 +6,7 @@ import torch
 
 import rankwise as rw
 
-with rw.init(timeout=30.0):
+with rw.init(timeout=100.0):
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
     group = rw.new_group(range(rw.get_world_size()))
     rw.all_reduce(1)

@@ -6,7 +6,7 @@ import psutil
 
 import rankwise as rw
 
-with rw.init(timeout=30.0):
+with rw.init(timeout=100.0):
     rw.new_group(range(rw.get_world_size()))
     rw.barrier()
     sockets = psutil.Process(os.getpid()).net_connections(kind="tcp")

@@ -31,7 +31,7 @@ def later(seconds: float) -> None:
 
 mine = False
 try:
-    with rw.init(timeout=30):
+    with rw.init(timeout=280):
         mine = rw.get_rank() == who
         if where == "at once":
             if mine:

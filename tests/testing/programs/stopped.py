@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rankwise.session.session import Session
 
-pytestmark = pytest.mark.ranks(3, timeout=2)
+pytestmark = pytest.mark.ranks(3, timeout=5)
 
 
 def test_one_sleeps(world: Session) -> None:
