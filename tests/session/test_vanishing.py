@@ -15,21 +15,21 @@ CAUSES = {
     "raises": "left with ValueError: no data (vanish.py:",
     "ends": "left",
 }
-PLACES = ["at once", "later", "in a group", "in its turn", "while others wait"]
+PLACES = ["at once", "later", "in a group", "in its turn", "in rank zero's turn", "while others wait"]
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("how", CAUSES)
 @pytest.mark.parametrize("where", PLACES)
 def test_every_other_rank_raises(how: str, where: str, size: int) -> None:
-    who = 1 if where in {"in a group", "while others wait"} else size - 1
+    who = {"in a group": 1, "while others wait": 1, "in rank zero's turn": 0}.get(where, size - 1)
     port = free_port()
     ended = run_ranks("vanish.py", [plain(rank, size, port) for rank in range(size)], how, where, str(who), seconds=200)
     for rank, process in enumerate(ended):
         if rank == who:
             continue
         assert process.returncode == 0, process.stderr
-        if where == "in its turn" and how in {"raises", "ends"}:
+        if "turn" in where and how in {"raises", "ends"}:
             assert process.stdout.startswith(f"RemoteRankError rank {who} on "), process.stdout
             continue
         assert process.stdout.startswith("CollectiveError "), process.stdout

@@ -31,6 +31,8 @@ from rankwise.session.session import Session
 
 # How long a rank that cannot join waits for the others to tell them why.
 _FAREWELL_SECONDS: Final = 10.0
+# How long rank zero serves the store after an error, from which the others read why, as of a turn that has failed.
+_FAILED_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -89,8 +91,8 @@ class _Opened:
         before, torchs = self.hooks
         if sys.excepthook is torchs:
             sys.excepthook = before
-        if self.met.reading.rank.value == 0 and not failed:
-            outlive(self.met.lines, timeout=self.timeout)
+        if self.met.reading.rank.value == 0:
+            outlive(self.met.lines, timeout=_FAILED_SECONDS if failed else self.timeout)
         self.met.close()
 
 

@@ -61,10 +61,11 @@ try:
             if mine:
                 vanish()
             rw.all_reduce(1, group=group if rw.get_rank() < 2 else None)
-        elif where == "in its turn":
+        elif where in {"in its turn", "in rank zero's turn"}:
 
             @rw.one_rank_only(who)
             def work() -> None:
+                time.sleep(1.0)  # so that the others look at longer intervals
                 vanish()
 
             work()
