@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from rankwise.launch.plan import Plan
 from rankwise.launch.pool import Pool
 from rankwise.launch.report import exit_status
 from rankwise.launch.resources import lack_explained
+from rankwise.launch.streams import open_standard_streams
 from rankwise.launch.targets import NotExecutableError, check_target
 
 # A command's exit statuses.
@@ -55,7 +55,7 @@ def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = Non
     """
     check_target(plan.kind, plan.argv[0])
     require_torch("starting ranks")
-    _open_standard_streams()
+    open_standard_streams()
     screen = screen or Screen(nproc=plan.nproc)
     start = time.monotonic()
     screen.note(f"rankwise: starting {plan.nproc} ranks")
@@ -68,13 +68,6 @@ def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = Non
 
         run(plan, pool)
     screen.note(f"rankwise: {plan.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
-
-
-def _open_standard_streams() -> None:
-    """Open what was closed by `>&-`, lest the next thing that is opened takes its number, and is written to."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - standard error
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
 
 
 def command_status(launch: Callable[[], None], *, name: str, screen: Screen) -> int:

@@ -25,6 +25,7 @@ from rankwise.launch.descendants import adopt_orphans, die_with_parent, end_desc
 from rankwise.launch.interpreter import command
 from rankwise.launch.leaving import leave
 from rankwise.launch.rank import run
+from rankwise.launch.streams import open_standard_streams
 from rankwise.launch.title import set_title
 from rankwise.launch.wire import DESCRIPTORS, MESSAGE, Event, Order
 
@@ -184,6 +185,7 @@ def _send(number: int, pid: int, *, to_group: bool) -> None:
 
 def main(search_path: Sequence[str]) -> None:
     """Be the fork server, and in its forks a rank, which searches for its modules where a new interpreter does."""
+    open_standard_streams()  # what the launcher sends for a rank must not have their numbers
     set_title(f"rankwise: the process that the ranks of {os.getppid()} are forked from")
     control = socket.socket(fileno=int(sys.argv[1]))
     rank = Server(control, forking=sys.argv[2] == "fork", prepare=sys.argv[3]).serve()
