@@ -158,7 +158,7 @@ def test_explain_names_what_decided_each_value(monkeypatch: pytest.MonkeyPatch) 
     assert lines["launcher"] == ["plain"]
     assert lines["rank"] == ["3", "RANK"]
     assert lines["host"] == ["h", "MASTER_ADDR"]
-    assert lines["local_rank"] == ["-", "not", "known", "before", "joining"]
+    assert lines["local_rank"] == ["-", "not", "known", "before", "init()"]
 
 
 def test_importing_and_asking_does_not_import_torch() -> None:
