@@ -196,6 +196,17 @@ def test_coverage_that_is_not_measured_in_parallel(programs: pytest.Pytester) ->
     assert [path.name for path in programs.path.glob(".coverage*")] == [".coverage"]
 
 
+@pytest.mark.parametrize("command", [("coverage", "run", "-m", "pytest"), ("pytest", "--cov=covered")])
+def test_coverage_where_a_rank_is_killed_while_it_writes(programs: pytest.Pytester, command: tuple[str, ...]) -> None:
+    for name in ("covered", "saving"):
+        shutil.copy(PROGRAMS / f"{name}.py", programs.path / f"{name}.py")
+    result = programs.run(sys.executable, "-m", *command, "-p", "no:cacheprovider", "saving.py", timeout=150)
+    result.assert_outcomes(passed=1, errors=1)  # the rank that was killed
+    result = programs.run(sys.executable, "-m", "coverage", "report", "--show-missing", "--include=covered.py")
+    result.stdout.fnmatch_lines(["covered.py * 9, 13"])  # of rank zero
+    assert [path.name for path in programs.path.glob(".coverage*")] == [".coverage"]
+
+
 def test_pytest_timeout_ends_a_world(programs: pytest.Pytester) -> None:
     result = run(programs, "slow", "-k", "not interrupted")
     result.assert_outcomes(passed=1, failed=2, errors=1)

@@ -1,14 +1,15 @@
-"""Coverage of code that only ranks run: each writes a file of its own, which is combined with the run's in the end.
+"""Coverage of code that only ranks run: each writes a file of its own, which is added to the run's data in the end.
 
-Where the run is measured in parallel, as by pytest-cov or `coverage run -p`, whoever combines its files combines these
-as well. Where it is not, nobody would, so it is done here.
+The files are combined here, also where the run is measured in parallel and its files are combined later: a rank that
+was killed while it wrote leaves a broken file, which would end the run there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,8 +25,8 @@ _OPTIONS: Final = (
     "run:relative_files",
     "run:context",
     "run:dynamic_context",
-    "run:data_file",
 )
+_DATA_FILE: Final = "run:data_file"
 _FOLDER: Final = "coverage"
 
 
@@ -39,31 +40,29 @@ def settings(base: Path) -> dict[str, Any]:
     if current is None:
         return {}
     found = {name: current.get_option(name) for name in _OPTIONS}
-    if current.get_option("run:parallel"):
-        found["run:data_file"] = str(Path(found["run:data_file"]).absolute())
-    else:
-        (base / _FOLDER).mkdir(exist_ok=True)
-        found["run:data_file"] = str(base / _FOLDER / "ranks")
-    return found
+    (base / _FOLDER).mkdir(exist_ok=True)
+    return found | {_DATA_FILE: str(base / _FOLDER / "ranks")}
 
 
 def take_in(base: Path) -> None:
-    """Add what ranks have measured to what this process measures, if nobody else does."""
+    """Add what ranks have measured to what this process measures, but for files that are broken."""
     current = _current()
     files = list((base / _FOLDER).glob("ranks.*"))
     if current is None or not files:
         return
-    from coverage import CoverageData  # noqa: PLC0415 - only where the run has it
+    from coverage import CoverageData, CoverageException  # noqa: PLC0415 - only where the run has it
 
     for file in files:
         data = CoverageData(basename=str(file))
-        data.read()
-        current.get_data().update(data)
+        # Of a rank that was killed while it wrote. What reading a file finds broken, coverage raises, or sqlite.
+        with contextlib.suppress(CoverageException, sqlite3.Error):
+            data.read()
+            current.get_data().update(data)
         data.close()
         file.unlink()
 
 
-@contextmanager
+@contextlib.contextmanager
 def measured(found: Mapping[str, Any]) -> Iterator[None]:
     """Measure the block as `settings` says."""
     if not found:
@@ -71,9 +70,9 @@ def measured(found: Mapping[str, Any]) -> Iterator[None]:
         return
     import coverage  # noqa: PLC0415 - only where the run has it
 
-    measuring = coverage.Coverage(data_file=found["run:data_file"], data_suffix=True, config_file=False)
+    measuring = coverage.Coverage(data_file=found[_DATA_FILE], data_suffix=True, config_file=False)
     for name, value in found.items():
-        if name != "run:data_file" and value is not None:
+        if name != _DATA_FILE and value is not None:
             measuring.set_option(name, value)
     measuring.start()
     try:
