@@ -16,7 +16,7 @@ from rankwise.errors import InvalidArgumentError, shown
 from rankwise.integers import as_bool, integer
 from rankwise.session.current import joined_session
 from rankwise.session.identity import get_rank, get_world_size, is_rank_zero
-from rankwise.training.decorating import Block, check_function
+from rankwise.training.decorating import Block, as_method, check_function
 from rankwise.training.turn import Turn
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
     """
 
     if isinstance(fn, (classmethod, staticmethod)):
-        return type(fn)(rank_zero_only(fn.__func__))
+        return as_method(rank_zero_only(fn.__func__), type(fn))
     check_function(fn, "rank_zero_only")
 
     @functools.wraps(fn)
@@ -91,7 +91,7 @@ class Shared(OneRank):
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
         if isinstance(fn, (classmethod, staticmethod)):
-            return type(fn)(self(fn.__func__))
+            return as_method(self(fn.__func__), type(fn))
         check_function(fn, "one_rank_only")
 
         @functools.wraps(fn)
@@ -111,7 +111,7 @@ class Unshared(OneRank):
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R | None]:
         if isinstance(fn, (classmethod, staticmethod)):
-            return type(fn)(self(fn.__func__))
+            return as_method(self(fn.__func__), type(fn))
         check_function(fn, "one_rank_only")
 
         @functools.wraps(fn)

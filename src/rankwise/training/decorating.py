@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from rankwise.errors import InvalidArgumentError
 
@@ -32,7 +32,7 @@ class Block:
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
         """Return a function whose body runs in the block."""
         if isinstance(fn, (classmethod, staticmethod)):
-            return type(fn)(self(fn.__func__))
+            return as_method(self(fn.__func__), type(fn))
         check_function(fn, self._name)
 
         @functools.wraps(fn)
@@ -51,6 +51,12 @@ class Block:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         return self._entered.pop().__exit__(kind, error, traceback)
+
+
+def as_method(function: Callable[P, R], kind: Any) -> Callable[P, R]:  # noqa: ANN401 - classmethod or staticmethod
+    """Return a class or static method, which type checkers take for the function that it calls."""
+    method: Callable[P, R] = kind(function)
+    return method
 
 
 def check_function(fn: object, name: str) -> None:

@@ -22,4 +22,4 @@ def save_half(measuring: coverage.Coverage) -> NoReturn:
 def test_ranks() -> None:
     importlib.import_module("covered").of_ranks(0)
     if os.environ["RANK"] == "1":
-        coverage.Coverage.save = save_half  # type: ignore[method-assign]
+        coverage.Coverage.save = save_half  # type: ignore[assignment, method-assign]
