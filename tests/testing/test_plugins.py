@@ -56,7 +56,7 @@ def test_plugins_that_many_projects_have(
     )
     result = run(programs, "plugged", "--snapshot-update", "--timeout=100", *options)
     outcomes = result.parseoutcomes()
-    assert (outcomes["passed"], outcomes["rerun"]) == (14, 2)
+    assert (outcomes["passed"], outcomes["rerun"]) == (15, 2)
     assert "failed" not in outcomes
     assert "errors" not in outcomes
     snapshots = (programs.path / "__snapshots__" / "test_plugged.ambr").read_text()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import logging
 import os
 import pickle
@@ -50,6 +51,8 @@ CLOSED: Final = pytest.StashKey[list[object]]()
 
 # Where torch logs every error of a collective in a long line, by default to nowhere; pytest would show it.
 _LOGS_FOR_NOBODY: Final = "c10d-NullHandler-default"
+# The plugin of hypothesis, which does not import hypothesis itself.
+_HYPOTHESIS: Final = "_hypothesis_pytestplugin"
 _NOT_REPORTED: Final = (
     "a plugin runs tests in its own way, without reporting each phase when it is over; so ranks cannot wait for each "
     "other (-p no:NAME switches a plugin off)"
@@ -60,6 +63,11 @@ def load_plugins() -> None:
     """Import pytest's plugins, as a session does, before ranks are forked, each of which has a session."""
     _leave_asserts_alone()
     config = pytest.Config.fromdictargs({"plugins": ["no:terminal"], "noconftest": True, "cov_source": []}, [])
+    if _HYPOTHESIS in sys.modules:
+        # Every rank has a seed, for which the plugin imports hypothesis. In a rank it would warn of random generators
+        # that were made before the fork, since `gc` no longer finds what refers to them. Errors are left to the ranks.
+        with contextlib.suppress(Exception):
+            importlib.import_module("hypothesis")  # while pytest rewrites asserts, or it warns that it could not
     config._ensure_unconfigure()  # noqa: SLF001 - a configuration that was not used has no other end
 
 

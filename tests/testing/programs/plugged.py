@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -43,6 +45,11 @@ def test_subtests(world: Session, subtests: pytest.Subtests) -> None:
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_hypothesis(world: Session, number: int) -> None:
     assert rw.all_reduce(number) == number * world.world_size
+
+
+@pytest.mark.ranks(1)
+def test_hypothesis_is_imported_before_ranks_are_forked() -> None:
+    assert all(found is not hypothesis for found in gc.get_objects())  # `gc` no longer has objects from before
 
 
 def test_syrupy(world: Session, snapshot: object) -> None:
