@@ -20,8 +20,14 @@ from rankwise.session.session import Session
 
 _LONGEST_PAUSE: Final = 0.05
 
-# How many groups of the same ranks were made in a process group: the members count alike, for each makes them all.
-_made: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
+# The key of how an attempt ended. The first member that writes it decides for all: else one could give up while another
+# goes on, and wait for it.
+_OUTCOME: Final = "outcome"
+_COMPLETE: Final = b"complete"
+_GIVEN_UP: Final = b"given up"
+
+# How many attempts to meet, of the same ranks of a process group, are over for this member.
+_over: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
@@ -35,56 +41,89 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
         CollectiveTimeoutError: They did not all come within the session's timeout.
     """
     group = cast("dist.ProcessGroup", session.group)  # there are several ranks
-    made = _made.setdefault(group, Counter())
+    over = _over.setdefault(group, Counter())
     members = ", ".join(map(str, ranks))
-    name = f"ranks {members}/{made[members]}"
     timeout: timedelta = group.get_group_store().timeout  # type: ignore[attr-defined]  # documented, but not in torch's stubs
     board = session.comm.board()
     if board is not None and len(ranks) > 1:
-        board.set(f"{name}/{session.rank}", "here")
-        try:
-            _await(session.comm, board, ranks, name, timeout.total_seconds())
-        except BaseException:
-            board.delete_key(f"{name}/{session.rank}")  # else one that comes later would wait for this rank
-            raise
-    made[members] += 1
+        meeting = Meeting(session.comm, session.rank, ranks, timeout.total_seconds())
+        while not meeting.takes_place(dist.PrefixStore(f"ranks {members}/{over[members]}", board)):
+            over[members] += 1
+    name = f"rankwise ranks {members}/{over[members]}"
+    over[members] += 1
     local = session.reading.local_world_size
     one_host = local is not None and local.value == session.world_size
     try:
-        with local_group_name(f"rankwise {name}"), gloo_on_loopback() if one_host else nullcontext():
+        with local_group_name(name), gloo_on_loopback() if one_host else nullcontext():
             part = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
     except (RuntimeError, ValueError) as error:
         raise CollectiveError(f"the group of ranks {members} could not be made: torch says: {error}") from error
     return adopt_part(cast("dist.ProcessGroup", part), session)
 
 
-def _await(comm: Comm, board: dist.Store, ranks: tuple[int, ...], name: str, timeout: float) -> None:
-    """Wait until all members have come to the session's store, or one is known not to come."""
+class Meeting:
+    """Some ranks of a session that wait for each other, in as many attempts as it takes.
 
-    def absent() -> list[int]:
-        return [rank for rank in ranks if not board.check([f"{name}/{rank}"])]
+    Args:
+        comm: All ranks of the session.
+        rank: This rank.
+        ranks: The members.
+        timeout: Seconds to wait for them, over all attempts.
+    """
 
-    pause, deadline = 0.001, time.monotonic() + timeout
-    while missing := absent():
-        elsewhere = {rank for rank in missing if comm.interrupted_by(rank)}
-        if elsewhere and (still := sorted(elsewhere.intersection(absent()))):  # else it came between the two looks
-            _end_their_wait(comm, ranks, still)
-        gone = comm.gone(missing)
-        if gone and absent():
-            raise CollectiveError(f"the group of ranks {list(ranks)} could not be made: {gone}")
-        if time.monotonic() > deadline:
-            raise CollectiveTimeoutError(
-                f"the group of ranks {list(ranks)} could not be made within {timeout:g} s: ranks {missing} did not "
-                "come; every rank in the list has to pass it"
+    def __init__(self, comm: Comm, rank: int, ranks: tuple[int, ...], timeout: float) -> None:
+        self._comm, self._rank, self._ranks, self._timeout = comm, rank, ranks, timeout
+        self._deadline = time.monotonic() + timeout
+
+    def takes_place(self, board: dist.Store) -> bool:
+        """Wait until all members have come, and return True; False if one of them gave up this attempt.
+
+        Args:
+            board: Where the members find each other, in this attempt alone.
+
+        Raises:
+            MismatchError: A member waits in a collective over the session instead.
+            CollectiveError: A member is gone.
+            CollectiveTimeoutError: They did not all come in time.
+        """
+        board.set(str(self._rank), "here")
+        try:
+            self._await(board)
+        except BaseException as error:
+            outcome = board.compare_set(_OUTCOME, "", _GIVEN_UP.decode())
+            if outcome == _COMPLETE and isinstance(error, CollectiveTimeoutError):
+                return True  # the last member came at the last moment, and goes on
+            raise
+        return board.compare_set(_OUTCOME, "", _COMPLETE.decode()) == _COMPLETE
+
+    def _await(self, board: dist.Store) -> None:
+        """Wait until all members have come, or one of them has written an outcome, or one is known not to come."""
+        pause = 0.001
+        while True:
+            gone = self._comm.gone(self._ranks)
+            if gone:  # one that came and is gone since does not make the group either
+                raise CollectiveError(f"the group of ranks {list(self._ranks)} could not be made: {gone}")
+            if board.check([_OUTCOME]):
+                return
+            elsewhere = [rank for rank in self._ranks if self._comm.interrupted_by(rank)]
+            missing = [rank for rank in self._ranks if not board.check([str(rank)])]
+            if not missing:
+                return
+            if still := sorted(set(missing).intersection(elsewhere)):
+                self._end_their_wait(still)
+            if time.monotonic() > self._deadline:
+                raise CollectiveTimeoutError(
+                    f"the group of ranks {list(self._ranks)} could not be made within {self._timeout:g} s: ranks "
+                    f"{missing} did not come; every rank in the list has to pass it"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _end_their_wait(self, elsewhere: list[int]) -> NoReturn:
+        """Raise that members wait in another collective; they hear of it."""
+        ranks = list(self._ranks)
+        with self._comm.taking_part(Call(f"a group of ranks {ranks}")):
+            raise MismatchError(
+                f"group={ranks} is passed here for the first time, but ranks {elsewhere} wait in a collective over "
+                "all ranks; every rank in the list has to pass it"
             )
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _end_their_wait(comm: Comm, ranks: tuple[int, ...], elsewhere: list[int]) -> NoReturn:
-    """Raise that members wait in another collective; they hear of it."""
-    with comm.taking_part(Call(f"a group of ranks {list(ranks)}")):
-        raise MismatchError(
-            f"group={list(ranks)} is passed here for the first time, but ranks {elsewhere} wait in a collective over "
-            "all ranks; every rank in the list has to pass it"
-        )
