@@ -7,6 +7,7 @@ import time
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
+from rankwise.session.current import session_in_force
 
 
 def work(local_rank: int, fault: str) -> None:
@@ -18,14 +19,15 @@ def work(local_rank: int, fault: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "leave":
             sys.exit(0)
-        if fault == "never come":
-            time.sleep(4)
+        while fault == "never come" and not session_in_force().comm.gone():
+            time.sleep(0.05)
     idist.all_reduce(1)
 
 
 fault = sys.argv[1]
 try:
-    with idist.Parallel("gloo", timeout=2, start_method="fork") as parallel:
+    # Only who waits in vain needs a limit, in which both have to have joined all the same.
+    with idist.Parallel("gloo", timeout=10 if fault == "never come" else 60, start_method="fork") as parallel:
         parallel.run(work, fault)
 except rw.CollectiveError as error:
     sys.exit(f"{type(error).__name__}: {error}")
