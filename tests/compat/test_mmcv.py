@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import rankwise as rw
 from rankwise.comm.comm import Comm
-from rankwise.compat import mmcv
+from rankwise.compat import mmcv, vis4d
 
 
 class Hook:
@@ -41,6 +45,24 @@ def test_ranks_are_right_before_they_join(monkeypatch: pytest.MonkeyPatch) -> No
 def test_master_only_runs_on_rank_zero_only(comm: Comm) -> None:
     assert Hook().save("work", epoch=3) == ("work/3" if comm.rank == 0 else None)
     assert Hook.save.__name__ == "save"
+
+
+@pytest.mark.ranks("serial", 2)
+@pytest.mark.parametrize("decorator", [mmcv.master_only, vis4d.rank_zero_only])
+def test_functions_of_any_kind_are_called_on_rank_zero_only(comm: Comm, decorator: Callable[..., Any]) -> None:
+    """As by the originals: rankwise's own decorator refuses those whose body does not run when they are called."""
+
+    async def load() -> int:
+        return 7
+
+    def batches() -> Iterator[int]:
+        yield 7
+
+    loading, batched = decorator(load)(), decorator(batches)()
+    if comm.rank == 0:
+        assert [asyncio.run(loading), *batched] == [7, 7]
+    else:
+        assert (loading, batched) == (None, None)
 
 
 @pytest.mark.ranks("serial", 2, 4)

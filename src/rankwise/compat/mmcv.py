@@ -27,7 +27,7 @@ from rankwise.session.current import is_joined
 from rankwise.session.identity import get_rank, get_world_size
 from rankwise.session.joining import init
 from rankwise.session.session import Session
-from rankwise.training.control import rank_zero_only
+from rankwise.training.control import called_on_rank_zero
 from rankwise.training.gradients import sync_grads
 
 log = logging.getLogger(__name__)
@@ -102,13 +102,14 @@ def get_dist_info() -> tuple[int, int]:
 def master_only(func: Callable[P, R]) -> Callable[P, R | None]:
     """Return a function that runs on rank zero only, and returns None on the others.
 
-    Local: nobody waits. `rankwise.one_rank_only` is for what others wait for, or want the result of.
+    Local: nobody waits. `rankwise.one_rank_only` is for what others wait for, or want the result of. Of a coroutine or
+    generator function the others get None too.
 
     Example:
         >>> master_only(len)("four")
         4
     """
-    return rank_zero_only(func)
+    return called_on_rank_zero(func)
 
 
 def allreduce_params(params: Iterable[torch.Tensor], coalesce: bool = True, bucket_size_mb: int = -1) -> None:

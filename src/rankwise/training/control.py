@@ -40,10 +40,17 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
         >>> save("model.pt")
         'saved model.pt'
     """
+    check_function(fn.__func__ if isinstance(fn, (classmethod, staticmethod)) else fn, "rank_zero_only")
+    return called_on_rank_zero(fn)
 
+
+def called_on_rank_zero(fn: Callable[P, R]) -> Callable[P, R | None]:
+    """Return a function that calls another on rank zero, of whatever kind it is, and returns None on the others.
+
+    Local.
+    """
     if isinstance(fn, (classmethod, staticmethod)):
-        return as_method(rank_zero_only(fn.__func__), type(fn))
-    check_function(fn, "rank_zero_only")
+        return as_method(called_on_rank_zero(fn.__func__), type(fn))
 
     @functools.wraps(fn)
     def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:

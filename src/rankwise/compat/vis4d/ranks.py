@@ -77,10 +77,11 @@ def synchronize() -> None:
 def rank_zero_only(func: Callable[P, R]) -> Callable[P, R | None]:
     """Return a function that runs on rank zero only, and returns None on the others.
 
-    Local: nobody waits. `rankwise.one_rank_only` is for what others wait for, or want the result of.
+    Local: nobody waits. `rankwise.one_rank_only` is for what others wait for, or want the result of. Of a coroutine or
+    generator function the others get None too.
 
     Example:
         >>> rank_zero_only(len)("four")
         4
     """
-    return control.rank_zero_only(func)
+    return control.called_on_rank_zero(func)
