@@ -93,6 +93,13 @@ def test_one_launcher_inside_another() -> None:
     joined(join([slurm(rank, 2) | inherited for rank in range(2)], "slurm"))
 
 
+def test_one_of_rank_and_world_size_may_be_given() -> None:
+    """The other is in its variable, as for torch. And the backend may be torch's choice."""
+    port = free_port()
+    environs = [plain(rank, 7, port, LOCAL_RANK=str(rank)) for rank in range(2)]
+    joined(join(environs, "pytorch", world_size=2, backend=None))
+
+
 def test_none_joins_nothing() -> None:
     (end,) = join([{}], "none")
     told = json.loads(end.stdout)

@@ -48,7 +48,7 @@ _BUCKET_MB: Final = 64
 _MEBIBYTE: Final = 1 << 20
 
 
-def init_dist(launcher: str, backend: str = "nccl", **kwargs: Any) -> None:  # noqa: ANN401 - each is checked
+def init_dist(launcher: str, backend: str | None = "nccl", **kwargs: Any) -> None:  # noqa: ANN401 - each is checked
     """Join the world that a launcher started this process into, and say in the environment where this rank is.
 
     Collective over the world. After it MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK are in `os.environ`;
@@ -56,8 +56,8 @@ def init_dist(launcher: str, backend: str = "nccl", **kwargs: Any) -> None:  # n
 
     Args:
         launcher: "pytorch", "mpi" or "slurm"; "auto" for whichever it is, or nobody; "none" to join nothing.
-        backend: As torch writes it. "nccl" without a GPU is gloo.
-        **kwargs: `timeout` in seconds or as a timedelta; `port` of rank zero; `rank` and `world_size`; `init_method`,
+        backend: As torch writes it; None for torch's own choice. "nccl" without a GPU is gloo.
+        **kwargs: `timeout`, seconds or a timedelta; `port` of rank zero; `rank`, `world_size` or both; `init_method`,
             "env://" or "tcp://host:port".
 
     Raises:
@@ -72,17 +72,17 @@ def init_dist(launcher: str, backend: str = "nccl", **kwargs: Any) -> None:  # n
     _join(launcher, backend, **kwargs)
 
 
-def _init_dist_pytorch(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - as for init_dist
+def _init_dist_pytorch(backend: str | None, **kwargs: Any) -> None:  # noqa: ANN401 - as for init_dist
     """Join under torchrun, or where RANK is set. Collective over the world."""
     _join("pytorch", backend, **kwargs)
 
 
-def _init_dist_mpi(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - as for init_dist
+def _init_dist_mpi(backend: str | None, **kwargs: Any) -> None:  # noqa: ANN401 - as for init_dist
     """Join under Open MPI, MPICH or Intel MPI. Collective over the world."""
     _join("mpi", backend, **kwargs)
 
 
-def _init_dist_slurm(backend: str, port: int | None = None) -> None:
+def _init_dist_slurm(backend: str | None, port: int | None = None) -> None:
     """Join under srun, at a port that all ranks derive from the job if none is given. Collective over the world."""
     _join("slurm", backend, port=port)
 
@@ -102,8 +102,7 @@ def get_dist_info() -> tuple[int, int]:
 def master_only(func: Callable[P, R]) -> Callable[P, R | None]:
     """Return a function that runs on rank zero only, and returns None on the others.
 
-    Local: nobody waits. `rankwise.one_rank_only` is for what others wait for, or want the result of. Of a coroutine or
-    generator function the others get None too.
+    Local: nobody waits. `rankwise.one_rank_only` is for what others wait for, or want the result of.
 
     Example:
         >>> master_only(len)("four")
@@ -169,7 +168,7 @@ def _allreduce_coalesced(tensors: Sequence[torch.Tensor], world_size: int, bucke
     _average("_allreduce_coalesced", tensors, world_size, _bucket_bytes(bucket_size_mb))
 
 
-def _join(launcher: str, backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - as for init_dist
+def _join(launcher: str, backend: str | None, **kwargs: Any) -> None:  # noqa: ANN401 - as for init_dist
     options = {name: value for name, value in kwargs.items() if value is not None}
     unknown = sorted(set(options) - {"timeout", "port", "rank", "world_size", "init_method"})
     if unknown:
@@ -184,6 +183,8 @@ def _join(launcher: str, backend: str, **kwargs: Any) -> None:  # noqa: ANN401 -
         if name in _LAUNCHERS["pytorch"][0]:
             raise InvalidArgumentError(f"port={options['port']}, but {name} says the port: leave it out")
         environ["MASTER_PORT"] = str(options["port"])
+    if len(alone := {"rank", "world_size"}.intersection(options)) == 1:  # the other is in its variable
+        environ |= {key.upper(): str(options.pop(key)) for key in alone}
     session = init(
         # What is read first is completed with what is around it.
         launcher="auto" if name == present[0] else name,
@@ -215,8 +216,8 @@ def _chosen(launcher: str, present: Sequence[str]) -> str:
     return found[0]
 
 
-def _backend(backend: str) -> str:
-    wanted = str(backend).lower()
+def _backend(backend: str | None) -> str | None:
+    wanted = None if backend is None else str(backend).lower()
     if wanted == "nccl" and not torch.cuda.is_available():
         log.warning("backend='nccl', but this process has no CUDA device: it joins with gloo")
         return "gloo"
@@ -242,8 +243,7 @@ def _publish(session: Session) -> None:
     elif session.world_size == 1:  # nobody had to meet anybody
         with socket.create_server((LOOPBACK, 0)) as listener:
             place |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": listener.getsockname()[1]}
-    for name, value in place.items():
-        os.environ[name] = str(value)
+    os.environ.update((name, str(value)) for name, value in place.items())
 
 
 def _bucket_bytes(bucket_size_mb: int) -> int:
