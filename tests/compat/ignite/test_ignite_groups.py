@@ -88,6 +88,17 @@ def test_a_list_that_a_member_does_not_pass_is_refused_on_all(comm: Comm) -> Non
     assert idist.all_reduce(1, group=[0, 1]) == (2 if rw.get_rank() < 2 else 1)
 
 
+@worlds
+def test_members_that_were_refused_meet_at_once_again(comm: Comm) -> None:
+    """Each of them was refused: none still waits in its first call, and meets there those that are in their second."""
+    rank = rw.get_rank()
+    for members in ([0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]) if comm.size == 4 else ():
+        with pytest.raises((rw.MismatchError, rw.RemoteRankError), match=f"but ranks \\[{members[-1]}\\] wait"):
+            idist.all_gather(rank, group=members) if rank in members[:-1] else idist.barrier()
+        assert idist.all_gather(rank, group=members) == (members if rank in members else rank)
+        idist.barrier()
+
+
 def test_a_member_that_comes_late_or_never_is_named(tmp_path: Path) -> None:
     """What a rank left where the members meet, and gave up waiting, nobody takes for that rank later."""
     port = free_port()

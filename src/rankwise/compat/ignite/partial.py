@@ -25,6 +25,7 @@ _LONGEST_PAUSE: Final = 0.05
 _OUTCOME: Final = "outcome"
 _COMPLETE: Final = b"complete"
 _GIVEN_UP: Final = b"given up"
+_ELSEWHERE: Final = b"elsewhere"  # and which members are
 
 # How many attempts to meet, of the same ranks of a process group, are over for this member.
 _over: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -86,7 +87,8 @@ class Meeting:
             CollectiveError: A member is gone.
             CollectiveTimeoutError: They did not all come in time.
         """
-        board.set(str(self._rank), "here")
+        if not board.check([_OUTCOME]):  # else the others would take this rank for one that came to that attempt
+            board.set(str(self._rank), "here")
         try:
             self._await(board)
         except BaseException as error:
@@ -98,30 +100,33 @@ class Meeting:
 
     def _await(self, board: dist.Store) -> None:
         """Wait until all members have come, or one of them has written an outcome, or one is known not to come."""
-        pause = 0.001
+        pause, waiting = 0.001, False
         while True:
             gone = self._comm.gone(self._ranks)
             if gone:  # one that came and is gone since does not make the group either
                 raise CollectiveError(f"the group of ranks {list(self._ranks)} could not be made: {gone}")
-            if board.check([_OUTCOME]):
-                return
-            elsewhere = [rank for rank in self._ranks if self._comm.interrupted_by(rank)]
+            outcome = board.get(_OUTCOME) if board.check([_OUTCOME]) else b""
+            interrupted = {rank for rank in self._ranks if self._comm.interrupted_by(rank)}
             missing = [rank for rank in self._ranks if not board.check([str(rank)])]
-            if not missing:
+            elsewhere = sorted(interrupted.intersection(missing))
+            if waiting and outcome.startswith(_ELSEWHERE):  # found by another member; all that waited raise it
+                elsewhere = [int(rank) for rank in outcome.split()[1:]]
+            if elsewhere:
+                self._end_their_wait(elsewhere, board)
+            if outcome or not missing:
                 return
-            if still := sorted(set(missing).intersection(elsewhere)):
-                self._end_their_wait(still)
             if time.monotonic() > self._deadline:
                 raise CollectiveTimeoutError(
                     f"the group of ranks {list(self._ranks)} could not be made within {self._timeout:g} s: ranks "
                     f"{missing} did not come; every rank in the list has to pass it"
                 )
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause, waiting = min(2 * pause, _LONGEST_PAUSE), True
 
-    def _end_their_wait(self, elsewhere: list[int]) -> NoReturn:
-        """Raise that members wait in another collective; they hear of it."""
+    def _end_their_wait(self, elsewhere: list[int], board: dist.Store) -> NoReturn:
+        """Raise that members wait in another collective; they hear of it, and so do those that wait here."""
         ranks = list(self._ranks)
+        board.compare_set(_OUTCOME, "", " ".join([_ELSEWHERE.decode(), *map(str, elsewhere)]))
         with self._comm.taking_part(Call(f"a group of ranks {ranks}")):
             raise MismatchError(
                 f"group={ranks} is passed here for the first time, but ranks {elsewhere} wait in a collective over "
