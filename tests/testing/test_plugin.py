@@ -114,11 +114,12 @@ def test_worlds_that_skip(programs: pytest.Pytester) -> None:
 
 def test_worlds_that_leak(programs: pytest.Pytester) -> None:
     result = run(programs, "leaking", "-v")
-    result.assert_outcomes(passed=13)
+    result.assert_outcomes(passed=14)
     told = result.stdout.str().partition("ranks that were replaced")[2]
     for leak, text in {
         "environment": "environment: LEFT",
         "directory": "working directory: ",
+        "stream_closed": "sys.stdout: 'open .* became 'closed ",
         "dtype": "default dtype: ",
         "device": "default device: ",
         "thread": "threads: left",

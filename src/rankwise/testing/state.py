@@ -173,9 +173,11 @@ def _facts() -> dict[str, object]:
         if not name.startswith(_VARIABLES_NOT_WATCHED)
     }
     handlers = {f"handler of signal {number}": signal.getsignal(number) for number in _SIGNALS}
+    streams = {f"sys.{name}": _stream(getattr(sys, name)) for name in ("stdin", "stdout", "stderr")}
     return {
         **variables,
         **handlers,
+        **streams,
         "working directory": _working_directory(),
         "search path": {str(entry) for entry in sys.path},  # pytest itself puts folders of packages first
         "process group": torch.distributed.is_initialized(),
@@ -188,6 +190,11 @@ def _facts() -> dict[str, object]:
         "torch's threads": torch.get_num_threads(),
         "alarm": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
     }
+
+
+def _stream(stream: object) -> str:
+    state = "closed" if getattr(stream, "closed", False) else "open"
+    return f"{state} {type(stream).__name__} {id(stream):#x}"
 
 
 def _working_directory() -> str:

@@ -31,6 +31,10 @@ def leave_directory() -> None:
     os.chdir("/")
 
 
+def leave_stream_closed() -> None:
+    sys.stdout.close()
+
+
 def leave_dtype() -> None:
     torch.set_default_dtype(torch.float64)
 
