@@ -60,6 +60,7 @@ _OPTIONS_OF_RANKS: Final[Mapping[str, Any]] = {
     "log_file": os.devnull,
     "store_durations": False,
     DISABLE_UNUSED: True,
+    "inline_snapshot": "disable",  # or every rank writes the file of the test anew, and they spoil it
 }
 # Plugins that time a test, repeat it or fork it, in one rank alone.
 _NOT_IN_RANKS: Final = ("pytest_timeout", "pytest_rerunfailures", "pytest_retry", "flaky", "pytest_forked")

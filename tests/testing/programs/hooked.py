@@ -47,6 +47,7 @@ def test_ranks_have_the_plugins_of_the_run(request: pytest.FixtureRequest) -> No
     else:
         with pytest.raises(pytest.FixtureLookupError):
             request.getfixturevalue("worker_id")
+    assert request.config.getoption("inline_snapshot") == "disable"
 
 
 @pytest.fixture(scope="module")

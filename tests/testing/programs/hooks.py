@@ -13,6 +13,7 @@ TOLD = pytest.StashKey[tuple[str, int]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draws", type=int, default=17)
+    parser.addoption("--inline-snapshot", default="create")  # as the plugin does, which then writes to tests
 
 
 def pytest_configure(config: pytest.Config) -> None:
