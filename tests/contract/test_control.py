@@ -17,6 +17,7 @@ from torch.distributed import Store
 import rankwise as rw
 from rankwise.comm import members
 from rankwise.comm.comm import Comm
+from rankwise.comm.frame import Call
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
@@ -312,4 +313,29 @@ def test_a_collective_of_a_rank_that_is_to_wait_is_an_error(comm: Comm) -> None:
         if rank == last:
             with pytest.raises(rw.CollectiveError, match="cannot begin inside of the block of rank_zero_first"):
                 rw.barrier()
+    assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_block_that_cannot_begin_beside_another_thread_fails_everywhere(comm: Comm) -> None:
+    rw.node_group()
+    held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entrance = comm.reserve(Call("another"))
+        held[0].set()
+        held[1].wait(60)
+        entrance.leave()
+
+    thread = threading.Thread(target=hold)
+    if rw.get_rank() == 0:
+        thread.start()
+        assert held[0].wait(60)
+        with pytest.raises(rw.CollectiveError, match=r"is in another at .* with the same group"):
+            rw.rank_zero_first(local=True)(print)()
+        held[1].set()
+        thread.join(60)
+    else:
+        with pytest.raises(rw.RemoteRankError, match=r"rank 0 .* raised .*CollectiveError: rank_zero_first"):
+            rw.rank_zero_first(local=True)(print)()
     assert rw.all_reduce(1) == comm.size

@@ -51,6 +51,7 @@ class Turn:
     def __init__(self, comm: Comm, call: Call, place: int, *, readers: int | None = None) -> None:
         self._comm = comm
         self._call = call
+        self._place = place
         self._rank = comm.ranks[place]
         self._readers = comm.size - 1 if readers is None else readers
         self._board = comm.board()
@@ -64,9 +65,15 @@ class Turn:
         """Let no collective begin in a block, on any member: the others would wait for the end of the turn.
 
         Raises:
-            CollectiveError: This rank is in a collective.
+            CollectiveError: This rank is in a collective, in another thread; told to the
+                others if they wait for this rank.
         """
-        entrance = self._comm.reserve(self._call)
+        try:
+            entrance = self._comm.reserve(self._call)
+        except CollectiveError as error:
+            if self._comm.rank == self._place:
+                self.end(error)
+            raise
         try:
             yield
         finally:
