@@ -243,3 +243,18 @@ def test_the_mean_of_integers_does_not_overflow(comm: Comm) -> None:
     if size > 1:
         with pytest.raises(rw.PayloadTypeError, match="beyond all floats"):
             rw.all_reduce(mixed)
+
+
+class Column:
+    """As a Series of pandas: it has numpy's names, and is no array."""
+
+    ndim = 1
+
+    def item(self) -> int:
+        raise ValueError("can only convert an array of size 1 to a Python scalar")
+
+
+def test_columns_of_numbers_are_refused(comm: Comm) -> None:
+    with pytest.raises(rw.PayloadTypeError, match="got a Column"):
+        rw.all_reduce(Column())
+    assert rw.all_reduce(1) == comm.size

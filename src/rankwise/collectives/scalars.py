@@ -77,7 +77,7 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> list[Any]:
 def _as_python(value: Any) -> Any:  # noqa: ANN401 - any value of the user's
     """Return numpy's numbers, and numbers of types made from Python's, as Python's own."""
     own = type(value)
-    if hasattr(own, "item") and hasattr(own, "ndim"):
+    if hasattr(own, "item") and hasattr(own, "ndim") and not value.ndim:
         value = value.item()
     kind = next((kind for kind in _KINDS if isinstance(value, kind)), None)
     if kind is None:
