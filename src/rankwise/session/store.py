@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Final
 
@@ -21,6 +23,8 @@ from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
 _PAUSES_SECONDS: Final = (0.001, 0.05)
 # How long a process may take to reach what it serves itself.
 _OWN_SECONDS: Final = 10.0
+# How many file descriptors a store may open in the process that serves it, clients included.
+_STORE_DESCRIPTORS: Final = 12
 # How often somebody who waits for a store looks whether that is in vain.
 _LOOK_SECONDS: Final = 0.1
 
@@ -32,9 +36,10 @@ def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]
 
     Raises:
         OSError: The port that was asked for is taken, or not to be had.
-        JoinError: The store cannot be reached by this process itself.
+        JoinError: There are too few file descriptors, or the store cannot be reached by this process itself.
     """
     listener = listen(port, one_host=one_host)
+    _require_descriptors(listener)
     port = listener.getsockname()[1]
     try:
         socket.create_connection((LOOPBACK, port), timeout=_OWN_SECONDS).close()
@@ -62,6 +67,24 @@ def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]
             "descriptors left (ulimit -n), and threads (ulimit -u)?"
         )
     return store, port
+
+
+def _require_descriptors(listener: socket.socket) -> None:
+    """Check that there are file descriptors left for a store: TCPStore ends the process where it gets none.
+
+    Raises:
+        JoinError: There are not.
+    """
+    with ExitStack() as taken:
+        try:
+            for _ in range(_STORE_DESCRIPTORS):
+                taken.callback(os.close, os.dup(listener.fileno()))
+        except OSError as error:
+            listener.close()
+            raise JoinError(
+                f"no store can be served for the ranks to meet at: {error.strerror}; it needs {_STORE_DESCRIPTORS} "
+                "file descriptors more: raise ulimit -n"
+            ) from error
 
 
 def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = str) -> Store:
