@@ -99,13 +99,15 @@ def test_ranks_that_raised_alike_share_a_line() -> None:
             failure(3, "ValueError: no"),
             *(failure(rank, "KeyError: 'k'") for rank in (0, 2)),
             *(failure(rank, f"RuntimeError: port {rank}") for rank in (4, 1)),
+            *(RankFailure(rank=rank, host="h", exitcode=-15, stopped=True) for rank in (5, 6)),
         ],
-        5,
+        7,
     )
-    first, *_, alike, different = text.splitlines()
-    assert first == "rank 3 of 5 on h raised ValueError: no"
+    first, *_, alike, different, stopped = text.splitlines()
+    assert first == "rank 3 of 7 on h raised ValueError: no"
     assert alike == "ranks 0, 2 then raised KeyError: 'k'"
     assert different == "ranks 1, 4 then raised RuntimeError"
+    assert stopped == "ranks 5-6 then were stopped (SIGTERM)"
 
 
 @pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])

@@ -90,6 +90,8 @@ def describe(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -
     for kind, alike in endings.items():
         details = {ending(failure, kernel) for failure in alike}
         how = details.pop() if len(details) == 1 else kind  # messages may differ in the rank, or in a port
+        if len(alike) > 1 and how.startswith("was "):
+            how = f"were {how.removeprefix('was ')}"
         text += f"\n{ranks_text(sorted(failure.rank for failure in alike))} then {how}"
     return text
 
