@@ -32,12 +32,15 @@ class Op(Enum):
         Raises:
             InvalidArgumentError: There is none.
         """
-        ops = {op.value: op for op in cls}
-        if isinstance(name, str) and name in ops:
-            return ops[name]
-        close = difflib.get_close_matches(name.lower(), ops, n=1) if isinstance(name, str) else []
+        found = _BY_NAME.get(name) if isinstance(name, str) else None
+        if found is not None:
+            return found
+        close = difflib.get_close_matches(name.lower(), _BY_NAME, n=1) if isinstance(name, str) else []
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InvalidArgumentError(f"op={shown(name)} is none of {', '.join(map(repr, ops))}{hint}")
+        raise InvalidArgumentError(f"op={shown(name)} is none of {', '.join(map(repr, _BY_NAME))}{hint}")
+
+
+_BY_NAME: Final = {op.value: op for op in Op}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
