@@ -7,7 +7,7 @@ each type and device.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,7 @@ class Job:
         comm = self.comm
         messages: list[bytes] | None = None
         numbers: list[Any] = list(self.numbers.values())
+        reduced: Callable[[], list[Any]] | None = None
         with comm.taking_part(self.call):
             moves = [] if self.small else [comm.reduce(bucket.wire, bucket.how.wire_op) for bucket in self.buckets]
             if self._is_checked():
@@ -149,7 +150,9 @@ class Job:
             for move in moves:
                 move()
             if messages is None and numbers:
-                numbers = reduce_numbers(comm, numbers, self.op)
+                reduced = reduce_numbers(comm, numbers, self.op)
+        if reduced is not None:
+            numbers = reduced()
         if messages is not None:
             rows = [pickle.loads(message) for message in messages]
             numbers = fold_numbers([row[0] for row in rows], self.op)

@@ -48,10 +48,11 @@ def fold_numbers(rows: Sequence[Sequence[Number]], op: Op) -> list[Any]:
     return [_fold(column, op) for column in zip(*rows, strict=True)]
 
 
-def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> list[Any]:
-    """Reduce numbers among many ranks, at a cost that does not grow with them.
+def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callable[[], list[Any]]:
+    """Reduce numbers among many ranks, at a cost that does not grow with them, and return what gives the results.
 
-    Collective over the members. Only where whole numbers might not fit into 64 bits are they gathered.
+    Collective over the members. Only where whole numbers might not fit into 64 bits are they gathered; what is returned
+    then folds them, and raises on all ranks alike where they have no result.
     """
     bits = max((number.bit_length() for number in numbers if isinstance(number, int)), default=0)
     widest = torch.tensor([bits, *(_KINDS.index(type(number)) for number in numbers)], device=comm.control)
@@ -60,7 +61,8 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> list[Any]:
     growth = {Op.SUM: bits + comm.size.bit_length(), Op.PRODUCT: bits * comm.size}
     growth[Op.MEAN] = growth[Op.SUM]
     if growth.get(op, bits) >= _INT64_BITS:
-        return fold_numbers([pickle.loads(row) for row in comm.messages(pickle.dumps(numbers))], op)
+        rows = [pickle.loads(row) for row in comm.messages(pickle.dumps(numbers))]
+        return functools.partial(fold_numbers, rows, op)
 
     results: list[Any] = [None] * len(numbers)
     for kind in sorted(set(kinds)):
@@ -71,7 +73,7 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> list[Any]:
         reduced = comm.all_reduce(wire, Op.SUM if op is Op.MEAN else op)()().tolist()
         for place, value in zip(places, reduced, strict=True):
             results[place] = value / comm.size if op is Op.MEAN else value
-    return results
+    return lambda: results
 
 
 def _as_python(value: Any) -> Any:  # noqa: ANN401 - any value of the user's
