@@ -67,7 +67,7 @@ KINDS: Mapping[str, Callable[[], Any]] = {
 }
 ONES = {"one", "np one", "np byte", "0-d one", "np 0-d"}
 FLAGS = {"true", "np true", "tensor true"}
-SECONDS = {"one", "np one", "np byte", "half", "np half"}
+SECONDS = ONES | {"half", "np half"}
 TEXTS = {"text", "empty", "digit"}
 
 
