@@ -116,25 +116,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "collectives.gathering": (
-        "all_gather",
-        "all_gather_cat",
-    ),
-    "collectives.groups": (
-        "barrier",
-        "new_group",
-        "node_group",
-    ),
-    "collectives.movement": (
-        "broadcast",
-        "gather",
-        "scatter",
-    ),
-    "collectives.reduction": (
-        "all_reduce",
-        "all_reduce_",
-        "reduce_scatter",
-    ),
+    "collectives.gathering": ("all_gather", "all_gather_cat"),
+    "collectives.groups": ("barrier", "new_group", "node_group"),
+    "collectives.movement": ("broadcast", "gather", "scatter"),
+    "collectives.reduction": ("all_reduce", "all_reduce_", "reduce_scatter"),
     "comm.comm": ("Comm",),
     "environment.detect": ("detect",),
     "environment.reading": ("Reading",),
@@ -171,22 +156,11 @@ _HOMES = {
         "is_rank_zero",
         "topology",
     ),
-    "session.joining": (
-        "finalize",
-        "init",
-    ),
+    "session.joining": ("finalize", "init"),
     "session.session": ("Session",),
     "topology": ("Topology",),
-    "training.control": (
-        "in_rank_order",
-        "one_rank_only",
-        "rank_zero_first",
-        "rank_zero_only",
-    ),
-    "training.gradients": (
-        "sync_grads",
-        "sync_params",
-    ),
+    "training.control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
+    "training.gradients": ("sync_grads", "sync_params"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
