@@ -131,31 +131,6 @@ def is_short(timeout: Any) -> bool:
         return False
 
 
-# Those whose first argument is a value.
-VALUES = ROWS.keys() - {"barrier"}
-# Rows for the value alone.
-VARIANTS = {title for title in ROWS if "," in title or " of " in title}
-SETTINGS = {
-    **PLAIN,
-    **ARRAYS,
-    **{
-        kind: KINDS[kind]
-        for kind in (
-            "list",
-            "dict",
-            "tensor",
-            "0-d tensor",
-            "0-d bool tensor",
-            "1-element tensor",
-            "meta tensor",
-            "fake tensor",
-            "tensor without memory",
-            "module",
-        )
-    },
-}
-
-
 def called(title: str, odd: dict[str, Any], group: Comm | None, size: int) -> str:
     """Return what comes of a call: its result, or its error, in words without the number of ranks."""
     row = ROWS[title]

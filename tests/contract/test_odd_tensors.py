@@ -12,31 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rankwise as rw
 from rankwise.comm.comm import Comm
+from tests.contract.tensor_kinds import Tagged, Wrapper
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.usefixtures("torch_random")]
 
-# Entered for the first time it sets a variable and makes a folder: before any test, for none may leave anything.
-with FakeTensorMode():
-    torch.ones(1)
-
 # Small ones travel in frames, large ones do not.
 LENGTHS = (3, 5000)
-
-
-class Tagged(torch.Tensor):
-    """A tensor of another class."""
-
-
-class Wrapper(torch.Tensor):
-    """A tensor without memory of its own, as DTensor is."""
-
-    @staticmethod
-    def __new__(cls: type, inner: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(func)
 
 
 def fake(length: int) -> torch.Tensor:
