@@ -62,8 +62,7 @@ def choose(reading: Reading, *, starter: Callable[[str], str]) -> Endpoint | Non
     """
     if reading.world_size.value == 1 and (reading.host is None or reading.port is None):
         return None
-    local = reading.local_world_size
-    one_host = local is not None and local.value == reading.world_size.value
+    one_host = reading.is_one_host
     host, port, job = reading.host, reading.port, reading.job
     if host is not None and is_loopback(host.value):
         one_host = True  # nobody else could come there

@@ -92,6 +92,11 @@ class Reading:
         except TopologyError as error:
             raise LauncherEnvironmentError(f"what launcher {self.launcher!r} says cannot be true: {error}") from None
 
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all ranks are known to be on one host."""
+        return self.local_world_size is not None and self.local_world_size.value == self.world_size.value
+
     def place(self) -> dict[str, Fact[int]]:
         """Return the known numbers that place this rank, by name."""
         known = ((name, getattr(self, name)) for name in PLACE)

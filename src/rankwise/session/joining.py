@@ -230,13 +230,12 @@ def _adopted_world(
     def reach() -> str:
         return socket.gethostname() if reading.host is None else address_towards(reading.host.value, 1)
 
-    local = reading.local_world_size
     return World(
         rank=ranks[rank],
         device=device,
         timeout=group.get_group_store().timeout.total_seconds(),  # type: ignore[attr-defined]  # documented, but not in torch's stubs
         check=check,
-        one_host=local is not None and local.value == reading.world_size.value,
+        one_host=reading.is_one_host,
         store=part,
         reach=reach,
     )

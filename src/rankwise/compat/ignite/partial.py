@@ -52,10 +52,8 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
             over[members] += 1
     name = f"rankwise ranks {members}/{over[members]}"
     over[members] += 1
-    local = session.reading.local_world_size
-    one_host = local is not None and local.value == session.world_size
     try:
-        with local_group_name(name), gloo_on_loopback() if one_host else nullcontext():
+        with local_group_name(name), gloo_on_loopback() if session.reading.is_one_host else nullcontext():
             part = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
     except (RuntimeError, ValueError) as error:
         raise CollectiveError(f"the group of ranks {members} could not be made: torch says: {error}") from error
