@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise.environment.detect import LAUNCHERS
-from rankwise.environment.reading import OVERRIDES
+from rankwise._environment.detect import LAUNCHERS
+from rankwise._environment.facts import OVERRIDES
 from tests.api_page import PAGE, page
 from tests.session.worlds import clean_environ
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwise.environment.detect import detect
+from rankwise._environment.detect import detect
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 from rankwise.rendezvous import Endpoint, choose, parse_address
 

@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rankwise._environment.detect import detect
+    from rankwise._environment.facts import Reading
     from rankwise.collectives.gathering import all_gather, all_gather_cat
     from rankwise.collectives.groups import barrier, new_group, node_group
     from rankwise.collectives.movement import broadcast, gather, scatter
     from rankwise.collectives.reduction import all_reduce, all_reduce_, reduce_scatter
     from rankwise.comm.comm import Comm
-    from rankwise.environment.detect import detect
-    from rankwise.environment.reading import Reading
     from rankwise.errors import (
         CollectiveError,
         CollectiveTimeoutError,
@@ -121,8 +121,8 @@ _HOMES = {
     "collectives.movement": ("broadcast", "gather", "scatter"),
     "collectives.reduction": ("all_reduce", "all_reduce_", "reduce_scatter"),
     "comm.comm": ("Comm",),
-    "environment.detect": ("detect",),
-    "environment.reading": ("Reading",),
+    "_environment.detect": ("detect",),
+    "_environment.facts": ("Reading",),
     "errors": (
         "CollectiveError",
         "CollectiveTimeoutError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rankwise.environment.reading import PLACE, Fact, Reading, check_place
+from rankwise._environment.facts import PLACE, Fact, Reading, check_place
 from rankwise.errors import NotJoinedError, TopologyError
 from rankwise.integers import as_integer
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.environment.detect import LAUNCHERS, detect
-from rankwise.environment.nesting import run_marks
+from rankwise._environment.detect import LAUNCHERS, detect
+from rankwise._environment.nesting import run_marks
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 from rankwise.session.joining import init
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.environment.hostlist import MAX_HOSTS, expand
+from rankwise._environment.hostlist import MAX_HOSTS, expand
 from rankwise.errors import LauncherEnvironmentError
 
 TABLE = [

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from rankwise.environment.detect import detect
-from rankwise.environment.reading import Reading
+from rankwise._environment.detect import detect
+from rankwise._environment.facts import Reading
 
 DATA = Path(__file__).parents[1] / "data"
 LAUNCHER = {

@@ -6,12 +6,12 @@ import ast
 import re
 from pathlib import Path
 
-import rankwise.environment
-from rankwise.environment.variables import VARIABLES
+import rankwise._environment
+from rankwise._environment.variables import VARIABLES
 
 
 def test_it_has_what_is_read_and_nothing_else() -> None:
-    folder = Path(next(iter(rankwise.environment.__path__)))
+    folder = Path(next(iter(rankwise._environment.__path__)))
     read = {
         node.value
         for path in folder.glob("*.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.environment.nesting import OF_AGENT
+from rankwise._environment.nesting import OF_AGENT
 from tests.session.worlds import clean_environ, free_port
 
 BIN = Path(sys.executable).parent

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise.environment.detect import detect
+from rankwise._environment.detect import detect
 from rankwise.session.current import forget, put_in_force, rank_of_this_thread
 from rankwise.session.session import Session
 

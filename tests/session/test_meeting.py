@@ -17,8 +17,8 @@ from dataclasses import asdict, replace
 import pytest
 import torch.distributed as dist
 
-from rankwise.environment.detect import detect
-from rankwise.environment.reading import Fact
+from rankwise._environment.detect import detect
+from rankwise._environment.facts import Fact
 from rankwise.errors import JoinError, JoinTimeoutError
 from rankwise.rendezvous import Endpoint
 from rankwise.session import acceptor, meeting

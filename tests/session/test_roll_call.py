@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import rankwise as rw
-from rankwise.environment.detect import detect
+from rankwise._environment.detect import detect
 from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing, ranks_text
 from rankwise.session.store import roll_call
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise.environment.detect import detect
+from rankwise._environment.detect import detect
 from rankwise.testing.environments import Environs, fake_openmpi, fake_pmi, fake_slurm, fake_torchrun
 
 DATA = Path(__file__).parent.parent / "data"

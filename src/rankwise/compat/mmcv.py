@@ -14,13 +14,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
+from rankwise._environment.detect import LAUNCHERS
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.trees import describe
 from rankwise.comm.buffers import is_expanded, overwrite
 from rankwise.comm.comm import dense, require_dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op, plan
-from rankwise.environment.detect import LAUNCHERS
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session.current import is_joined

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from rankwise._environment.facts import OVERRIDES
+from rankwise._environment.nesting import run_marks
 from rankwise.dependencies import require_torch
-from rankwise.environment.nesting import run_marks
-from rankwise.environment.reading import OVERRIDES
 from rankwise.errors import InvalidArgumentError, shown
 from rankwise.integers import integer
 from rankwise.launch.wire import Request

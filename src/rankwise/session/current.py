@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rankwise._environment.detect import detect
+from rankwise._environment.facts import Reading
 from rankwise._torch import keep_groups_for_good
-from rankwise.environment.detect import detect
-from rankwise.environment.reading import Reading
 from rankwise.errors import LauncherEnvironmentError, NotJoinedError
 from rankwise.session.session import Session, summary
 

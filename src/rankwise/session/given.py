@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from rankwise.environment.detect import check_environ, launcher_named
-from rankwise.environment.reading import Fact, check_place
+from rankwise._environment.detect import check_environ, launcher_named
+from rankwise._environment.facts import Fact, check_place
 from rankwise.errors import InvalidArgumentError, TopologyError, shown
 from rankwise.integers import as_integer
 from rankwise.rendezvous import parse_address

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from rankwise.environment.reading import Fact
+from rankwise._environment.facts import Fact
 from rankwise.errors import NotJoinedError
 from rankwise.session.current import InForce, in_force, session_in_force
 from rankwise.topology import Topology, unknown

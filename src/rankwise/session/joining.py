@@ -13,11 +13,11 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from rankwise._environment.facts import Fact, Reading
 from rankwise.arguments import as_seconds
 from rankwise.comm.comm import Comm
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
-from rankwise.environment.reading import Fact, Reading
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
 from rankwise.integers import as_bool
 from rankwise.rendezvous import parse_address

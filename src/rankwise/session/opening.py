@@ -15,10 +15,10 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from rankwise._environment.facts import Fact, Reading
 from rankwise._torch import gloo_on_loopback
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
-from rankwise.environment.reading import Fact, Reading
 from rankwise.errors import JoinError, RankwiseError
 from rankwise.rendezvous import LOOPBACK, Endpoint, choose
 from rankwise.session import current, meeting, store

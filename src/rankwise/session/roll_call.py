@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rankwise.environment.reading import MAX_PORT, Fact, Reading
+from rankwise._environment.facts import MAX_PORT, Fact, Reading
 from rankwise.errors import JoinError, JoinTimeoutError, shortened
 from rankwise.session.json_lines import decoded, encoded
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rankwise._environment.facts import Reading
 from rankwise.dependencies import require_torch
-from rankwise.environment.reading import Reading
 from rankwise.errors import NotJoinedError, message_of
 from rankwise.topology import Topology
 from rankwise.user_frames import raised_at

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 import torch.distributed as dist
 
-from rankwise.environment.variables import VARIABLES
+from rankwise._environment.variables import VARIABLES
 from rankwise.session.current import InForce, close_in_force, forget, read_environment
 from rankwise.session.device import bind, choose_backend, choose_device
 from rankwise.session.joining import init

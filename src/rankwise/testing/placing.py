@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from rankwise.environment.reading import MAX_RANKS
+from rankwise._environment.facts import MAX_RANKS
 from rankwise.errors import InvalidArgumentError, shown
 from rankwise.integers import as_integer, integer
 

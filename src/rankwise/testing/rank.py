@@ -27,7 +27,7 @@ import torch
 from _pytest.config import create_terminal_writer
 
 import rankwise
-from rankwise.environment.nesting import run_marks
+from rankwise._environment.nesting import run_marks
 from rankwise.launch.raised import is_consequence
 from rankwise.launch.rank import pickled_error
 from rankwise.launch.wire import packed, receive

@@ -16,9 +16,9 @@ from torch.utils.data import RandomSampler, Sampler
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
+from rankwise._environment.detect import detect
+from rankwise._environment.hostlist import expand
 from rankwise.comm.comm import Comm
-from rankwise.environment.detect import detect
-from rankwise.environment.hostlist import expand
 from rankwise.session.current import forget, put_in_force
 from rankwise.session.session import Session
 

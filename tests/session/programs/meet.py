@@ -5,7 +5,7 @@ import resource
 import sys
 import time
 
-from rankwise.environment.detect import detect
+from rankwise._environment.detect import detect
 from rankwise.errors import JoinError
 from rankwise.rendezvous import Endpoint
 from rankwise.session import meeting

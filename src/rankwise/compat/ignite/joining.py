@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
 
+from rankwise._environment.facts import Fact, Reading, parse_int
 from rankwise.compat.ignite.models import available_backends
 from rankwise.compat.ignite.place import forget_hint, joined, learn_places
-from rankwise.environment.reading import Fact, Reading, parse_int
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session import current

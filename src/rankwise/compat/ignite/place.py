@@ -11,8 +11,8 @@ from typing import Final
 
 import torch.distributed as dist
 
+from rankwise._environment.facts import Fact
 from rankwise.collectives.gathering import all_gather
-from rankwise.environment.reading import Fact
 from rankwise.errors import InvalidArgumentError, NotJoinedError
 from rankwise.rendezvous import LOOPBACK
 from rankwise.session import current

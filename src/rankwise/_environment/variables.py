@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankwise.environment.nesting import IDENTITY, OF_AGENT, OUTER, RUN
-from rankwise.environment.unread import UNREAD
+from rankwise._environment.nesting import IDENTITY, OF_AGENT, OUTER, RUN
+from rankwise._environment.unsupported import UNREAD
 
 # Of torch, and of those that set them by hand.
 _OF_TORCH: Final = (

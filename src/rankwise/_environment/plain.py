@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.environment.reading import (
+from rankwise._environment.facts import (
     Environ,
     Reading,
     one_node,

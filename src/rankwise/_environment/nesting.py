@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankwise.environment.reading import Environ, Launcher
+from rankwise._environment.facts import Environ, Launcher
 
 # Of the ranks of `rankwise launch`: the run that they belong to, and the ranks of other launchers that it runs in.
 RUN: Final = "RANKWISE_RUN_ID"

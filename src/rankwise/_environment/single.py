@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankwise.environment.reading import OVERRIDES, Environ, Fact, Reading
+from rankwise._environment.facts import OVERRIDES, Environ, Fact, Reading
 from rankwise.errors import LauncherEnvironmentError
 
 # Variables that a launcher sets beside those that are read, and the value that fits a process alone.

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from rankwise.environment.alone import Alone, refuse_half, refuse_half_an_override
-from rankwise.environment.mpi import Hydra, OpenMpi
-from rankwise.environment.nesting import own_variables
-from rankwise.environment.plain import Plain
-from rankwise.environment.reading import OVERRIDE_PREFIX, Environ, Launcher, Reading
-from rankwise.environment.slurm import Slurm
-from rankwise.environment.torchrun import RankwiseLaunch, Torchrun
-from rankwise.environment.unread import refuse_task_of_no_step, refuse_unread
+from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, Launcher, Reading
+from rankwise._environment.nesting import own_variables
+from rankwise._environment.openmpi import Hydra, OpenMpi
+from rankwise._environment.plain import Plain
+from rankwise._environment.single import Alone, refuse_half, refuse_half_an_override
+from rankwise._environment.slurm import Slurm
+from rankwise._environment.torchrun import RankwiseLaunch, Torchrun
+from rankwise._environment.unsupported import refuse_task_of_no_step, refuse_unread
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
 _OVERRIDE: Final = Plain(name="override", prefix=OVERRIDE_PREFIX)

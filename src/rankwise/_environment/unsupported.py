@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rankwise.environment.reading import Environ, Fact, read_int
+from rankwise._environment.facts import Environ, Fact, read_int
 from rankwise.errors import LauncherEnvironmentError
 
 

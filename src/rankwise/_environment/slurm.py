@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rankwise.environment.hostlist import expand
-from rankwise.environment.reading import (
+from rankwise._environment.facts import (
     Environ,
     Fact,
     Reading,
@@ -16,6 +15,7 @@ from rankwise.environment.reading import (
     read_text,
     require_int,
 )
+from rankwise._environment.hostlist import expand
 from rankwise.errors import LauncherEnvironmentError
 
 # Step ids from here on are Slurm's own: interactive (...290), batch, extern, pending.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rankwise.environment.nesting import RUN, is_of_run
-from rankwise.environment.reading import Environ, Reading, read_int, read_port, read_text, require_int
+from rankwise._environment.facts import Environ, Reading, read_int, read_port, read_text, require_int
+from rankwise._environment.nesting import RUN, is_of_run
 from rankwise.errors import LauncherEnvironmentError
 
 

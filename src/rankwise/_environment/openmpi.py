@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankwise.environment.reading import (
+from rankwise._environment.facts import (
     Environ,
     Reading,
     check_hint,
