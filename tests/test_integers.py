@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from rankwise._integers import as_bool, as_integer, integer
 from rankwise.errors import InvalidArgumentError
-from rankwise.integers import as_bool, as_integer, integer
 
 
 class Level(IntEnum):

@@ -192,7 +192,7 @@ def _imported(home: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        from rankwise.dependencies import missing_torch  # noqa: PLC0415 - not needed where there is one
+        from rankwise._dependencies import missing_torch  # noqa: PLC0415 - not needed where there is one
 
         raise missing_torch(name) from None
 

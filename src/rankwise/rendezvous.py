@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from rankwise._arguments import as_text
 from rankwise._environment.facts import MAX_PORT, Fact, Reading, parse_int
-from rankwise.arguments import as_text
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
 LOOPBACK: Final = "127.0.0.1"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankwise._environment.facts import PLACE, Fact, Reading, check_place
+from rankwise._integers import as_integer
 from rankwise.errors import NotJoinedError, TopologyError
-from rankwise.integers import as_integer
 
 # The source of what a process group that other code opened says.
 OPEN_GROUP: Final = "the process group"

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from rankwise._integers import as_bool, as_integer
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.payload import Letter, Parcel, bulk_devices, pack, room_for, unpack
 from rankwise.collectives.trees import describe
@@ -16,7 +17,6 @@ from rankwise.comm.frame import Call
 from rankwise.comm.members import Move
 from rankwise.comm.ops import Op, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
-from rankwise.integers import as_bool, as_integer
 
 T = TypeVar("T")
 

@@ -6,13 +6,13 @@ import socket
 from collections.abc import Iterable
 from itertools import islice
 
-from rankwise.arguments import as_seconds, as_text
+from rankwise._arguments import as_seconds, as_text
+from rankwise._integers import as_integer
+from rankwise._user_frames import hide_below
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown
-from rankwise.integers import as_integer
 from rankwise.session.current import joined_session
-from rankwise.user_frames import hide_below
 
 
 def comm_of(group: Comm | None) -> Comm:

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import torch
 
+from rankwise._pickling import Definitions, Pickler, Unpickler
 from rankwise.comm.buffers import as_bytes, contents, from_bytes, memory_of, require_memory, to_tensor
 from rankwise.comm.comm import INLINE_BYTES, Comm
 from rankwise.errors import PayloadTypeError
-from rankwise.pickling import Definitions, Pickler, Unpickler
 
 # Where pieces of a buffer begin, so that any type can be read there.
 _ALIGNMENT: Final = 16

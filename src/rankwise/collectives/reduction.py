@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
+from rankwise._integers import as_bool
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.job import Job
 from rankwise.collectives.trees import describe
@@ -15,7 +16,6 @@ from rankwise.comm.comm import Comm, dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op, plan
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
-from rankwise.integers import as_bool
 
 T = TypeVar("T")
 

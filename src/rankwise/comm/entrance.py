@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import threading
 
+from rankwise._user_frames import call_site
 from rankwise.comm.frame import Call
 from rankwise.errors import CollectiveError
-from rankwise.user_frames import call_site
 
 
 class Entrance:

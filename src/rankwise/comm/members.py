@@ -21,6 +21,8 @@ from typing import Final, TypeVar
 import torch
 from torch.distributed import Store
 
+from rankwise._integers import as_integer
+from rankwise._user_frames import hide_below
 from rankwise.comm.buffers import require_memory_of_new
 from rankwise.comm.entrance import Entrance
 from rankwise.comm.frame import Call, Details, Failure, Frame, Kind, mismatch, verdict
@@ -32,8 +34,6 @@ from rankwise.errors import (
     RemoteRankError,
     shown,
 )
-from rankwise.integers import as_integer
-from rankwise.user_frames import hide_below
 
 T = TypeVar("T")
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from rankwise._pickling import dumps
 from rankwise.collectives.groups import barrier, comm_of
 from rankwise.collectives.reduction import all_reduce
 from rankwise.collectives.trees import describe
@@ -22,7 +23,6 @@ from rankwise.launch.call import FunctionCall
 from rankwise.launch.functions import launch_call
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, check_nproc
-from rankwise.pickling import dumps
 from rankwise.rendezvous import parse_address
 from rankwise.session import identity
 from rankwise.session.current import is_joined

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rankwise.dependencies import require_torch
+from rankwise._dependencies import require_torch
+from rankwise._pickling import loads
 from rankwise.errors import InvalidArgumentError, shown
 from rankwise.launch.call import FunctionCall
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ
 from rankwise.launch.pool import Pool
 from rankwise.launch.resources import lack_explained
-from rankwise.pickling import loads
 
 R = TypeVar("R")
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from rankwise._dependencies import require_torch
 from rankwise._environment.facts import OVERRIDES
 from rankwise._environment.nesting import run_marks
-from rankwise.dependencies import require_torch
+from rankwise._integers import integer
 from rankwise.errors import InvalidArgumentError, shown
-from rankwise.integers import integer
 from rankwise.launch.wire import Request
 
 # More processes than this for each core is a typing error: every one of them holds torch.

@@ -246,7 +246,7 @@ def _send(connection: socket.socket | None, outcome: Outcome) -> bool:
 
 
 def _pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the user's
-    from rankwise.pickling import dumps  # noqa: PLC0415 - scripts do not need it
+    from rankwise._pickling import dumps  # noqa: PLC0415 - scripts do not need it
 
     try:
         return dumps(value)
@@ -258,7 +258,7 @@ def _pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the use
 
 def pickled_error(error: BaseException) -> bytes:
     """Return what was raised, pickled; b"" if it cannot be, or not be read again."""
-    from rankwise.pickling import dumps, loads  # noqa: PLC0415 - scripts do not need it
+    from rankwise._pickling import dumps, loads  # noqa: PLC0415 - scripts do not need it
 
     try:
         pickled = dumps(error)

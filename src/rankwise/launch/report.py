@@ -8,9 +8,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from rankwise._pickling import loads
 from rankwise.errors import RankFailedError, RankFailure, shortened
 from rankwise.launch.started import Rank
-from rankwise.pickling import loads
 from rankwise.session.roll_call import ranks_text
 
 _MEANING: Final = {

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from rankwise.dependencies import require_torch
+from rankwise._dependencies import require_torch
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
 from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
 from rankwise.launch.plan import Plan

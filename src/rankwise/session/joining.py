@@ -13,13 +13,13 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from rankwise._arguments import as_seconds
 from rankwise._environment.facts import Fact, Reading
-from rankwise.arguments import as_seconds
+from rankwise._integers import as_bool
 from rankwise.comm.comm import Comm
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
-from rankwise.integers import as_bool
 from rankwise.rendezvous import parse_address
 from rankwise.session import current
 from rankwise.session.given import check_sources, given_place, join_in, require_same

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rankwise._dependencies import require_torch
 from rankwise._environment.facts import Reading
-from rankwise.dependencies import require_torch
+from rankwise._user_frames import raised_at
 from rankwise.errors import NotJoinedError, message_of
 from rankwise.topology import Topology
-from rankwise.user_frames import raised_at
 
 if TYPE_CHECKING:
     import torch

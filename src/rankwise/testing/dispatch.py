@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from rankwise.dependencies import require_torch
+from rankwise._dependencies import require_torch
 from rankwise.errors import InvalidArgumentError, MissingDependencyError
 from rankwise.testing import snapshots
 from rankwise.testing.marker import SERIAL, ranks_of, size_of

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from rankwise._arguments import as_text
 from rankwise._environment.facts import MAX_PORT
-from rankwise.arguments import as_text
-from rankwise.integers import integer
+from rankwise._integers import integer
 from rankwise.testing.placing import between, compressed, places, tasks_per_node
 
 Environs = list[dict[str, str]]

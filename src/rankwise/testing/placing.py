@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from rankwise._environment.facts import MAX_RANKS
+from rankwise._integers import as_integer, integer
 from rankwise.errors import InvalidArgumentError, shown
-from rankwise.integers import as_integer, integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from rankwise.dependencies import require_torch
+from rankwise._dependencies import require_torch
 from rankwise.errors import InvalidArgumentError
 from rankwise.testing.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
 

@@ -88,7 +88,7 @@ def _error(report: pytest.TestReport, outcome: Outcome | None) -> BaseException:
     raised = sorted((phase.consequence, phase.time_ns, phase.error, phase.raised) for phase in phases if phase.raised)
     if not raised:
         return RuntimeError(getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longreprtext))
-    from rankwise.pickling import loads  # noqa: PLC0415 - imports cloudpickle
+    from rankwise._pickling import loads  # noqa: PLC0415 - imports cloudpickle
 
     _, _, pickled, text = raised[0]
     if pickled:

@@ -19,10 +19,10 @@ from typing import Any, Final
 import pytest
 from torch.distributed import Store
 
+from rankwise._pickling import dumps
 from rankwise.errors import LaunchError
 from rankwise.launch.call import FunctionCall
 from rankwise.launch.interpreter import search_path
-from rankwise.pickling import dumps
 from rankwise.session.store import serve
 from rankwise.testing import coverage
 from rankwise.testing.collecting import name_of

@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
+from rankwise._integers import as_bool, integer
 from rankwise.collectives.groups import node_group
 from rankwise.collectives.movement import broadcast
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
 from rankwise.errors import InvalidArgumentError, shown
-from rankwise.integers import as_bool, integer
 from rankwise.session.current import joined_session
 from rankwise.session.identity import get_rank, get_world_size, is_rank_zero
 from rankwise.training.decorating import Block, as_method, check_function

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from rankwise._pickling import Definitions, Pickler, Unpickler
 from rankwise.errors import PayloadTypeError
-from rankwise.pickling import Definitions, Pickler, Unpickler
 
 # The protocol of `pickle.dumps` up to Python 3.13: arrays are written as copies, which can be written to when read.
 _PROTOCOL: Final = 4

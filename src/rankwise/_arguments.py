@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from numbers import Real
 
+from rankwise._integers import integer
 from rankwise.errors import InvalidArgumentError, shown
-from rankwise.integers import integer
 
 
 def as_seconds(value: object, name: str, *, most: float | None = None) -> float:
