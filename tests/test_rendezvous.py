@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rankwise._environment.detect import detect
+from rankwise._rendezvous.endpoint import Endpoint, choose, parse_address
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
-from rankwise.rendezvous import Endpoint, choose, parse_address
 
 SLURM = {
     "SLURM_JOB_ID": "7",

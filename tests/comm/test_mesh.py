@@ -20,12 +20,12 @@ import torch
 from torch.distributed import HashStore, TCPStore
 
 import rankwise as rw
+from rankwise._net import acceptor
 from rankwise.comm import connecting
 from rankwise.comm.connecting import Introduction
 from rankwise.comm.frame import Frame, Kind
 from rankwise.comm.mesh import Mesh
 from rankwise.comm.world import World
-from rankwise.session import acceptor
 
 SIZE = 3
 CALL = Frame(Kind.CALL, 0, "all_reduce at train.py:88")

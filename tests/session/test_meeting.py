@@ -19,10 +19,11 @@ import torch.distributed as dist
 
 from rankwise._environment.detect import detect
 from rankwise._environment.facts import Fact
+from rankwise._net import acceptor
+from rankwise._rendezvous import handshake
+from rankwise._rendezvous.endpoint import Endpoint
+from rankwise._rendezvous.membership import Answer, Hello
 from rankwise.errors import JoinError, JoinTimeoutError
-from rankwise.rendezvous import Endpoint
-from rankwise.session import acceptor, meeting
-from rankwise.session.roll_call import Answer, Hello
 from tests.session.worlds import PROGRAMS, free_port, plain, run_ranks
 
 
@@ -45,12 +46,12 @@ def meet(where: Endpoint, hellos: list[Hello], *, timeout: float = 10.0) -> list
     def one(own: Hello) -> Answer | JoinError:
         try:
             if own.rank == 0:
-                with meeting.listen_at(where) as listener:
-                    answer, lines = meeting.host(listener, where, own, store_port=1234, timeout=timeout)
+                with handshake.listen_at(where) as listener:
+                    answer, lines = handshake.host(listener, where, own, store_port=1234, timeout=timeout)
                 for line in lines.values():
                     line.close()
                 return answer
-            answer, line = meeting.attend(where, own, timeout=timeout)
+            answer, line = handshake.attend(where, own, timeout=timeout)
         except JoinError as error:
             return error
         line.close()

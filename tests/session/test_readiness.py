@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import rankwise as rw
-from rankwise.session.readiness import Watch
+from rankwise._rendezvous.readiness import Watch
 
 
 def test_a_rank_that_is_late_is_named_with_where_it_is() -> None:

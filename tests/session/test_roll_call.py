@@ -11,8 +11,8 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import rankwise as rw
 from rankwise._environment.detect import detect
-from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing, ranks_text
-from rankwise.session.store import roll_call
+from rankwise._rendezvous.membership import Answer, Hello, answers, conflict, missing, ranks_text
+from rankwise._rendezvous.store import roll_call
 
 
 def hello(rank: int, host: str, **more: object) -> Hello:

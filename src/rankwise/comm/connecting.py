@@ -21,13 +21,13 @@ from typing import Final
 
 from torch.distributed import Store
 
+from rankwise._net.acceptor import Acceptor, Client, listen
+from rankwise._net.host import host_id, network_id
+from rankwise._net.json_lines import decoded, encoded
+from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._rendezvous.membership import placed_text
 from rankwise.comm.mesh import Mesh
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError, printable, shortened
-from rankwise.rendezvous import LOOPBACK
-from rankwise.session.acceptor import Acceptor, Client, listen
-from rankwise.session.host import host_id, network_id
-from rankwise.session.json_lines import decoded, encoded
-from rankwise.session.roll_call import placed_text
 
 _SECRET_BYTES: Final = 16
 # The secret, and the place of whoever connects.

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from rankwise._rendezvous.membership import ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
-from rankwise.session.roll_call import ranks_text
 
 # Body length, sequence number, kind, whether the main thread called, digest, length of the call's text.
 _PREFIX: Final = struct.Struct("<QQBB16sH")

@@ -15,6 +15,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 
 from rankwise._environment.detect import LAUNCHERS
+from rankwise._rendezvous.endpoint import LOOPBACK
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.trees import describe
 from rankwise.comm.buffers import is_expanded, overwrite
@@ -22,7 +23,6 @@ from rankwise.comm.comm import dense, require_dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op, plan
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
-from rankwise.rendezvous import LOOPBACK
 from rankwise.session.current import is_joined
 from rankwise.session.identity import get_rank, get_world_size
 from rankwise.session.joining import init

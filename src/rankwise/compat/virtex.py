@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from rankwise._pickling import dumps
+from rankwise._rendezvous.endpoint import parse_address
 from rankwise.collectives.groups import barrier, comm_of
 from rankwise.collectives.reduction import all_reduce
 from rankwise.collectives.trees import describe
@@ -23,7 +24,6 @@ from rankwise.launch.call import FunctionCall
 from rankwise.launch.functions import launch_call
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, check_nproc
-from rankwise.rendezvous import parse_address
 from rankwise.session import identity
 from rankwise.session.current import is_joined
 from rankwise.session.joining import init

@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
+from rankwise._rendezvous.membership import ranks_text
 from rankwise.errors import LaunchError
 from rankwise.launch.descendants import MARK, SECONDS_TO_END, adopt_orphans
 from rankwise.launch.fork_server import ForkServer, received
@@ -23,7 +24,6 @@ from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, 
 from rankwise.launch.resources import advice
 from rankwise.launch.started import Rank
 from rankwise.launch.wire import Event, Request, packed
-from rankwise.session.roll_call import ranks_text
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankwise._pickling import loads
+from rankwise._rendezvous.membership import ranks_text
 from rankwise.errors import RankFailedError, RankFailure, shortened
 from rankwise.launch.started import Rank
-from rankwise.session.roll_call import ranks_text
 
 _MEANING: Final = {
     signal.SIGKILL: "out of memory?",

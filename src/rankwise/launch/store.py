@@ -14,11 +14,11 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
+from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._rendezvous.store import serve
 from rankwise.errors import JoinError, LaunchError
 from rankwise.launch.hosts import FixedRendezvous, NumberedHosts
 from rankwise.launch.plan import Nodes
-from rankwise.rendezvous import LOOPBACK
-from rankwise.session.store import serve
 
 _TIMEOUT: Final = 300.0
 

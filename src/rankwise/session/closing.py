@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from rankwise.session.roll_call import ranks_text
+from rankwise._rendezvous.membership import ranks_text
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import torch
 from rankwise._environment.detect import check_environ, launcher_named
 from rankwise._environment.facts import Fact, check_place
 from rankwise._integers import as_integer
+from rankwise._rendezvous.endpoint import parse_address
 from rankwise.errors import InvalidArgumentError, TopologyError, shown
-from rankwise.rendezvous import parse_address
 from rankwise.session.device import choose_device
 from rankwise.session.session import Session
 

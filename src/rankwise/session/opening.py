@@ -16,17 +16,18 @@ import torch
 import torch.distributed as dist
 
 from rankwise._environment.facts import Fact, Reading
+from rankwise._net.host import address_towards, host_id, starter
+from rankwise._rendezvous import handshake, store
+from rankwise._rendezvous.endpoint import LOOPBACK, Endpoint, choose
+from rankwise._rendezvous.membership import Answer, Hello
+from rankwise._rendezvous.readiness import Watch
 from rankwise._torch import gloo_on_loopback
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
 from rankwise.errors import JoinError, RankwiseError
-from rankwise.rendezvous import LOOPBACK, Endpoint, choose
-from rankwise.session import current, meeting, store
+from rankwise.session import current
 from rankwise.session.closing import await_rest, outlive
 from rankwise.session.device import bind, choose_backend, choose_device
-from rankwise.session.host import address_towards, host_id, starter
-from rankwise.session.readiness import Watch
-from rankwise.session.roll_call import Answer, Hello
 from rankwise.session.session import Session
 
 # How long a rank that cannot join waits for the others to tell them why.
@@ -195,15 +196,15 @@ def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float)
         return _Met(_complete(reading, answer, endpoint, endpoint.ports[0]), kept, {})
     if hello.rank == 0:
         kept, port = store.serve(one_host=endpoint.one_host, timeout=timeout)
-        listener = meeting.listen_at(endpoint)
+        listener = handshake.listen_at(endpoint)
         try:
-            answer, lines = meeting.host(listener, endpoint, hello, store_port=port, timeout=timeout)
+            answer, lines = handshake.host(listener, endpoint, hello, store_port=port, timeout=timeout)
             complete = _complete(reading, answer, endpoint, listener.getsockname()[1])
         except BaseException:
             listener.close()
             raise
         return _Met(complete, kept, lines, listener)
-    answer, line = meeting.attend(endpoint, hello, timeout=timeout)
+    answer, line = handshake.attend(endpoint, hello, timeout=timeout)
     try:
         complete = _complete(reading, answer, endpoint, line.getpeername()[1])
         watch = Watch(hello.rank, {0: line})

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
 
+from rankwise._rendezvous.membership import ranks_text
 from rankwise.errors import shortened
-from rankwise.session.roll_call import ranks_text
 from rankwise.testing import stacks
 from rankwise.testing.conduct import Attempt, Outcome
 from rankwise.testing.messages import PHASES, Phase

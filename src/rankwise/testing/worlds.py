@@ -20,10 +20,10 @@ import pytest
 from torch.distributed import Store
 
 from rankwise._pickling import dumps
+from rankwise._rendezvous.store import serve
 from rankwise.errors import LaunchError
 from rankwise.launch.call import FunctionCall
 from rankwise.launch.interpreter import search_path
-from rankwise.session.store import serve
 from rankwise.testing import coverage
 from rankwise.testing.collecting import name_of
 from rankwise.testing.conduct import START_SECONDS, Conductor, Outcome

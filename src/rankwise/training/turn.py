@@ -15,10 +15,10 @@ from typing import Final
 
 from torch.distributed import Store
 
+from rankwise._net.json_lines import decoded, encoded
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call, Failure
 from rankwise.errors import CollectiveError, RemoteRankError
-from rankwise.session.json_lines import decoded, encoded
 
 _BEAT_SECONDS: Final = 2.0
 # A rank that holds Python's lock for long, as in reading one large file, gives no sign of life in that time.

@@ -18,8 +18,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 import rankwise as rw
+from rankwise._rendezvous.membership import Answer
 from rankwise.comm.frame import Frame, Kind
-from rankwise.session.roll_call import Answer
 
 NOBODY = 65534
 

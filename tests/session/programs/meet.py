@@ -6,10 +6,10 @@ import sys
 import time
 
 from rankwise._environment.detect import detect
+from rankwise._rendezvous import handshake
+from rankwise._rendezvous.endpoint import Endpoint
+from rankwise._rendezvous.membership import Hello
 from rankwise.errors import JoinError
-from rankwise.rendezvous import Endpoint
-from rankwise.session import meeting
-from rankwise.session.roll_call import Hello
 
 reading = detect(os.environ)
 port = int(os.environ["MASTER_PORT"])
@@ -18,7 +18,7 @@ hello = Hello.of(reading, host="here", host_id="", process=os.getpid(), check=Fa
 try:
     if hello.rank:
         time.sleep(1.0)  # let strangers be there first
-        answer = meeting.attend(where, hello, timeout=float(sys.argv[2]))[0]
+        answer = handshake.attend(where, hello, timeout=float(sys.argv[2]))[0]
     else:
         highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - of this process
         while os.dup(0) < highest:
@@ -26,7 +26,7 @@ try:
         # Besides those for ranks: the socket that listens, and what waits for it.
         limit = os.dup(0) + 1 + int(sys.argv[1]) + 2
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-        answer = meeting.host(meeting.listen_at(where), where, hello, store_port=1, timeout=20.0)[0]
+        answer = handshake.host(handshake.listen_at(where), where, hello, store_port=1, timeout=20.0)[0]
     print(f"JoinError: {answer.error}" if answer.error else "met")
 except JoinError as error:
     print(f"JoinError: {error}")

@@ -11,10 +11,10 @@ from urllib.parse import parse_qsl, urlsplit
 import torch.distributed as dist
 
 from rankwise._environment.facts import Fact, Reading, parse_int
+from rankwise._rendezvous.endpoint import LOOPBACK
 from rankwise.compat.ignite.models import available_backends
 from rankwise.compat.ignite.place import forget_hint, joined, learn_places
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
-from rankwise.rendezvous import LOOPBACK
 from rankwise.session import current
 from rankwise.session.joining import adopt, init
 from rankwise.session.opening import load_what_would_keep_a_group

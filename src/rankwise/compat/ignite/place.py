@@ -12,11 +12,11 @@ from typing import Final
 import torch.distributed as dist
 
 from rankwise._environment.facts import Fact
+from rankwise._net.host import host_id
+from rankwise._rendezvous.endpoint import LOOPBACK
 from rankwise.collectives.gathering import all_gather
 from rankwise.errors import InvalidArgumentError, NotJoinedError
-from rankwise.rendezvous import LOOPBACK
 from rankwise.session import current
-from rankwise.session.host import host_id
 from rankwise.session.session import Session
 
 _LOOPBACK: Final = {LOOPBACK, "localhost", "::1"}

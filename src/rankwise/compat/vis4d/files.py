@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from rankwise._rendezvous.membership import ranks_text
 from rankwise.collectives import movement
 from rankwise.collectives.gathering import all_gather
 from rankwise.collectives.groups import comm_of
@@ -19,7 +20,6 @@ from rankwise.compat.vis4d.exact import exact
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
 from rankwise.session.current import is_joined
 from rankwise.session.identity import get_rank, get_world_size
-from rankwise.session.roll_call import ranks_text
 
 # What another host has written shows here after so long at the most: NFS looks once a minute.
 _SHOWN_SECONDS: Final = 90.0

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._rendezvous.membership import placed_text
 from rankwise.errors import JoinError, JoinTimeoutError, printable
-from rankwise.rendezvous import LOOPBACK
-from rankwise.session.roll_call import placed_text
 
 # Rank zero knows who is late: the others wait for its answer that much longer.
 _ANSWER_SECONDS: Final = 5.0

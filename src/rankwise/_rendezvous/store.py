@@ -13,11 +13,11 @@ from typing import Final
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from rankwise._net.acceptor import listen
+from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._rendezvous.handshake import ANSWER_SECONDS
+from rankwise._rendezvous.membership import Answer, Hello, answers, conflict, missing
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
-from rankwise.rendezvous import LOOPBACK
-from rankwise.session.acceptor import listen
-from rankwise.session.meeting import ANSWER_SECONDS
-from rankwise.session.roll_call import Answer, Hello, answers, conflict, missing
 
 # The shortest and the longest pause between two looks at the store.
 _PAUSES_SECONDS: Final = (0.001, 0.05)

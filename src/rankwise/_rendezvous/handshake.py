@@ -20,11 +20,11 @@ import socket
 import time
 from typing import Final
 
+from rankwise._net.acceptor import Acceptor, Client, listen
+from rankwise._net.json_lines import fields_of
+from rankwise._rendezvous.endpoint import Endpoint
+from rankwise._rendezvous.membership import Answer, Hello, another_job, answers, conflict, missing
 from rankwise.errors import JoinError, JoinTimeoutError
-from rankwise.rendezvous import Endpoint
-from rankwise.session.acceptor import Acceptor, Client, listen
-from rankwise.session.json_lines import fields_of
-from rankwise.session.roll_call import Answer, Hello, another_job, answers, conflict, missing
 
 PROTOCOL: Final = "rankwise/1"
 

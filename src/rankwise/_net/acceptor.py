@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
+from rankwise._rendezvous.endpoint import LOOPBACK
 from rankwise.errors import JoinError
-from rankwise.rendezvous import LOOPBACK
 
 # How long somebody who connected may take to say who it is, however it spends that time.
 SECONDS_TO_GREET: Final = 5.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rankwise._environment.facts import MAX_PORT, Fact, Reading
+from rankwise._net.json_lines import decoded, encoded
 from rankwise.errors import JoinError, JoinTimeoutError, shortened
-from rankwise.session.json_lines import decoded, encoded
 
 _RUNS_SHOWN: Final = 8
 # What fits into a line of the meeting, however it has to be escaped.
