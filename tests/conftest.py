@@ -17,9 +17,9 @@ import psutil
 import pytest
 import torch
 
+from rankwise._session.current import forget, opened_session
+from rankwise._session.session import Session
 from rankwise.comm.comm import Comm
-from rankwise.session.current import forget, opened_session
-from rankwise.session.session import Session
 
 pytest_plugins = ["pytester"]
 

@@ -31,7 +31,7 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "compat/mmcv.py",
         "launch/plan.py",
         "launch/rank.py",
-        "session/current.py",
+        "_session/current.py",
         "testing/rank.py",
         "testing/state.py",
     }

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rankwise.session.session import Session
+from rankwise._session.session import Session
 
 
 @pytest.mark.ranks(4)

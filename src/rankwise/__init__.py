@@ -12,6 +12,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rankwise._environment.detect import detect
     from rankwise._environment.facts import Reading
+    from rankwise._session.api import finalize, init
+    from rankwise._session.getters import (
+        backend,
+        device,
+        explain,
+        get_local_rank,
+        get_local_world_size,
+        get_node_rank,
+        get_num_nodes,
+        get_rank,
+        get_world_size,
+        hostname,
+        is_rank_zero,
+        topology,
+    )
+    from rankwise._session.session import Session
     from rankwise.collectives.gathering import all_gather, all_gather_cat
     from rankwise.collectives.groups import barrier, new_group, node_group
     from rankwise.collectives.movement import broadcast, gather, scatter
@@ -36,22 +52,6 @@ if TYPE_CHECKING:
         TopologyError,
     )
     from rankwise.launch.functions import launch
-    from rankwise.session.identity import (
-        backend,
-        device,
-        explain,
-        get_local_rank,
-        get_local_world_size,
-        get_node_rank,
-        get_num_nodes,
-        get_rank,
-        get_world_size,
-        hostname,
-        is_rank_zero,
-        topology,
-    )
-    from rankwise.session.joining import finalize, init
-    from rankwise.session.session import Session
     from rankwise.topology import Topology
     from rankwise.training.control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
     from rankwise.training.gradients import sync_grads, sync_params
@@ -142,7 +142,7 @@ _HOMES = {
         "TopologyError",
     ),
     "launch.functions": ("launch",),
-    "session.identity": (
+    "_session.getters": (
         "backend",
         "device",
         "explain",
@@ -156,8 +156,8 @@ _HOMES = {
         "is_rank_zero",
         "topology",
     ),
-    "session.joining": ("finalize", "init"),
-    "session.session": ("Session",),
+    "_session.api": ("finalize", "init"),
+    "_session.session": ("Session",),
     "topology": ("Topology",),
     "training.control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
     "training.gradients": ("sync_grads", "sync_params"),

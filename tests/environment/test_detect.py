@@ -10,8 +10,8 @@ import pytest
 
 from rankwise._environment.detect import LAUNCHERS, detect
 from rankwise._environment.nesting import run_marks
+from rankwise._session.api import init
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
-from rankwise.session.joining import init
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rankwise._session.device import choose_backend, choose_device, device_index
 from rankwise.errors import InvalidArgumentError, JoinError
-from rankwise.session.device import choose_backend, choose_device, device_index
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise.session.current import opened_session
+from rankwise._session.current import opened_session
 from tests.session.worlds import PROGRAMS, clean_environ, free_port, plain, run_ranks
 
 

@@ -78,7 +78,7 @@ def _start_fresh(command: list[str], environ: dict[str, str], out: Path, err: Pa
 
 def _start_forked(command: list[str], environ: dict[str, str], out: Path, err: Path) -> Callable[[float], int]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "cloudpickle", "rankwise.session.joining"])
+    context.set_forkserver_preload(["torch", "torch.distributed", "cloudpickle", "rankwise._session.api"])
     process: BaseProcess = context.Process(target=_be, args=(command, environ, str(out), str(err)))
     process.start()
 

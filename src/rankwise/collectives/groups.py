@@ -8,11 +8,11 @@ from itertools import islice
 
 from rankwise._arguments import as_seconds, as_text
 from rankwise._integers import as_integer
+from rankwise._session.current import joined_session
 from rankwise._user_frames import hide_below
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown
-from rankwise.session.current import joined_session
 
 
 def comm_of(group: Comm | None) -> Comm:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from rankwise._session.closing import await_rest
 from rankwise.comm.connecting import Introduction
 from rankwise.comm.frame import Elsewhere, Frame, Kind
 from rankwise.comm.mesh import Mesh, looking_at
 from rankwise.errors import CollectiveError, RankwiseError
-from rankwise.session.closing import await_rest
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,10 @@ import torch
 
 from rankwise._environment.detect import LAUNCHERS
 from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._session.api import init
+from rankwise._session.current import is_joined
+from rankwise._session.getters import get_rank, get_world_size
+from rankwise._session.session import Session
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.trees import describe
 from rankwise.comm.buffers import is_expanded, overwrite
@@ -23,10 +27,6 @@ from rankwise.comm.comm import dense, require_dense
 from rankwise.comm.frame import Call
 from rankwise.comm.ops import Op, plan
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
-from rankwise.session.current import is_joined
-from rankwise.session.identity import get_rank, get_world_size
-from rankwise.session.joining import init
-from rankwise.session.session import Session
 from rankwise.training.control import called_on_rank_zero
 from rankwise.training.gradients import sync_grads
 

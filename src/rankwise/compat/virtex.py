@@ -14,6 +14,9 @@ import torch
 
 from rankwise._pickling import dumps
 from rankwise._rendezvous.endpoint import parse_address
+from rankwise._session import getters
+from rankwise._session.api import init
+from rankwise._session.current import is_joined
 from rankwise.collectives.groups import barrier, comm_of
 from rankwise.collectives.reduction import all_reduce
 from rankwise.collectives.trees import describe
@@ -24,9 +27,6 @@ from rankwise.launch.call import FunctionCall
 from rankwise.launch.functions import launch_call
 from rankwise.launch.output import Screen
 from rankwise.launch.plan import Nodes, check_nproc
-from rankwise.session import identity
-from rankwise.session.current import is_joined
-from rankwise.session.joining import init
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def get_world_size() -> int:
 
     Local. Right before joining too, under any launcher.
     """
-    return identity.get_world_size()
+    return getters.get_world_size()
 
 
 def get_rank() -> int:
@@ -147,7 +147,7 @@ def get_rank() -> int:
 
     Local. Right before joining too, under any launcher.
     """
-    return identity.get_rank()
+    return getters.get_rank()
 
 
 def is_master_process() -> bool:
@@ -155,7 +155,7 @@ def is_master_process() -> bool:
 
     Local. True on one process only, before joining too.
     """
-    return identity.is_rank_zero()
+    return getters.is_rank_zero()
 
 
 def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
@@ -181,7 +181,7 @@ def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
         for leaf in _tensors(t):
             _check(leaf)
     means = all_reduce(_plain(t), op="mean")
-    _put(means, t, identity.get_world_size())
+    _put(means, t, getters.get_world_size())
 
 
 def gpu_mem_usage() -> int:
@@ -198,11 +198,11 @@ def gpu_mem_usage() -> int:
 
 def _run_job(job_fn: Callable[..., Any], world_size: int, ranks_here: int, machine: int, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
     """Be a rank that `launch` has started, and return what can travel back."""
-    result = _job_worker(identity.get_local_rank(), job_fn, world_size, ranks_here, machine, _ENVIRONMENT, args)
+    result = _job_worker(getters.get_local_rank(), job_fn, world_size, ranks_here, machine, _ENVIRONMENT, args)
     try:
         dumps(result)
     except Exception as error:  # noqa: BLE001 - any of the user's classes may refuse, in its own way
-        log.warning("rank %d returned what cannot travel, so launch() gives None: %s", identity.get_rank(), error)
+        log.warning("rank %d returned what cannot travel, so launch() gives None: %s", getters.get_rank(), error)
         return None
     return result
 

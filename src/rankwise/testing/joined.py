@@ -10,10 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from rankwise._environment.variables import VARIABLES
-from rankwise.session.current import InForce, close_in_force, forget, read_environment
-from rankwise.session.device import bind, choose_backend, choose_device
-from rankwise.session.joining import init
-from rankwise.session.session import Session
+from rankwise._session.api import init
+from rankwise._session.current import InForce, close_in_force, forget, read_environment
+from rankwise._session.device import bind, choose_backend, choose_device
+from rankwise._session.session import Session
 from rankwise.testing.marker import Ranks, ranks_of
 from rankwise.testing.rank import CLOSED, FAILURE
 

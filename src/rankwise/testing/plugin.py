@@ -18,7 +18,7 @@ from rankwise.errors import InvalidArgumentError
 from rankwise.testing.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
 
 if TYPE_CHECKING:
-    from rankwise.session.session import Session
+    from rankwise._session.session import Session
 
 _MARKER: Final = (
     "ranks(*sizes, backend=None, timeout=60, device='cpu'): run the test as the ranks of a world of each size; "

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from rankwise.session.current import opened_session
+from rankwise._session.current import opened_session
 
 # Pytest's own, which change with every test, and what torch sets when it loads its compiler.
 _VARIABLES_NOT_WATCHED: Final = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION", "TORCHINDUCTOR_")

@@ -7,7 +7,7 @@ import time
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from rankwise.session.current import session_in_force
+from rankwise._session.current import session_in_force
 
 
 def work(local_rank: int, fault: str) -> None:

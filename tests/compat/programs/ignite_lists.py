@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from rankwise.session.current import session_in_force
+from rankwise._session.current import session_in_force
 
 folder = Path(sys.argv[1])
 idist.initialize("gloo", timeout=60)

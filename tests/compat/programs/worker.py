@@ -3,8 +3,8 @@
 import sys
 
 import rankwise as rw
+from rankwise._session.current import session_in_force
 from rankwise.compat import virtex as dist
-from rankwise.session.current import session_in_force
 
 
 def job(number: int) -> None:

@@ -10,8 +10,8 @@ import sys
 from typing import NoReturn
 
 import rankwise as rw
+from rankwise._session import lifecycle
 from rankwise.comm.connecting import Introduction
-from rankwise.session import opening
 
 how, who = sys.argv[1], sys.argv[2]
 
@@ -28,7 +28,7 @@ if os.environ["RANK"] == who:
     if how == "late":
         Introduction.connect = die  # type: ignore[assignment,method-assign]
     else:
-        vars(opening)["bind"] = fail if how == "raises" else die
+        vars(lifecycle)["bind"] = fail if how == "raises" else die
 try:
     with rw.init():
         pass

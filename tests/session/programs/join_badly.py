@@ -4,7 +4,7 @@ import os
 import sys
 
 import rankwise as rw
-from rankwise.session import opening
+from rankwise._session import lifecycle
 
 
 def out_of_memory(*_: object) -> None:
@@ -12,7 +12,7 @@ def out_of_memory(*_: object) -> None:
 
 
 if sys.argv[2:] == ["memory"] and os.environ["RANK"] == "1":
-    vars(opening)["choose_device"] = out_of_memory
+    vars(lifecycle)["choose_device"] = out_of_memory
 
 try:
     os.environ["LOCAL_RANK"] = os.environ["RANK"]

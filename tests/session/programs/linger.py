@@ -3,7 +3,7 @@
 import time
 
 import rankwise as rw
-from rankwise.session import closing
+from rankwise._session import closing
 
 closing._PATIENCE_SECONDS = 0.2
 with rw.init(timeout=30.0):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise.session.session import Session
+from rankwise._session.session import Session
 
 pytestmark = pytest.mark.ranks(2, timeout=3)
 

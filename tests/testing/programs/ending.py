@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import rankwise as rw
-from rankwise.session.session import Session
+from rankwise._session.session import Session
 
 pytestmark = pytest.mark.ranks(2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwise.session.session import Session
+from rankwise._session.session import Session
 
 pytestmark = pytest.mark.ranks(2)
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise.session.session import Session
+from rankwise._session.session import Session
 
 pytestmark = pytest.mark.ranks(4)
 

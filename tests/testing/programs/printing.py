@@ -9,7 +9,7 @@ import time
 import pytest
 
 import rankwise as rw
-from rankwise.session.session import Session
+from rankwise._session.session import Session
 
 
 @pytest.mark.ranks(3)

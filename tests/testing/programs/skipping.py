@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise.session.session import Session
+from rankwise._session.session import Session
 
 pytestmark = pytest.mark.ranks(3)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rankwise.session.session import Session
+from rankwise._session.session import Session
 
 pytestmark = pytest.mark.ranks(3, timeout=5)
 

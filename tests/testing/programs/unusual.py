@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rankwise as rw
-from rankwise.session.session import Session
+from rankwise._session.session import Session
 
 pytestmark = pytest.mark.ranks(2)
 

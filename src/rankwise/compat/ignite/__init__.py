@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+from rankwise._session.getters import hostname
 from rankwise.compat.ignite.auto import auto_dataloader, auto_model, auto_optim
 from rankwise.compat.ignite.collectives import (
     all_gather,
@@ -44,7 +45,6 @@ from rankwise.compat.ignite.parallel import Parallel
 from rankwise.compat.ignite.place import set_local_rank, sync
 from rankwise.compat.ignite.sampler import DistributedProxySampler
 from rankwise.compat.ignite.spawning import spawn
-from rankwise.session.identity import hostname
 
 __all__ = [
     "DistributedProxySampler",

@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from rankwise._session.api import adopt_part
+from rankwise._session.session import Session
 from rankwise.collectives import groups
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
@@ -17,8 +19,6 @@ from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.compat.ignite.partial import make_group
 from rankwise.compat.ignite.place import joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
-from rankwise.session.joining import adopt_part
-from rankwise.session.session import Session
 
 
 @dataclass(slots=True)

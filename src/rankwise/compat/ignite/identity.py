@@ -6,12 +6,12 @@ from typing import Final
 
 import torch
 
+from rankwise._session.getters import fact_lines, hostname
+from rankwise._session.session import Session
 from rankwise.compat.ignite.logs import tell
 from rankwise.compat.ignite.models import NATIVE, SERIAL
 from rankwise.compat.ignite.place import joined, place
 from rankwise.errors import NotJoinedError
-from rankwise.session.identity import fact_lines, hostname
-from rankwise.session.session import Session
 
 _NUMBERS: Final = {
     "local rank": "local_rank",

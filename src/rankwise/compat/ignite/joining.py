@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from rankwise._environment.facts import Fact, Reading, parse_int
 from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._session import current
+from rankwise._session.api import adopt, init
+from rankwise._session.lifecycle import load_what_would_keep_a_group
+from rankwise._session.session import Session
 from rankwise.compat.ignite.models import available_backends
 from rankwise.compat.ignite.place import forget_hint, joined, learn_places
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
-from rankwise.session import current
-from rankwise.session.joining import adopt, init
-from rankwise.session.opening import load_what_would_keep_a_group
-from rankwise.session.session import Session
 
 _ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")
 # What Ignite documents; torch's own is shorter with nccl.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
+from rankwise._session.session import Session
 from rankwise.compat.ignite.identity import get_local_rank, get_world_size
 from rankwise.compat.ignite.joining import Method, is_available, join
 from rankwise.compat.ignite.logs import tell
@@ -13,7 +14,6 @@ from rankwise.compat.ignite.models import available_backends
 from rankwise.compat.ignite.place import forget_hint
 from rankwise.compat.ignite.spawning import check_nproc_per_node, nodes_of, spawn
 from rankwise.errors import InvalidArgumentError
-from rankwise.session.session import Session
 
 _LOGGER: Final = "launcher.Parallel"
 

@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from rankwise._session.api import adopt_part
+from rankwise._session.session import Session
 from rankwise._torch import gloo_on_loopback, local_group_name
 from rankwise.comm.comm import Comm
 from rankwise.comm.frame import Call
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError
-from rankwise.session.joining import adopt_part
-from rankwise.session.session import Session
 
 _LONGEST_PAUSE: Final = 0.05
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from rankwise._environment.facts import Fact
 from rankwise._net.host import host_id
 from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._session import current
+from rankwise._session.session import Session
 from rankwise.collectives.gathering import all_gather
 from rankwise.errors import InvalidArgumentError, NotJoinedError
-from rankwise.session import current
-from rankwise.session.session import Session
 
 _LOOPBACK: Final = {LOOPBACK, "localhost", "::1"}
 _ALONE: Final = {"local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_nodes": 1}

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankwise._rendezvous.membership import ranks_text
+from rankwise._session.current import is_joined
+from rankwise._session.getters import get_rank, get_world_size
 from rankwise.collectives import movement
 from rankwise.collectives.gathering import all_gather
 from rankwise.collectives.groups import comm_of
 from rankwise.comm.frame import Call
 from rankwise.compat.vis4d.exact import exact
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
-from rankwise.session.current import is_joined
-from rankwise.session.identity import get_rank, get_world_size
 
 # What another host has written shows here after so long at the most: NFS looks once a minute.
 _SHOWN_SECONDS: Final = 90.0

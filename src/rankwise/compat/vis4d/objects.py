@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from rankwise._session.current import is_joined, joined_session
+from rankwise._session.getters import get_rank, get_world_size
 from rankwise.collectives import movement
 from rankwise.collectives.gathering import all_gather
 from rankwise.collectives.groups import comm_of
@@ -17,8 +19,6 @@ from rankwise.comm.buffers import contents, to_tensor
 from rankwise.comm.frame import Call
 from rankwise.compat.vis4d.exact import exact
 from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
-from rankwise.session.current import is_joined, joined_session
-from rankwise.session.identity import get_rank, get_world_size
 
 # Backends that carry tensors of the CPU, and those that carry an accelerator's.
 _OF_THE_CPU: Final = frozenset({"gloo", "mpi", "ucc"})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from rankwise._session import getters
+from rankwise._session.current import is_joined
 from rankwise.collectives.groups import barrier
-from rankwise.session import identity
-from rankwise.session.current import is_joined
 from rankwise.training import control
 
 P = ParamSpec("P")
@@ -23,7 +23,7 @@ def get_world_size() -> int:
         >>> get_world_size()
         1
     """
-    return identity.get_world_size()
+    return getters.get_world_size()
 
 
 def get_rank() -> int:
@@ -35,7 +35,7 @@ def get_rank() -> int:
         >>> get_rank()
         0
     """
-    return identity.get_rank()
+    return getters.get_rank()
 
 
 def get_local_rank() -> int:
@@ -50,7 +50,7 @@ def get_local_rank() -> int:
         >>> get_local_rank()
         0
     """
-    return identity.get_local_rank()
+    return getters.get_local_rank()
 
 
 def distributed_available() -> bool:

@@ -121,7 +121,7 @@ class Session:
         """This rank's device."""
         if self._device is None:
             require_torch("a device")
-            from rankwise.session.device import choose_device  # noqa: PLC0415 - needs torch, which a reading does not
+            from rankwise._session.device import choose_device  # noqa: PLC0415 - needs torch, which a reading does not
 
             local_rank = self.reading.local_rank
             self._device = choose_device(0 if local_rank is None else local_rank.value, None)

@@ -18,14 +18,14 @@ from rankwise._environment.facts import Fact, Reading
 from rankwise._integers import as_bool
 from rankwise._net.host import address_towards
 from rankwise._rendezvous.endpoint import parse_address
+from rankwise._session import current
+from rankwise._session.init_arguments import check_sources, given_place, join_in, require_same
+from rankwise._session.lifecycle import open_session
+from rankwise._session.session import Session
 from rankwise.comm.comm import Comm
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
-from rankwise.session import current
-from rankwise.session.given import check_sources, given_place, join_in, require_same
-from rankwise.session.opening import open_session
-from rankwise.session.session import Session
 from rankwise.topology import OPEN_GROUP
 
 log = logging.getLogger(__name__)

@@ -21,14 +21,14 @@ from rankwise._rendezvous import handshake, store
 from rankwise._rendezvous.endpoint import LOOPBACK, Endpoint, choose
 from rankwise._rendezvous.membership import Answer, Hello
 from rankwise._rendezvous.readiness import Watch
+from rankwise._session import current
+from rankwise._session.closing import await_rest, outlive
+from rankwise._session.device import bind, choose_backend, choose_device
+from rankwise._session.session import Session
 from rankwise._torch import gloo_on_loopback
 from rankwise.comm.torch_group import TorchGroupComm
 from rankwise.comm.world import World
 from rankwise.errors import JoinError, RankwiseError
-from rankwise.session import current
-from rankwise.session.closing import await_rest, outlive
-from rankwise.session.device import bind, choose_backend, choose_device
-from rankwise.session.session import Session
 
 # How long a rank that cannot join waits for the others to tell them why.
 _FAREWELL_SECONDS: Final = 10.0

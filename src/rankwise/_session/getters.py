@@ -6,8 +6,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from rankwise._environment.facts import Fact
+from rankwise._session.current import InForce, in_force, session_in_force
 from rankwise.errors import NotJoinedError
-from rankwise.session.current import InForce, in_force, session_in_force
 from rankwise.topology import Topology, unknown
 
 if TYPE_CHECKING:

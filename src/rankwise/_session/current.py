@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise._environment.detect import detect
 from rankwise._environment.facts import Reading
+from rankwise._session.session import Session, summary
 from rankwise._torch import keep_groups_for_good
 from rankwise.errors import LauncherEnvironmentError, NotJoinedError
-from rankwise.session.session import Session, summary
 
 if TYPE_CHECKING:
     import torch
@@ -196,7 +196,7 @@ def _stand_in(group: torch.distributed.ProcessGroup | None) -> Session:
     if group is None:
         InForce.watch = None
         return Session(read_environment())
-    from rankwise.session.joining import adopt  # noqa: PLC0415 - needs torch, which this process has imported
+    from rankwise._session.api import adopt  # noqa: PLC0415 - needs torch, which this process has imported
 
     InForce.watch = weakref.ref(group, _forget_stand_in)
     return adopt(group)

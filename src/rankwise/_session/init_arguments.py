@@ -10,9 +10,9 @@ from rankwise._environment.detect import check_environ, launcher_named
 from rankwise._environment.facts import Fact, check_place
 from rankwise._integers import as_integer
 from rankwise._rendezvous.endpoint import parse_address
+from rankwise._session.device import choose_device
+from rankwise._session.session import Session
 from rankwise.errors import InvalidArgumentError, TopologyError, shown
-from rankwise.session.device import choose_device
-from rankwise.session.session import Session
 
 
 def given_place(explicit: Mapping[str, object]) -> dict[str, Fact[int]]:
