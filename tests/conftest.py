@@ -17,9 +17,9 @@ import psutil
 import pytest
 import torch
 
+from rankwise._comm.group import Comm
 from rankwise._session.current import forget, opened_session
 from rankwise._session.session import Session
-from rankwise.comm.comm import Comm
 
 pytest_plugins = ["pytester"]
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._comm.group import Comm
 from rankwise._session.session import summary
 from rankwise._user_frames import raised_at
-from rankwise.comm.comm import Comm
 from tests.session.worlds import clean_environ
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rankwise._comm.group import Comm
     from rankwise._environment.detect import detect
     from rankwise._environment.facts import Reading
     from rankwise._session.api import finalize, init
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from rankwise.collectives.groups import barrier, new_group, node_group
     from rankwise.collectives.movement import broadcast, gather, scatter
     from rankwise.collectives.reduction import all_reduce, all_reduce_, reduce_scatter
-    from rankwise.comm.comm import Comm
     from rankwise.errors import (
         CollectiveError,
         CollectiveTimeoutError,
@@ -120,7 +120,7 @@ _HOMES = {
     "collectives.groups": ("barrier", "new_group", "node_group"),
     "collectives.movement": ("broadcast", "gather", "scatter"),
     "collectives.reduction": ("all_reduce", "all_reduce_", "reduce_scatter"),
-    "comm.comm": ("Comm",),
+    "_comm.group": ("Comm",),
     "_environment.detect": ("detect",),
     "_environment.facts": ("Reading",),
     "errors": (

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Frame
-from rankwise.comm.members import FRAMED_RANKS, Move
-from rankwise.comm.ops import Op
+from rankwise._comm.control.agreement import FRAMED_RANKS, Move
+from rankwise._comm.control.protocol import Frame
+from rankwise._comm.group import Comm
+from rankwise._comm.reduce_ops import Op
 
 SCALARS = {f"metric {place}": place / 7 for place in range(50)}
 

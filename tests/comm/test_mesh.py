@@ -20,12 +20,12 @@ import torch
 from torch.distributed import HashStore, TCPStore
 
 import rankwise as rw
+from rankwise._comm.control import connect
+from rankwise._comm.control.connect import Introduction
+from rankwise._comm.control.mesh import Mesh
+from rankwise._comm.control.protocol import Frame, Kind
+from rankwise._comm.registry import World
 from rankwise._net import acceptor
-from rankwise.comm import connecting
-from rankwise.comm.connecting import Introduction
-from rankwise.comm.frame import Frame, Kind
-from rankwise.comm.mesh import Mesh
-from rankwise.comm.world import World
 
 SIZE = 3
 CALL = Frame(Kind.CALL, 0, "all_reduce at train.py:88")
@@ -59,7 +59,7 @@ def introduction(place: int, store: HashStore, size: int = SIZE, **more: Any) ->
 @pytest.fixture(params=["one host", "several hosts"])
 def meshes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mesh]]:
     if request.param == "several hosts":
-        monkeypatch.setattr(connecting, "network_id", lambda: str(threading.get_ident()))
+        monkeypatch.setattr(connect, "network_id", lambda: str(threading.get_ident()))
     store = HashStore()
     made: list[Mesh] = in_threads(lambda place: introduction(place, store).connect())
     assert all(mesh.near is (request.param == "one host") for mesh in made)
@@ -193,7 +193,7 @@ def test_one_that_fails_again_and_again_waits_for_those_that_read_nothing(meshes
 
 def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between hosts anybody can connect: whoever does not know the secret is sent away."""
-    monkeypatch.setattr(connecting, "network_id", lambda: str(threading.get_ident()))
+    monkeypatch.setattr(connect, "network_id", lambda: str(threading.get_ident()))
     store, strangers = HashStore(), []
 
     def reach() -> str:
@@ -210,7 +210,7 @@ def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) 
             strangers.append(stranger)
         return listener
 
-    monkeypatch.setattr(connecting, "listen", listen_and_be_met)
+    monkeypatch.setattr(connect, "listen", listen_and_be_met)
     made = in_threads(lambda place: introduction(place, store, reach=reach).connect())
     assert in_threads(lambda place: len(swap(made[place], [b""] * SIZE))) == [SIZE] * SIZE
     for mesh in made:
@@ -224,9 +224,9 @@ def test_strangers_that_speak_slowly_or_not_hold_no_member_up(place: str, monkey
     """Each has a few seconds altogether, and nobody waits for one of them alone."""
     monkeypatch.setattr(acceptor, "SECONDS_TO_GREET", 0.2)
     if place == "several hosts":
-        monkeypatch.setattr(connecting, "network_id", lambda: str(threading.get_ident()))
+        monkeypatch.setattr(connect, "network_id", lambda: str(threading.get_ident()))
     near, ended = place == "one host", threading.Event()
-    listen = connecting._listen_locally if near else functools.partial(acceptor.listen, one_host=False)
+    listen = connect._listen_locally if near else functools.partial(acceptor.listen, one_host=False)
     strangers: list[socket.socket] = []
 
     def listen_and_be_met(*args: Any, **_more: Any) -> socket.socket:
@@ -242,7 +242,7 @@ def test_strangers_that_speak_slowly_or_not_hold_no_member_up(place: str, monkey
                 with contextlib.suppress(OSError):
                     stranger.send(b"x")
 
-    monkeypatch.setattr(connecting, "_listen_locally" if near else "listen", listen_and_be_met)
+    monkeypatch.setattr(connect, "_listen_locally" if near else "listen", listen_and_be_met)
     thread = threading.Thread(target=speak_slowly)
     thread.start()
     store = HashStore()

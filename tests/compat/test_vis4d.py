@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 import rankwise as rw
+from rankwise._comm.group import Comm
 from rankwise._session.current import forget
-from rankwise.comm.comm import Comm
 from rankwise.compat import vis4d
 from tests.compat.adapted import PROGRAMS
 from tests.session.worlds import clean_environ

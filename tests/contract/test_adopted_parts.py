@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
+from rankwise._comm.group import Comm
 from rankwise._session.api import adopt_part
 from rankwise._session.current import session_in_force
-from rankwise.comm.comm import Comm
 
 
 @pytest.mark.ranks(2, 3, 4)

@@ -15,9 +15,9 @@ import pytest
 from torch.distributed import Store
 
 import rankwise as rw
-from rankwise.comm import members
-from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Call
+from rankwise._comm.control import agreement
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
@@ -278,7 +278,7 @@ def test_an_error_in_rank_order_reaches_those_before_and_after(comm: Comm, frame
         if mine:
             time.sleep(0.1)
     assert rw.all_reduce(1) == comm.size
-    assert members.FRAMED_RANKS == 64
+    assert agreement.FRAMED_RANKS == 64
 
 
 def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Comm) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise.comm.comm import Comm
+from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks(2, 4)
 

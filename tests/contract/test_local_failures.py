@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import rankwise as rw
-from rankwise.comm.comm import Comm
+from rankwise._comm.group import Comm
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("torch_random")]
 

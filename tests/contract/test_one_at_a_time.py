@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise.comm.comm import Comm
+from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
 

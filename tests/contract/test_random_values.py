@@ -14,7 +14,7 @@ from hypothesis import given, seed
 from hypothesis import strategies as st
 
 import rankwise as rw
-from rankwise.comm.comm import Comm
+from rankwise._comm.group import Comm
 from tests.contract import random_values as model
 
 pytestmark = pytest.mark.ranks("serial", 2, 3)

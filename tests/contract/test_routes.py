@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise.comm import members, torch_group
-from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Call
+from rankwise._comm.control import agreement
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.data import torch_backend
+from rankwise._comm.group import Comm
 from tests.contract import test_divergences, test_groups, test_movement, test_reduction, test_tensors, test_training
 from tests.contract import test_trees as trees
 
@@ -35,7 +36,7 @@ def bodies(module: ModuleType) -> dict[str, Callable[..., None]]:
 @contextmanager
 def route(name: str, comm: Any) -> Iterator[None]:
     """Take a route, in this process and the groups that it makes."""
-    modules = vars(torch_group), vars(members)
+    modules = vars(torch_backend), vars(agreement)
     before = modules[0]["Near"], modules[1]["FRAMED_RANKS"], comm._near, comm._mesh, comm._world.one_host
     modules[0]["Near"] = lambda *_args, **_more: None
     comm._near = None
@@ -93,7 +94,7 @@ def test_numbers_among_many_are_as_exact(comm: Comm) -> None:
 
 def test_ranks_of_one_host_are_connected_however_many_they_are(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they unpickle would come over the backend else, which listens where other users can connect."""
-    monkeypatch.setattr(members, "FRAMED_RANKS", 1)
+    monkeypatch.setattr(agreement, "FRAMED_RANKS", 1)
     part = rw.new_group(range(comm.size))
     assert comm.framed
     assert part.framed

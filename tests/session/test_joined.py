@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 import rankwise as rw
+from rankwise._comm.group import Comm
 from rankwise._session.current import is_joined, session_in_force
-from rankwise.comm.comm import Comm
 
 
 @pytest.mark.ranks("serial", 2)

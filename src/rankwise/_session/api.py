@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 
 from rankwise._arguments import as_seconds
+from rankwise._comm.data.torch_backend import TorchGroupComm
+from rankwise._comm.group import Comm
+from rankwise._comm.registry import World
 from rankwise._environment.facts import Fact, Reading
 from rankwise._integers import as_bool
 from rankwise._net.host import address_towards
@@ -22,9 +25,6 @@ from rankwise._session import current
 from rankwise._session.init_arguments import check_sources, given_place, join_in, require_same
 from rankwise._session.lifecycle import open_session
 from rankwise._session.session import Session
-from rankwise.comm.comm import Comm
-from rankwise.comm.torch_group import TorchGroupComm
-from rankwise.comm.world import World
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
 from rankwise.topology import OPEN_GROUP
 

@@ -15,6 +15,8 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from rankwise._comm.data.torch_backend import TorchGroupComm
+from rankwise._comm.registry import World
 from rankwise._environment.facts import Fact, Reading
 from rankwise._net.host import address_towards, host_id, starter
 from rankwise._rendezvous import handshake, store
@@ -26,8 +28,6 @@ from rankwise._session.closing import await_rest, outlive
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise._session.session import Session
 from rankwise._torch import gloo_on_loopback
-from rankwise.comm.torch_group import TorchGroupComm
-from rankwise.comm.world import World
 from rankwise.errors import JoinError, RankwiseError
 
 # How long a rank that cannot join waits for the others to tell them why.

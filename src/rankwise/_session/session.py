@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from rankwise.comm.comm import Comm
+    from rankwise._comm.group import Comm
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Session:
                 "call rankwise.init() before the first collective"
             )
         require_torch("a collective")
-        from rankwise.comm.serial import SerialComm  # noqa: PLC0415 - needs torch, which a reading does not
+        from rankwise._comm.data.serial import SerialComm  # noqa: PLC0415 - needs torch, which a reading does not
 
         return SerialComm(device=self.device)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from itertools import islice
 
 from rankwise._arguments import as_seconds, as_text
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Comm
 from rankwise._integers import as_integer
 from rankwise._session.current import joined_session
 from rankwise._user_frames import hide_below
-from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Call
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown
 
 

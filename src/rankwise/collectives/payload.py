@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import torch
 
+from rankwise._comm.buffers import as_bytes, contents, from_bytes, memory_of, require_memory, to_tensor
+from rankwise._comm.group import INLINE_BYTES, Comm
 from rankwise._pickling import Definitions, Pickler, Unpickler
-from rankwise.comm.buffers import as_bytes, contents, from_bytes, memory_of, require_memory, to_tensor
-from rankwise.comm.comm import INLINE_BYTES, Comm
 from rankwise.errors import PayloadTypeError
 
 # Where pieces of a buffer begin, so that any type can be read there.

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import torch
 
-from rankwise.comm.comm import Comm
-from rankwise.comm.ops import Op
+from rankwise._comm.group import Comm
+from rankwise._comm.reduce_ops import Op
 from rankwise.errors import PayloadTypeError, shown
 
 Number = bool | int | float | complex

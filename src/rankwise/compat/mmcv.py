@@ -14,6 +14,10 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
+from rankwise._comm.buffers import is_expanded, overwrite
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import dense, require_dense
+from rankwise._comm.reduce_ops import Op, plan
 from rankwise._environment.detect import LAUNCHERS
 from rankwise._rendezvous.endpoint import LOOPBACK
 from rankwise._session.api import init
@@ -22,10 +26,6 @@ from rankwise._session.getters import get_rank, get_world_size
 from rankwise._session.session import Session
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.trees import describe
-from rankwise.comm.buffers import is_expanded, overwrite
-from rankwise.comm.comm import dense, require_dense
-from rankwise.comm.frame import Call
-from rankwise.comm.ops import Op, plan
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
 from rankwise.training.control import called_on_rank_zero
 from rankwise.training.gradients import sync_grads

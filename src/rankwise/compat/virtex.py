@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import torch
 
+from rankwise._comm.buffers import overwrite
+from rankwise._comm.control.protocol import Call
 from rankwise._pickling import dumps
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import getters
@@ -20,8 +22,6 @@ from rankwise._session.current import is_joined
 from rankwise.collectives.groups import barrier, comm_of
 from rankwise.collectives.reduction import all_reduce
 from rankwise.collectives.trees import describe
-from rankwise.comm.buffers import overwrite
-from rankwise.comm.frame import Call
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 from rankwise.launch.call import FunctionCall
 from rankwise.launch.functions import launch_call

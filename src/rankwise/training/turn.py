@@ -15,9 +15,9 @@ from typing import Final
 
 from torch.distributed import Store
 
+from rankwise._comm.control.protocol import Call, Failure
+from rankwise._comm.group import Comm
 from rankwise._net.json_lines import decoded, encoded
-from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Call, Failure
 from rankwise.errors import CollectiveError, RemoteRankError
 
 _BEAT_SECONDS: Final = 2.0

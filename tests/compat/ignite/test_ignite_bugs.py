@@ -16,11 +16,11 @@ from torch.utils.data import RandomSampler, Sampler
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
+from rankwise._comm.group import Comm
 from rankwise._environment.detect import detect
 from rankwise._environment.hostlist import expand
 from rankwise._session.current import forget, put_in_force
 from rankwise._session.session import Session
-from rankwise.comm.comm import Comm
 
 TEXTS = ("é", "héllo", "日本", "🙂" * 2000, "\0", "ascii")
 

@@ -10,8 +10,8 @@ import sys
 from typing import NoReturn
 
 import rankwise as rw
+from rankwise._comm.control.connect import Introduction
 from rankwise._session import lifecycle
-from rankwise.comm.connecting import Introduction
 
 how, who = sys.argv[1], sys.argv[2]
 

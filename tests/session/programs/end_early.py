@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import rankwise as rw
-from rankwise.comm.connecting import Introduction
+from rankwise._comm.control.connect import Introduction
 
 rw.init(timeout=100.0)
 rank = rw.get_rank()

@@ -18,8 +18,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 import rankwise as rw
+from rankwise._comm.control.protocol import Frame, Kind
 from rankwise._rendezvous.membership import Answer
-from rankwise.comm.frame import Frame, Kind
 
 NOBODY = 65534
 

@@ -11,10 +11,10 @@ from typing import Any, Final, cast
 
 import torch
 
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Comm
 from rankwise.collectives import gathering, groups, movement, reduction
 from rankwise.collectives.trees import describe
-from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Call
 from rankwise.compat.ignite.groups import member_comm, refuse, refuse_type
 from rankwise.compat.ignite.place import joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError

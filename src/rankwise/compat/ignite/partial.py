@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Comm
 from rankwise._session.api import adopt_part
 from rankwise._session.session import Session
 from rankwise._torch import gloo_on_loopback, local_group_name
-from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Call
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError
 
 _LONGEST_PAUSE: Final = 0.05

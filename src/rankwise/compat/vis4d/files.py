@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from rankwise._comm.control.protocol import Call
 from rankwise._rendezvous.membership import ranks_text
 from rankwise._session.current import is_joined
 from rankwise._session.getters import get_rank, get_world_size
 from rankwise.collectives import movement
 from rankwise.collectives.gathering import all_gather
 from rankwise.collectives.groups import comm_of
-from rankwise.comm.frame import Call
 from rankwise.compat.vis4d.exact import exact
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
 

@@ -9,14 +9,14 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from rankwise._comm.buffers import contents, to_tensor
+from rankwise._comm.control.protocol import Call
 from rankwise._session.current import is_joined, joined_session
 from rankwise._session.getters import get_rank, get_world_size
 from rankwise.collectives import movement
 from rankwise.collectives.gathering import all_gather
 from rankwise.collectives.groups import comm_of
 from rankwise.collectives.trees import describe
-from rankwise.comm.buffers import contents, to_tensor
-from rankwise.comm.frame import Call
 from rankwise.compat.vis4d.exact import exact
 from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
 

@@ -15,12 +15,12 @@ from typing import Final, NoReturn
 import torch
 from torch.nn.parameter import is_lazy
 
+from rankwise._comm.buffers import as_bytes, from_bytes, require_memory
+from rankwise._comm.control.agreement import Finish, Move
+from rankwise._comm.control.messages import Messengers
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.reduce_ops import Op, fold, plan
 from rankwise._torch import without_class
-from rankwise.comm.buffers import as_bytes, from_bytes, require_memory
-from rankwise.comm.frame import Call
-from rankwise.comm.members import Finish, Move
-from rankwise.comm.messages import Messengers
-from rankwise.comm.ops import Op, fold, plan
 from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError
 
 # What travels with a frame.

@@ -11,10 +11,10 @@ from typing import Final
 
 import torch
 
-from rankwise.comm.buffers import as_bytes, memory_of
-from rankwise.comm.members import Move
-from rankwise.comm.mesh import Mesh
-from rankwise.comm.ops import Op, fold
+from rankwise._comm.buffers import as_bytes, memory_of
+from rankwise._comm.control.agreement import Move
+from rankwise._comm.control.mesh import Mesh
+from rankwise._comm.reduce_ops import Op, fold
 
 # How much of a tensor each rank reduces at a time; it needs that much memory for every other rank.
 _PIECE_BYTES: Final = 1 << 20

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from rankwise.comm.frame import Frame, Kind, bulk_head
-from rankwise.comm.peer import Peer
+from rankwise._comm.control.peer import Peer
+from rankwise._comm.control.protocol import Frame, Kind, bulk_head
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 # How long one wait is, so that Ctrl-C is heard and other groups are looked at.

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 
+from rankwise._comm.control.protocol import Call
 from rankwise._user_frames import call_site
-from rankwise.comm.frame import Call
 from rankwise.errors import CollectiveError
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Frame
-from rankwise.comm.members import Move
-from rankwise.comm.ops import Op
+from rankwise._comm.control.agreement import Move
+from rankwise._comm.control.protocol import Frame
+from rankwise._comm.group import Comm
+from rankwise._comm.reduce_ops import Op
 from rankwise.errors import InvalidArgumentError
 
 

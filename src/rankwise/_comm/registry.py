@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from rankwise._comm.control.connect import Introduction
+from rankwise._comm.control.mesh import Mesh, looking_at
+from rankwise._comm.control.protocol import Elsewhere, Frame, Kind
 from rankwise._session.closing import await_rest
-from rankwise.comm.connecting import Introduction
-from rankwise.comm.frame import Elsewhere, Frame, Kind
-from rankwise.comm.mesh import Mesh, looking_at
 from rankwise.errors import CollectiveError, RankwiseError
 
 

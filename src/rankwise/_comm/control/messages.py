@@ -7,9 +7,9 @@ from typing import Final
 
 import torch
 
-from rankwise.comm.buffers import contents, to_tensor
-from rankwise.comm.frame import Call
-from rankwise.comm.members import Members
+from rankwise._comm.buffers import contents, to_tensor
+from rankwise._comm.control.agreement import Members
+from rankwise._comm.control.protocol import Call
 
 _LENGTH_BYTES: Final = 8
 

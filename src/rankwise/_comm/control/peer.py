@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankwise.comm.frame import Frame, Kind, is_bulk, take_bulk_head, take_frame
+from rankwise._comm.control.protocol import Frame, Kind, is_bulk, take_bulk_head, take_frame
 
 _PIECE_BYTES: Final = 1 << 18
 # How many exchanges a member may be ahead, before it is left to wait. Only one that fails in each gets so far.

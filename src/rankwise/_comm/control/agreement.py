@@ -21,12 +21,12 @@ from typing import Final, TypeVar
 import torch
 from torch.distributed import Store
 
+from rankwise._comm.buffers import require_memory_of_new
+from rankwise._comm.control.call_guard import Entrance
+from rankwise._comm.control.protocol import Call, Details, Failure, Frame, Kind, mismatch, verdict
+from rankwise._comm.reduce_ops import Op
 from rankwise._integers import as_integer
 from rankwise._user_frames import hide_below
-from rankwise.comm.buffers import require_memory_of_new
-from rankwise.comm.entrance import Entrance
-from rankwise.comm.frame import Call, Details, Failure, Frame, Kind, mismatch, verdict
-from rankwise.comm.ops import Op
 from rankwise.errors import (
     CollectiveError,
     InvalidArgumentError,

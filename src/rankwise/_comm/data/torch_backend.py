@@ -13,15 +13,15 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from rankwise._comm.buffers import memory_of
+from rankwise._comm.control.agreement import Move
+from rankwise._comm.control.mesh import SLICE_SECONDS, Mesh, looking_at
+from rankwise._comm.control.protocol import Frame, Kind
+from rankwise._comm.data.local import Near
+from rankwise._comm.group import Comm
+from rankwise._comm.reduce_ops import Op
+from rankwise._comm.registry import World
 from rankwise._torch import gloo_on_loopback
-from rankwise.comm.buffers import memory_of
-from rankwise.comm.comm import Comm
-from rankwise.comm.frame import Frame, Kind
-from rankwise.comm.members import Move
-from rankwise.comm.mesh import SLICE_SECONDS, Mesh, looking_at
-from rankwise.comm.near import Near
-from rankwise.comm.ops import Op
-from rankwise.comm.world import World
 from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
 
 _REDUCE_OPS: Final = {

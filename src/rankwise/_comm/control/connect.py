@@ -21,12 +21,12 @@ from typing import Final
 
 from torch.distributed import Store
 
+from rankwise._comm.control.mesh import Mesh
 from rankwise._net.acceptor import Acceptor, Client, listen
 from rankwise._net.host import host_id, network_id
 from rankwise._net.json_lines import decoded, encoded
 from rankwise._rendezvous.endpoint import LOOPBACK
 from rankwise._rendezvous.membership import placed_text
-from rankwise.comm.mesh import Mesh
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError, printable, shortened
 
 _SECRET_BYTES: Final = 16
