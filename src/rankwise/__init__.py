@@ -10,6 +10,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rankwise._collectives.gather import all_gather, all_gather_cat
+    from rankwise._collectives.groups import barrier, new_group, node_group
+    from rankwise._collectives.reduce import all_reduce, all_reduce_, reduce_scatter
+    from rankwise._collectives.rooted import broadcast, gather, scatter
     from rankwise._comm.group import Comm
     from rankwise._environment.detect import detect
     from rankwise._environment.facts import Reading
@@ -29,10 +33,6 @@ if TYPE_CHECKING:
         topology,
     )
     from rankwise._session.session import Session
-    from rankwise.collectives.gathering import all_gather, all_gather_cat
-    from rankwise.collectives.groups import barrier, new_group, node_group
-    from rankwise.collectives.movement import broadcast, gather, scatter
-    from rankwise.collectives.reduction import all_reduce, all_reduce_, reduce_scatter
     from rankwise.errors import (
         CollectiveError,
         CollectiveTimeoutError,
@@ -116,10 +116,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "collectives.gathering": ("all_gather", "all_gather_cat"),
-    "collectives.groups": ("barrier", "new_group", "node_group"),
-    "collectives.movement": ("broadcast", "gather", "scatter"),
-    "collectives.reduction": ("all_reduce", "all_reduce_", "reduce_scatter"),
+    "_collectives.gather": ("all_gather", "all_gather_cat"),
+    "_collectives.groups": ("barrier", "new_group", "node_group"),
+    "_collectives.rooted": ("broadcast", "gather", "scatter"),
+    "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),
     "_comm.group": ("Comm",),
     "_environment.detect": ("detect",),
     "_environment.facts": ("Reading",),

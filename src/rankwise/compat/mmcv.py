@@ -14,6 +14,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
+from rankwise._collectives.groups import comm_of
+from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import dense, require_dense
@@ -24,8 +26,6 @@ from rankwise._session.api import init
 from rankwise._session.current import is_joined
 from rankwise._session.getters import get_rank, get_world_size
 from rankwise._session.session import Session
-from rankwise.collectives.groups import comm_of
-from rankwise.collectives.trees import describe
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
 from rankwise.training.control import called_on_rank_zero
 from rankwise.training.gradients import sync_grads

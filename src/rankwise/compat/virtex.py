@@ -12,6 +12,9 @@ from typing import Any, Final
 
 import torch
 
+from rankwise._collectives.groups import barrier, comm_of
+from rankwise._collectives.pytree import describe
+from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.buffers import overwrite
 from rankwise._comm.control.protocol import Call
 from rankwise._pickling import dumps
@@ -19,9 +22,6 @@ from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import getters
 from rankwise._session.api import init
 from rankwise._session.current import is_joined
-from rankwise.collectives.groups import barrier, comm_of
-from rankwise.collectives.reduction import all_reduce
-from rankwise.collectives.trees import describe
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 from rankwise.launch.call import FunctionCall
 from rankwise.launch.functions import launch_call

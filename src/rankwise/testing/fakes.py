@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from rankwise import _torch
+from rankwise._collectives.serialization import pack
 from rankwise._comm.control.agreement import Move
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.group import Comm
@@ -17,7 +18,6 @@ from rankwise._environment.facts import MAX_RANKS
 from rankwise._integers import as_integer
 from rankwise._session.current import forget, opened_session, put_in_force, read_environment, session_in_force
 from rankwise._session.session import Session
-from rankwise.collectives.payload import pack
 from rankwise.errors import InvalidArgumentError, shown
 from rankwise.testing.environments import fake_torchrun
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import torch
 
+from rankwise._collectives.gather import all_gather
+from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.control.agreement import Finish, Move
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense, require_dense
 from rankwise._comm.reduce_ops import Op, plan
-from rankwise.collectives.gathering import all_gather
-from rankwise.collectives.trees import describe
 
 # What gradients a parameter has, on this rank or on any: bits.
 NONE: Final = 1

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from rankwise._collectives.arrays import is_array
+from rankwise._collectives.groups import comm_of
+from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense
-from rankwise.collectives.arrays import is_array
-from rankwise.collectives.groups import comm_of
-from rankwise.collectives.trees import describe
 from rankwise.errors import InvalidArgumentError
 from rankwise.training.averaging import (
     DENSE,

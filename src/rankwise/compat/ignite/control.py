@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from rankwise._collectives.groups import node_group
 from rankwise._comm.control.protocol import Call
-from rankwise.collectives.groups import node_group
 from rankwise.compat.ignite.collectives import barrier
 from rankwise.compat.ignite.identity import get_rank, get_world_size
 from rankwise.compat.ignite.place import joined

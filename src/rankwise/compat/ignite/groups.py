@@ -10,12 +10,12 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from rankwise._collectives import groups
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.group import Comm
 from rankwise._session.api import adopt_part
 from rankwise._session.session import Session
-from rankwise.collectives import groups
 from rankwise.compat.ignite.partial import make_group
 from rankwise.compat.ignite.place import joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError

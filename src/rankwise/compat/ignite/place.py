@@ -11,12 +11,12 @@ from typing import Final
 
 import torch.distributed as dist
 
+from rankwise._collectives.gather import all_gather
 from rankwise._environment.facts import Fact
 from rankwise._net.host import host_id
 from rankwise._rendezvous.endpoint import LOOPBACK
 from rankwise._session import current
 from rankwise._session.session import Session
-from rankwise.collectives.gathering import all_gather
 from rankwise.errors import InvalidArgumentError, NotJoinedError
 
 _LOOPBACK: Final = {LOOPBACK, "localhost", "::1"}

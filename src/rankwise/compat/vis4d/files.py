@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from rankwise._collectives import rooted
+from rankwise._collectives.gather import all_gather
+from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.protocol import Call
 from rankwise._rendezvous.membership import ranks_text
 from rankwise._session.current import is_joined
 from rankwise._session.getters import get_rank, get_world_size
-from rankwise.collectives import movement
-from rankwise.collectives.gathering import all_gather
-from rankwise.collectives.groups import comm_of
 from rankwise.compat.vis4d.exact import exact
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
 
@@ -49,7 +49,7 @@ def create_tmpdir(rank: int, tmpdir: str | None = None, use_system_tmp: bool = T
     with comm_of(None).taking_part(Call("create_tmpdir")):
         made = _new_folder(rank, use_system_tmp=use_system_tmp)
     try:
-        folder = movement.broadcast(made)
+        folder = rooted.broadcast(made)
         _check_seen_by_all(folder, "pass use_system_tmp=False, or a tmpdir on a file system that all share")
     except BaseException:
         if made:
@@ -89,7 +89,7 @@ def all_gather_object_cpu(
         return [data]
     if tmpdir is None:
         value = exact(data)
-        return movement.gather(value) if rank_zero_return_only else all_gather(value)
+        return rooted.gather(value) if rank_zero_return_only else all_gather(value)
     with _folder_in(tmpdir) as folder:
         return _exchange(folder, data, rank_zero_return_only=rank_zero_return_only)
 
@@ -104,7 +104,7 @@ def _folder_in(tmpdir: str) -> Iterator[Path]:
             made = tempfile.mkdtemp(prefix="gather-", dir=Path(tmpdir).absolute())
     folder = Path(made) if made else None
     try:
-        folder = Path(tmpdir).absolute() / Path(movement.broadcast(made)).name
+        folder = Path(tmpdir).absolute() / Path(rooted.broadcast(made)).name
         _check_seen_by_all(str(folder), f"tmpdir={tmpdir!r} has to be on a file system that all ranks share")
         yield folder
     except BaseException:

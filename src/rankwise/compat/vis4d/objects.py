@@ -9,14 +9,14 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from rankwise._collectives import rooted
+from rankwise._collectives.gather import all_gather
+from rankwise._collectives.groups import comm_of
+from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import contents, to_tensor
 from rankwise._comm.control.protocol import Call
 from rankwise._session.current import is_joined, joined_session
 from rankwise._session.getters import get_rank, get_world_size
-from rankwise.collectives import movement
-from rankwise.collectives.gathering import all_gather
-from rankwise.collectives.groups import comm_of
-from rankwise.collectives.trees import describe
 from rankwise.compat.vis4d.exact import exact
 from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
 
@@ -46,7 +46,7 @@ def broadcast(obj: Any, src: int = 0) -> Any:  # noqa: ANN401 - anything
     if not is_joined():
         return obj
     is_source = get_rank() == src
-    received = movement.broadcast(exact(obj) if is_source else None, src=src)
+    received = rooted.broadcast(exact(obj) if is_source else None, src=src)
     return obj if is_source else received
 
 
@@ -121,7 +121,7 @@ def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list
     if get_world_size() == 1:
         return [data]
     value = exact(data)
-    return movement.gather(value) if rank_zero_return_only else all_gather(value)
+    return rooted.gather(value) if rank_zero_return_only else all_gather(value)
 
 
 def obj2tensor(pyobj: Any, device: torch.device = torch.device("cuda")) -> torch.Tensor:  # noqa: ANN401, B008 - the original's

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from rankwise._collectives.groups import barrier
 from rankwise._session import getters
 from rankwise._session.current import is_joined
-from rankwise.collectives.groups import barrier
 from rankwise.training import control
 
 P = ParamSpec("P")

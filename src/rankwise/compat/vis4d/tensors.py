@@ -10,14 +10,14 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from rankwise._collectives.groups import comm_of
+from rankwise._collectives.pytree import describe
+from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op
 from rankwise._session.current import is_joined
 from rankwise._session.getters import get_world_size
 from rankwise._torch import is_compiled
-from rankwise.collectives.groups import comm_of
-from rankwise.collectives.reduction import all_reduce
-from rankwise.collectives.trees import describe
 from rankwise.errors import PayloadTypeError
 
 # Classes that wrap a module, where they are defined. Who has not imported that has no such module.

@@ -7,14 +7,14 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
+from rankwise._collectives.groups import comm_of
+from rankwise._collectives.pytree import describe
+from rankwise._collectives.reduce_request import Job
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._integers import as_bool
-from rankwise.collectives.groups import comm_of
-from rankwise.collectives.job import Job
-from rankwise.collectives.trees import describe
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 T = TypeVar("T")

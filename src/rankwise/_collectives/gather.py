@@ -7,15 +7,15 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from rankwise._collectives.groups import comm_of
+from rankwise._collectives.pytree import describe
+from rankwise._collectives.serialization import Letter, Parcel, bulk_devices, pack, room_for, unpack
 from rankwise._comm.buffers import same_memory, to_tensor
 from rankwise._comm.control.agreement import Move
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense
 from rankwise._comm.reduce_ops import Op, require_differentiable
 from rankwise._integers import as_bool, as_integer
-from rankwise.collectives.groups import comm_of
-from rankwise.collectives.payload import Letter, Parcel, bulk_devices, pack, room_for, unpack
-from rankwise.collectives.trees import describe
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 T = TypeVar("T")

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from rankwise._collectives.arrays import array_of, is_array, tensor_of
+from rankwise._collectives.pytree import Tree, describe
+from rankwise._collectives.scalars import check_number, fold_numbers, reduce_numbers
 from rankwise._comm.buffers import as_bytes, contents, from_bytes, same_memory, to_tensor
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import INLINE_BYTES, Comm, dense
 from rankwise._comm.reduce_ops import Op, Plan, fold, plan, require_differentiable
-from rankwise.collectives.arrays import array_of, is_array, tensor_of
-from rankwise.collectives.scalars import check_number, fold_numbers, reduce_numbers
-from rankwise.collectives.trees import Tree, describe
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import torch
 
+from rankwise._collectives.arrays import is_array
+from rankwise._collectives.groups import comm_of
+from rankwise._collectives.serialization import Letter, Parcel, bulk_devices, pack, room_for, unpack
 from rankwise._comm.control.agreement import Move
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
-from rankwise.collectives.arrays import is_array
-from rankwise.collectives.groups import comm_of
-from rankwise.collectives.payload import Letter, Parcel, bulk_devices, pack, room_for, unpack
 from rankwise.errors import InvalidArgumentError
 
 T = TypeVar("T")
