@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         topology,
     )
     from rankwise._session.session import Session
+    from rankwise._training.gradients import sync_grads, sync_params
+    from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
     from rankwise.errors import (
         CollectiveError,
         CollectiveTimeoutError,
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
     )
     from rankwise.launch.functions import launch
     from rankwise.topology import Topology
-    from rankwise.training.control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
-    from rankwise.training.gradients import sync_grads, sync_params
 
     __version__: str
 
@@ -159,8 +159,8 @@ _HOMES = {
     "_session.api": ("finalize", "init"),
     "_session.session": ("Session",),
     "topology": ("Topology",),
-    "training.control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
-    "training.gradients": ("sync_grads", "sync_params"),
+    "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
+    "_training.gradients": ("sync_grads", "sync_params"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

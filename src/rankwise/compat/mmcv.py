@@ -26,9 +26,9 @@ from rankwise._session.api import init
 from rankwise._session.current import is_joined
 from rankwise._session.getters import get_rank, get_world_size
 from rankwise._session.session import Session
+from rankwise._training.gradients import sync_grads
+from rankwise._training.rank_control import called_on_rank_zero
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
-from rankwise.training.control import called_on_rank_zero
-from rankwise.training.gradients import sync_grads
 
 log = logging.getLogger(__name__)
 

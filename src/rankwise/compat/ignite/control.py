@@ -9,12 +9,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from rankwise._collectives.groups import node_group
 from rankwise._comm.control.protocol import Call
+from rankwise._training import rank_control
+from rankwise._training.exclusive import Turn
 from rankwise.compat.ignite.collectives import barrier
 from rankwise.compat.ignite.identity import get_rank, get_world_size
 from rankwise.compat.ignite.place import joined
 from rankwise.errors import InvalidArgumentError
-from rankwise.training import control
-from rankwise.training.turn import Turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,7 +52,7 @@ def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., An
             if not 0 <= rank < get_world_size():
                 barrier()
                 return None
-            with control.one_rank_only(rank) as mine:
+            with rank_control.one_rank_only(rank) as mine:
                 return fn(*args, **kwargs) if mine else None
 
         return on_one_rank

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 from rankwise._collectives.groups import barrier
 from rankwise._session import getters
 from rankwise._session.current import is_joined
-from rankwise.training import control
+from rankwise._training import rank_control
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,4 +84,4 @@ def rank_zero_only(func: Callable[P, R]) -> Callable[P, R | None]:
         >>> rank_zero_only(len)("four")
         4
     """
-    return control.called_on_rank_zero(func)
+    return rank_control.called_on_rank_zero(func)

@@ -12,8 +12,7 @@ from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense
-from rankwise.errors import InvalidArgumentError
-from rankwise.training.averaging import (
+from rankwise._training.averaging import (
     DENSE,
     SPARSE,
     dense_means,
@@ -24,6 +23,7 @@ from rankwise.training.averaging import (
     put_gradient,
     put_sparse_means,
 )
+from rankwise.errors import InvalidArgumentError
 
 
 def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: Comm | None = None) -> None:

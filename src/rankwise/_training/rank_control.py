@@ -15,9 +15,9 @@ from rankwise._comm.group import Comm
 from rankwise._integers import as_bool, integer
 from rankwise._session.current import joined_session
 from rankwise._session.getters import get_rank, get_world_size, is_rank_zero
+from rankwise._training.decorators import Block, as_method, check_function
+from rankwise._training.exclusive import Turn
 from rankwise.errors import InvalidArgumentError, shown
-from rankwise.training.decorating import Block, as_method, check_function
-from rankwise.training.turn import Turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
