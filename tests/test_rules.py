@@ -29,8 +29,8 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
     assert touching == {
         "_torch.py",
         "compat/mmcv.py",
-        "launch/plan.py",
-        "launch/rank.py",
+        "_launch/spec.py",
+        "_launch/forkserver/worker.py",
         "_session/current.py",
         "testing/rank.py",
         "testing/state.py",
@@ -40,7 +40,7 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         for path in SOURCE.rglob("*.py")
         if re.search(r"os\.environ(\[[^]]+\] =|\.(update|pop|clear|setdefault))|os\.putenv", path.read_text())
     }
-    wanted = {"_torch.py", "compat/mmcv.py", "launch/rank.py", "testing/rank.py"}
+    wanted = {"_torch.py", "compat/mmcv.py", "_launch/forkserver/worker.py", "testing/rank.py"}
     assert writing == wanted, "in C alone; where mmcv's users read it; in the child itself, twice"
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rankwise._comm.group import Comm
     from rankwise._environment.detect import detect
     from rankwise._environment.facts import Reading
+    from rankwise._launch.api import launch
     from rankwise._session.api import finalize, init
     from rankwise._session.getters import (
         backend,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
         RemoteRankError,
         TopologyError,
     )
-    from rankwise.launch.functions import launch
     from rankwise.topology import Topology
 
     __version__: str
@@ -141,7 +141,7 @@ _HOMES = {
         "RemoteRankError",
         "TopologyError",
     ),
-    "launch.functions": ("launch",),
+    "_launch.api": ("launch",),
     "_session.getters": (
         "backend",
         "device",
@@ -213,7 +213,6 @@ def _version() -> str:
         ) from None
 
 
-# These submodules share their names with public functions. Loaded now, they do not take the names over later.
-for _name in ("launch", "topology"):
-    importlib.import_module(f"{__name__}.{_name}")
-    del globals()[_name]
+# This submodule shares its name with a public function. Loaded now, it does not take the name over later.
+importlib.import_module(f"{__name__}.topology")
+del globals()["topology"]

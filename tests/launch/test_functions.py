@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise.launch.call import FunctionCall
-from rankwise.launch.functions import launch_call
-from rankwise.launch.plan import Nodes
+from rankwise._launch.api import launch_call
+from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.spec import Nodes
 from tests.session.worlds import free_port
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise.launch.call import FunctionCall
-from rankwise.launch.functions import launch_call
-from rankwise.launch.plan import Nodes
+from rankwise._launch.api import launch_call
+from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.spec import Nodes
 from tests.session.worlds import clean_environ, free_port, garbage_thrown
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.memory import kills, word
+from rankwise._launch.oom import kills, word
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]

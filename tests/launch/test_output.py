@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise.launch.output import Screen
+from rankwise._launch.output import Screen
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]

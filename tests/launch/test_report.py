@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._launch.rank_traceback import formatted
+from rankwise._launch.report import describe
 from rankwise.errors import RankFailure, summary
-from rankwise.launch.raised import formatted
-from rankwise.launch.report import describe
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankwise.launch.writer import Writer
+from rankwise._launch.stream_writer import Writer
 from tests.session.worlds import clean_environ
 
 FILL = str(Path(__file__).parent / "programs" / "fill.py")

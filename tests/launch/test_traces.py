@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankwise.launch.descendants import MARK
+from rankwise._launch.reaper import MARK
 from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -127,7 +127,7 @@ def test_nothing_is_left_of_ranks_that_stay(end: str, how: str, tmp_path: Path) 
         assert "was killed by SIGKILL; no rank is left" in said
     if end.startswith("rank"):
         assert f"rankwise: rank 1 of 3 on {os.uname().nodename} was killed by {end[5:]}" in said
-    assert "launch/agent.py" not in said, "no traceback of the launcher's own"
+    assert "_launch/agent.py" not in said, "no traceback of the launcher's own"
 
 
 @pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 1)])

@@ -186,7 +186,7 @@ def test_the_version_of_a_copy_is_not_known(tmp_path: Path) -> None:
 
 def test_a_submodule_does_not_take_over_a_functions_name() -> None:
     program = (
-        "import rankwise, rankwise.launch.plan, rankwise.topology, sys;"
+        "import rankwise, rankwise._launch.spec, rankwise.topology, sys;"
         "sys.exit(not (callable(rankwise.launch) and callable(rankwise.topology)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

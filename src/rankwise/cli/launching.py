@@ -12,7 +12,7 @@ from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
-    from rankwise.launch.plan import Nodes, Plan
+    from rankwise._launch.spec import Nodes, Plan
 
 _DEFAULT_PORT: Final = 29500
 # Any text; shells complete it as a path.
@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
-    from rankwise.launch.plan import number_of_processes  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise._launch.spec import number_of_processes  # noqa: PLC0415 - `rankwise env` does not wait for this
 
     try:
         return number_of_processes(value)
@@ -140,8 +140,8 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
 
     When a rank fails, the others are stopped, and the exit status is that of the failed rank (128 + N for signal N).
     """
-    from rankwise.launch.output import Screen  # noqa: PLC0415 - `rankwise env` does not wait for this
-    from rankwise.launch.scripts import command_status, launch_plan  # noqa: PLC0415
+    from rankwise._launch.output import Screen  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise._launch.scripts import command_status, launch_plan  # noqa: PLC0415
 
     if flags["module"] and flags["no_python"]:
         fail(
@@ -165,7 +165,7 @@ def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> Plan:
     Raises:
         InvalidArgumentError: That makes no sense.
     """
-    from rankwise.launch.plan import Plan, check_nproc, common_environ  # noqa: PLC0415 - as above
+    from rankwise._launch.spec import Plan, check_nproc, common_environ  # noqa: PLC0415 - as above
 
     nproc = flags["nproc"]
     check_nproc(nproc)
@@ -185,7 +185,7 @@ def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> Plan:
 
 def _nodes(flags: Mapping[str, Any]) -> Nodes | None:
     """Return the hosts that flags name; None for this one alone."""
-    from rankwise.launch.plan import Nodes  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise._launch.spec import Nodes  # noqa: PLC0415 - `rankwise env` does not wait for this
 
     least, most = flags["nnodes"]
     endpoint = flags["rdzv_endpoint"]

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from rankwise._launch.interpreter import working_directory
+from rankwise._launch.output import Screen
+from rankwise._launch.scripts import command_status, launch_plan
+from rankwise._launch.spec import Nodes, Plan, check_nproc, common_environ, number_of_processes
 from rankwise.errors import InvalidArgumentError
-from rankwise.launch.interpreter import working_directory
-from rankwise.launch.output import Screen
-from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ, number_of_processes
-from rankwise.launch.scripts import command_status, launch_plan
 
 _NAME: Final = "rankwise.compat.torch_launch"
 _DEFAULT_PORT: Final = 29500

@@ -17,16 +17,16 @@ from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.buffers import overwrite
 from rankwise._comm.control.protocol import Call
+from rankwise._launch.api import launch_call
+from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.output import Screen
+from rankwise._launch.spec import Nodes, check_nproc
 from rankwise._pickling import dumps
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import getters
 from rankwise._session.api import init
 from rankwise._session.current import is_joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
-from rankwise.launch.call import FunctionCall
-from rankwise.launch.functions import launch_call
-from rankwise.launch.output import Screen
-from rankwise.launch.plan import Nodes, check_nproc
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 
+from rankwise._launch.oom import kills, word
 from rankwise.errors import LaunchError
-from rankwise.launch.memory import kills, word
 from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Debugged, Done, Phase, Warned
 from rankwise.testing.warm import WarmRanks
 

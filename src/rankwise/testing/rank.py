@@ -28,10 +28,10 @@ from _pytest.config import create_terminal_writer
 
 import rankwise
 from rankwise._environment.nesting import run_marks
+from rankwise._launch.forkserver.ipc import packed, receive
+from rankwise._launch.forkserver.worker import pickled_error
+from rankwise._launch.rank_traceback import is_consequence
 from rankwise._session.session import summary
-from rankwise.launch.raised import is_consequence
-from rankwise.launch.rank import pickled_error
-from rankwise.launch.wire import packed, receive
 from rankwise.testing import coverage, shared_output
 from rankwise.testing.collecting import Collecting
 from rankwise.testing.debugging import Debugging, put_back_handler

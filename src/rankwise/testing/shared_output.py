@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
-from rankwise.launch.output import label
+from rankwise._launch.output import label
 
 # Who has written the last line of an output, if the line was not finished: a process, and a descriptor of it.
 _WRITER: Final = struct.Struct("<qq")

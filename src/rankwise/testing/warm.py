@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
+from rankwise._launch.forkserver.client import ForkServer, received
+from rankwise._launch.forkserver.ipc import Event, Outcome, Request, packed, take
+from rankwise._launch.reaper import MARK, SECONDS_TO_END
+from rankwise._launch.report import ending
+from rankwise._launch.spec import common_environ
 from rankwise.errors import LaunchError, RankFailure
-from rankwise.launch.descendants import MARK, SECONDS_TO_END
-from rankwise.launch.fork_server import ForkServer, received
-from rankwise.launch.plan import common_environ
-from rankwise.launch.report import ending
-from rankwise.launch.wire import Event, Outcome, Request, packed, take
 from rankwise.testing.messages import Broken
 from rankwise.testing.rank import STACKS
 

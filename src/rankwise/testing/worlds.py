@@ -19,11 +19,11 @@ from typing import Any, Final
 import pytest
 from torch.distributed import Store
 
+from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.interpreter import search_path
 from rankwise._pickling import dumps
 from rankwise._rendezvous.store import serve
 from rankwise.errors import LaunchError
-from rankwise.launch.call import FunctionCall
-from rankwise.launch.interpreter import search_path
 from rankwise.testing import coverage
 from rankwise.testing.collecting import name_of
 from rankwise.testing.conduct import START_SECONDS, Conductor, Outcome

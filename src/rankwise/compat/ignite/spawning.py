@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, Final, TypeGuard
 
+from rankwise._launch.api import launch_call
+from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.spec import Nodes, check_nproc
 from rankwise.compat.ignite.identity import get_local_rank
 from rankwise.compat.ignite.installing import install, is_installed
 from rankwise.compat.ignite.joining import Method, check_backend, join, seconds
 from rankwise.errors import InvalidArgumentError
-from rankwise.launch.call import FunctionCall
-from rankwise.launch.functions import launch_call
-from rankwise.launch.plan import Nodes, check_nproc
 
 _ACCEPTED: Final = (
     "nnodes",

@@ -12,8 +12,8 @@ from rankwise._dependencies import require_torch
 from rankwise._environment.facts import OVERRIDES
 from rankwise._environment.nesting import run_marks
 from rankwise._integers import integer
+from rankwise._launch.forkserver.ipc import Request
 from rankwise.errors import InvalidArgumentError, shown
-from rankwise.launch.wire import Request
 
 # More processes than this for each core is a typing error: every one of them holds torch.
 _PER_CORE: Final = 16

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rankwise._dependencies import require_torch
+from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.host_limits import lack_explained
+from rankwise._launch.output import Screen
+from rankwise._launch.spec import Nodes, Plan, check_nproc, common_environ
+from rankwise._launch.supervisor import Pool
 from rankwise._pickling import loads
 from rankwise.errors import InvalidArgumentError, shown
-from rankwise.launch.call import FunctionCall
-from rankwise.launch.output import Screen
-from rankwise.launch.plan import Nodes, Plan, check_nproc, common_environ
-from rankwise.launch.pool import Pool
-from rankwise.launch.resources import lack_explained
 
 R = TypeVar("R")
 
@@ -74,7 +74,7 @@ def launch_call(
     argv = tuple(map(str, getattr(sys, "argv", ())))
     plan = Plan(nproc=nproc, kind="function", argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ)
     with lack_explained(), Pool(environ, screen=screen or Screen(nproc=nproc)) as pool:
-        from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
+        from rankwise._launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)
     return [loads(ranks[rank].outcome.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all returned

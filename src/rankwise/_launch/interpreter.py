@@ -18,7 +18,7 @@ _BOOTSTRAP: Final = (
     "at = next((at for at, entry in enumerate(own) if entry.endswith('-packages')), len(own)); "
     "sys.path[at:at] = [entry for entry in {homes!r} if entry not in own]; "
     "sys.path += [entry for entry in {others!r} if entry not in sys.path]; "
-    "from rankwise.launch.{module} import main; main(own)"
+    "from rankwise._launch.{module} import main; main(own)"
 )
 # Ranks write the command that they run over this one.
 _ROOM_FOR_TITLE: Final = 2048
@@ -36,8 +36,9 @@ _FORGOTTEN: Final = (
 
 
 def command(module: str) -> list[str]:
-    """Return what starts a new interpreter that calls `main` of a module of `rankwise.launch` with its own search path;
-    arguments may follow.
+    """Return the command of an interpreter that calls `main` of a module of `rankwise._launch`; arguments may follow.
+
+    It has this one's search path.
 
     Raises:
         LaunchError: There is no interpreter to start.

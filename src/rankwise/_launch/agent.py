@@ -16,13 +16,13 @@ from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
+from rankwise._launch.elastic import LoopbackRendezvous, between_hosts
+from rankwise._launch.oom import kills, word
+from rankwise._launch.rank_process import Rank
+from rankwise._launch.report import describe, failed_before, failures_of, raise_failures
+from rankwise._launch.spec import Plan
+from rankwise._launch.supervisor import FAILED, TERMINATED, Pool, interrupted
 from rankwise.errors import RankFailedError
-from rankwise.launch.memory import kills, word
-from rankwise.launch.plan import Plan
-from rankwise.launch.pool import FAILED, TERMINATED, Pool, interrupted
-from rankwise.launch.report import describe, failed_before, failures_of, raise_failures
-from rankwise.launch.started import Rank
-from rankwise.launch.store import LoopbackRendezvous, between_hosts
 
 # How long the agent waits for its ranks before it looks whether nodes want to join.
 _LOOK_SECONDS: Final = 1.0

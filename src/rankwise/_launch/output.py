@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Final, TextIO
 
-from rankwise.launch.writer import Sink, StandIn, Writer
+from rankwise._launch.stream_writer import Sink, StandIn, Writer
 
 # How long whoever reads what ranks have printed may read nothing after their end, until the rest is discarded: a person
 # with a pager; somebody who has stopped the launcher.

@@ -10,14 +10,14 @@ from types import FrameType
 from typing import Final
 
 from rankwise._dependencies import require_torch
+from rankwise._launch.host_limits import lack_explained
+from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
+from rankwise._launch.report import exit_status
+from rankwise._launch.spec import Plan
+from rankwise._launch.standard_streams import open_standard_streams
+from rankwise._launch.supervisor import Pool
+from rankwise._launch.targets import NotExecutableError, check_target
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
-from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
-from rankwise.launch.plan import Plan
-from rankwise.launch.pool import Pool
-from rankwise.launch.report import exit_status
-from rankwise.launch.resources import lack_explained
-from rankwise.launch.streams import open_standard_streams
-from rankwise.launch.targets import NotExecutableError, check_target
 
 # A command's exit statuses.
 _FOUND_A_FAULT: Final = 1
@@ -64,7 +64,7 @@ def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = Non
         _terminated_by_signals(),
         Pool(plan.environ, screen=screen, preload=preload, owner=True) as pool,
     ):
-        from rankwise.launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
+        from rankwise._launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         run(plan, pool)
     screen.note(f"rankwise: {plan.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)

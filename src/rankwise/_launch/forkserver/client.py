@@ -11,10 +11,10 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 
+from rankwise._launch.forkserver.ipc import MESSAGE, PIECE_BYTES, Event, Order
+from rankwise._launch.interpreter import command
+from rankwise._launch.reaper import MARK, SECONDS_TO_END, end_descendants, end_marked
 from rankwise.errors import LaunchError
-from rankwise.launch.descendants import MARK, SECONDS_TO_END, end_descendants, end_marked
-from rankwise.launch.interpreter import command
-from rankwise.launch.wire import MESSAGE, PIECE_BYTES, Event, Order
 
 
 class ForkServer:
@@ -42,7 +42,7 @@ class ForkServer:
         self._has_spoken = False
         # Elsewhere what a process has imported does not survive a fork for certain.
         mode = "fork" if preload and sys.platform == "linux" else "fresh"
-        start = command("server")
+        start = command("forkserver.server")
         self.control, theirs = map(_beyond_standard_streams, socket.socketpair())
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter

@@ -6,8 +6,8 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-from rankwise.launch.output import Lines
-from rankwise.launch.wire import Outcome, take
+from rankwise._launch.forkserver.ipc import Outcome, take
+from rankwise._launch.output import Lines
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rankwise._launch.interpreter import search_path
+from rankwise._launch.main_module import MainModule
 from rankwise._pickling import Definitions, Pickler, dumps_by_value, encoded, loads
 from rankwise.errors import InvalidArgumentError
-from rankwise.launch.interpreter import search_path
-from rankwise.launch.main_module import MainModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

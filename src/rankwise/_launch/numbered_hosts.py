@@ -11,11 +11,11 @@ from typing import Final
 from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from rankwise._launch.spec import Nodes
 from rankwise._rendezvous.endpoint import is_loopback, parse_address
 from rankwise._rendezvous.membership import ranks_text
 from rankwise._rendezvous.store import connect, serve, wait_for
 from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, LaunchError, printable
-from rankwise.launch.plan import Nodes
 
 _TIMEOUT: Final = 600.0
 _PAUSE_SECONDS: Final = 0.2

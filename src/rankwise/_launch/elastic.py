@@ -14,11 +14,11 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
+from rankwise._launch.numbered_hosts import FixedRendezvous, NumberedHosts
+from rankwise._launch.spec import Nodes
 from rankwise._rendezvous.endpoint import LOOPBACK
 from rankwise._rendezvous.store import serve
 from rankwise.errors import JoinError, LaunchError
-from rankwise.launch.hosts import FixedRendezvous, NumberedHosts
-from rankwise.launch.plan import Nodes
 
 _TIMEOUT: Final = 300.0
 

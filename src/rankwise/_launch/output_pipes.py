@@ -10,8 +10,8 @@ from collections.abc import Callable
 from io import RawIOBase
 from typing import TextIO
 
-from rankwise.launch.output import Lines, Screen
-from rankwise.launch.wire import PIECE_BYTES
+from rankwise._launch.forkserver.ipc import PIECE_BYTES
+from rankwise._launch.output import Lines, Screen
 
 
 class Outlets:

@@ -9,8 +9,8 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from rankwise._launch.interpreter import working_directory
 from rankwise.errors import InvalidArgumentError
-from rankwise.launch.interpreter import working_directory
 
 
 class NotExecutableError(InvalidArgumentError):

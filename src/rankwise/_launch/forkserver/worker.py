@@ -23,14 +23,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rankwise._launch.forkserver.interpreter_exit import flush, leave
+from rankwise._launch.forkserver.ipc import Outcome, Request, packed, receive
+from rankwise._launch.interpreter import options
+from rankwise._launch.main_module import prepare_script
+from rankwise._launch.process_title import set_title
+from rankwise._launch.rank_traceback import formatted, is_consequence, users_part
+from rankwise._launch.thread_settings import set_too_late
 from rankwise.errors import message_of, summary
-from rankwise.launch.interpreter import options
-from rankwise.launch.leaving import flush, leave
-from rankwise.launch.main_module import prepare_script
-from rankwise.launch.raised import formatted, is_consequence, users_part
-from rankwise.launch.threads import set_too_late
-from rankwise.launch.title import set_title
-from rankwise.launch.wire import Outcome, Request, packed, receive
 
 _NOT_RUN: Final = 126
 # What the interpreter ignores from its start on, and programs do not expect to find ignored.

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from rankwise._launch.rank_process import Rank
 from rankwise._pickling import loads
 from rankwise._rendezvous.membership import ranks_text
 from rankwise.errors import RankFailedError, RankFailure, shortened
-from rankwise.launch.started import Rank
 
 _MEANING: Final = {
     signal.SIGKILL: "out of memory?",

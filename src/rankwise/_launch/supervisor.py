@@ -15,15 +15,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
+from rankwise._launch.forkserver.client import ForkServer, received
+from rankwise._launch.forkserver.ipc import Event, Request, packed
+from rankwise._launch.host_limits import advice
+from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
+from rankwise._launch.output_pipes import Outlets
+from rankwise._launch.rank_process import Rank
+from rankwise._launch.reaper import MARK, SECONDS_TO_END, adopt_orphans
 from rankwise._rendezvous.membership import ranks_text
 from rankwise.errors import LaunchError
-from rankwise.launch.descendants import MARK, SECONDS_TO_END, adopt_orphans
-from rankwise.launch.fork_server import ForkServer, received
-from rankwise.launch.outlets import Outlets
-from rankwise.launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
-from rankwise.launch.resources import advice
-from rankwise.launch.started import Rank
-from rankwise.launch.wire import Event, Request, packed
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Final
 
-from rankwise.launch.descendants import adopt_orphans, die_with_parent, end_descendants, reap
-from rankwise.launch.interpreter import command
-from rankwise.launch.leaving import leave
-from rankwise.launch.rank import run
-from rankwise.launch.streams import open_standard_streams
-from rankwise.launch.title import set_title
-from rankwise.launch.wire import DESCRIPTORS, MESSAGE, Event, Order
+from rankwise._launch.forkserver.interpreter_exit import leave
+from rankwise._launch.forkserver.ipc import DESCRIPTORS, MESSAGE, Event, Order
+from rankwise._launch.forkserver.worker import run
+from rankwise._launch.interpreter import command
+from rankwise._launch.process_title import set_title
+from rankwise._launch.reaper import adopt_orphans, die_with_parent, end_descendants, reap
+from rankwise._launch.standard_streams import open_standard_streams
 
 # What most programs import: before the ranks are forked that costs once what else it costs each of them.
 PRELOADED: Final = ("torch", "torch.distributed", "cloudpickle", "rankwise")
@@ -162,7 +162,7 @@ class Server:
         if not self._forking:
             os.set_inheritable(connection, True)
             os.set_inheritable(crashes, True)
-            os.execv(sys.executable, [*command("rank"), str(connection), str(crashes)])  # noqa: S606
+            os.execv(sys.executable, [*command("forkserver.worker"), str(connection), str(crashes)])  # noqa: S606
         return connection, crashes
 
     def _tell_of_the_dead(self) -> None:
