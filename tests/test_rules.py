@@ -32,15 +32,15 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "_launch/spec.py",
         "_launch/forkserver/worker.py",
         "_session/current.py",
-        "testing/rank.py",
-        "testing/state.py",
+        "testing/_plugin/rank_session.py",
+        "testing/_plugin/leaks.py",
     }
     writing = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
         if re.search(r"os\.environ(\[[^]]+\] =|\.(update|pop|clear|setdefault))|os\.putenv", path.read_text())
     }
-    wanted = {"_torch.py", "compat/mmcv.py", "_launch/forkserver/worker.py", "testing/rank.py"}
+    wanted = {"_torch.py", "compat/mmcv.py", "_launch/forkserver/worker.py", "testing/_plugin/rank_session.py"}
     assert writing == wanted, "in C alone; where mmcv's users read it; in the child itself, twice"
 
 

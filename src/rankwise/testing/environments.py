@@ -11,7 +11,7 @@ from typing import Final
 from rankwise._arguments import as_text
 from rankwise._environment.facts import MAX_PORT
 from rankwise._integers import integer
-from rankwise.testing.placing import between, compressed, places, tasks_per_node
+from rankwise.testing._placement import between, compressed, places, tasks_per_node
 
 Environs = list[dict[str, str]]
 

@@ -15,7 +15,7 @@ import pytest
 
 from rankwise._dependencies import require_torch
 from rankwise.errors import InvalidArgumentError
-from rankwise.testing.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
+from rankwise.testing._plugin.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
 
 if TYPE_CHECKING:
     from rankwise._session.session import Session
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
     if not _is_rank(config):
-        from rankwise.testing.dispatch import Dispatch  # noqa: PLC0415 - ranks do not need it
+        from rankwise.testing._plugin.scheduler import Dispatch  # noqa: PLC0415 - ranks do not need it
 
         config.pluginmanager.register(Dispatch(config), "rankwise-dispatch")
 
@@ -58,7 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     is_rank = _is_rank(item.config)
     ranks = ranks_of(item) if is_rank or size_of(item) == SERIAL else None
     if ranks is not None and ranks.wants_more_than_the_cpu:
-        from rankwise.testing.joined import take_device  # noqa: PLC0415 - imports torch
+        from rankwise.testing._plugin.fixtures import take_device  # noqa: PLC0415 - imports torch
 
         take_device(ranks, is_rank=is_rank)
 
@@ -76,12 +76,12 @@ def world(request: pytest.FixtureRequest) -> Iterator[Session]:
     In a world of ranks there is a process group, of this test alone. In the serial one nothing is joined.
     """
     require_torch("the fixture `world`")
-    from rankwise.testing.joined import alone, joined  # noqa: PLC0415 - imports torch
+    from rankwise.testing._plugin.fixtures import alone, joined  # noqa: PLC0415 - imports torch
 
     with joined(request.node) if _is_rank(request.config) else alone(request.node) as session:
         yield session
 
 
 def _is_rank(config: pytest.Config) -> bool:
-    rank = sys.modules.get("rankwise.testing.rank")
+    rank = sys.modules.get("rankwise.testing._plugin.rank_session")
     return rank is not None and config.pluginmanager.has_plugin(rank.PLUGIN)

@@ -15,8 +15,8 @@ import pytest
 
 from rankwise._launch.oom import kills, word
 from rankwise.errors import LaunchError
-from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Debugged, Done, Phase, Warned
-from rankwise.testing.warm import WarmRanks
+from rankwise.testing._plugin.messages import PHASES, Aside, Begun, Broken, Debugged, Done, Phase, Warned
+from rankwise.testing._plugin.worker_pool import WarmRanks
 
 # How long ranks that are alive may take to start, with the modules of the tests.
 START_SECONDS: Final = 120.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.testing.messages import Place
+from rankwise.testing._plugin.messages import Place
 
 
 def name_of(item: pytest.Item) -> str:

@@ -14,8 +14,8 @@ from rankwise._session.api import init
 from rankwise._session.current import InForce, close_in_force, forget, read_environment
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise._session.session import Session
-from rankwise.testing.marker import Ranks, ranks_of
-from rankwise.testing.rank import CLOSED, FAILURE
+from rankwise.testing._plugin.marker import Ranks, ranks_of
+from rankwise.testing._plugin.rank_session import CLOSED, FAILURE
 
 # Beyond the test's own limit, which tells more, and does not pass while somebody debugs a rank.
 _LATER_SECONDS: Final = 24 * 3600.0

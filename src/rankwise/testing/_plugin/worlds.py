@@ -24,16 +24,16 @@ from rankwise._launch.interpreter import search_path
 from rankwise._pickling import dumps
 from rankwise._rendezvous.store import serve
 from rankwise.errors import LaunchError
-from rankwise.testing import coverage
-from rankwise.testing.collecting import name_of
-from rankwise.testing.conduct import START_SECONDS, Conductor, Outcome
+from rankwise.testing._plugin import coverage
+from rankwise.testing._plugin.collection import name_of
+from rankwise.testing._plugin.marker import Ranks
+from rankwise.testing._plugin.messages import Place, Run, Task
+from rankwise.testing._plugin.rank_session import be_rank, travels
+from rankwise.testing._plugin.runner import START_SECONDS, Conductor, Outcome
+from rankwise.testing._plugin.snapshots import DISABLE_UNUSED
+from rankwise.testing._plugin.tracebacks import interrupt_in
+from rankwise.testing._plugin.worker_pool import WarmRanks
 from rankwise.testing.environments import fake_torchrun
-from rankwise.testing.marker import Ranks
-from rankwise.testing.messages import Place, Run, Task
-from rankwise.testing.rank import be_rank, travels
-from rankwise.testing.snapshots import DISABLE_UNUSED
-from rankwise.testing.stacks import interrupt_in
-from rankwise.testing.warm import WarmRanks
 
 # Ranks write no reports, choose no tests and start no workers.
 _OPTIONS_OF_RANKS: Final[Mapping[str, Any]] = {

@@ -32,13 +32,13 @@ from rankwise._launch.forkserver.ipc import packed, receive
 from rankwise._launch.forkserver.worker import pickled_error
 from rankwise._launch.rank_traceback import is_consequence
 from rankwise._session.session import summary
-from rankwise.testing import coverage, shared_output
-from rankwise.testing.collecting import Collecting
-from rankwise.testing.debugging import Debugging, put_back_handler
-from rankwise.testing.letting_go import LettingGo
-from rankwise.testing.messages import PHASES, Aside, Begun, Broken, Done, Phase, Run, Task, Warned
-from rankwise.testing.snapshots import EndInTurn
-from rankwise.testing.state import RandomState, State
+from rankwise.testing._plugin import coverage, shared_output
+from rankwise.testing._plugin.collection import Collecting
+from rankwise.testing._plugin.debugging import Debugging, put_back_handler
+from rankwise.testing._plugin.leaks import RandomState, State
+from rankwise.testing._plugin.messages import PHASES, Aside, Begun, Broken, Done, Phase, Run, Task, Warned
+from rankwise.testing._plugin.snapshots import EndInTurn
+from rankwise.testing._plugin.teardown import LettingGo
 
 # The name under which what makes a process a rank is registered with pytest.
 PLUGIN: Final = "rankwise-rank"

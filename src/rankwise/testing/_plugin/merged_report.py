@@ -11,9 +11,9 @@ from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLoca
 
 from rankwise._rendezvous.membership import ranks_text
 from rankwise.errors import shortened
-from rankwise.testing import stacks
-from rankwise.testing.conduct import Attempt, Outcome
-from rankwise.testing.messages import PHASES, Phase
+from rankwise.testing._plugin import tracebacks
+from rankwise.testing._plugin.messages import PHASES, Phase
+from rankwise.testing._plugin.runner import Attempt, Outcome
 
 # In pytest's summary; below the test are all.
 _STORIES_NAMED: Final = 3
@@ -147,7 +147,7 @@ class _WorldPhase:
                 stories[rank] = _story(phase, report)
             elif attempt.ended and _stopped_in(attempt) == self._when:
                 what, _, rest = attempt.ended.partition("\n")
-                details = f"{rest}\n{stacks.trimmed(attempt.stack)}".strip()
+                details = f"{rest}\n{tracebacks.trimmed(attempt.stack)}".strip()
                 stories[rank] = _Story(
                     what=what, where=f"{what}\n{details}", details=details, order=(False, attempt.ended_ns)
                 )
@@ -173,9 +173,9 @@ class _WorldPhase:
             if story.details and not (story.order[0] and len(headline) > len(told)):  # its cause was told before
                 parts += _shown(story.details)
         if late:
-            headline.append(f"{self._outcome.reason}: {stacks.summary(late, file)}")
+            headline.append(f"{self._outcome.reason}: {tracebacks.summary(late, file)}")
             parts.append((_text(headline[-1]), None))
-            parts += [(_text(f"{title}\n{stack}"), None) for title, stack in stacks.grouped(late, file)]
+            parts += [(_text(f"{title}\n{stack}"), None) for title, stack in tracebacks.grouped(late, file)]
         shown = [*headline[:_STORIES_NAMED], *["..."] * (len(headline) > _STORIES_NAMED), passed]
         crash = ReprFileLocation(file, (self._item.location[1] or 0) + 1, "; ".join(shown))
         return ExceptionChainRepr([(_text(passed), crash, None), *((part, crash, note) for part, note in parts)])

@@ -19,8 +19,8 @@ from rankwise._launch.reaper import MARK, SECONDS_TO_END
 from rankwise._launch.report import ending
 from rankwise._launch.spec import common_environ
 from rankwise.errors import LaunchError, RankFailure
-from rankwise.testing.messages import Broken
-from rankwise.testing.rank import STACKS
+from rankwise.testing._plugin.messages import Broken
+from rankwise.testing._plugin.rank_session import STACKS
 
 # How long ranks may take to put away their fixtures of wider scope and write their coverage, and then to end.
 _LEAVE_SECONDS: Final = 60.0
@@ -106,7 +106,7 @@ class WarmRanks:
         self._selector = selectors.DefaultSelector()
         self._swept = False
         self._environ = common_environ(os.cpu_count() or 1, one_host=True)  # one thread each
-        self._server = ForkServer(self._environ, prepare="rankwise.testing.rank:load_plugins")
+        self._server = ForkServer(self._environ, prepare="rankwise.testing._plugin.rank_session:load_plugins")
         self._selector.register(self._server.control, selectors.EVENT_READ, self._hear_server)
 
     def start(

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from rankwise.testing.messages import PHASES
+from rankwise.testing._plugin.messages import PHASES
 
 if TYPE_CHECKING:
-    from rankwise.testing.conduct import Outcome
+    from rankwise.testing._plugin.runner import Outcome
 
 _MODULE: Final = "pytest_rerunfailures"
 # What runs the phases of a test there.

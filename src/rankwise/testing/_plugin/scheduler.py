@@ -10,13 +10,13 @@ import pytest
 
 from rankwise._dependencies import require_torch
 from rankwise.errors import InvalidArgumentError, MissingDependencyError
-from rankwise.testing import snapshots
-from rankwise.testing.marker import SERIAL, ranks_of, size_of
-from rankwise.testing.reruns import Reruns
+from rankwise.testing._plugin import snapshots
+from rankwise.testing._plugin.marker import SERIAL, ranks_of, size_of
+from rankwise.testing._plugin.reruns import Reruns
 
 if TYPE_CHECKING:
-    from rankwise.testing.conduct import Outcome
-    from rankwise.testing.worlds import Worlds
+    from rankwise.testing._plugin.runner import Outcome
+    from rankwise.testing._plugin.worlds import Worlds
 
 _TESTS_NAMED: Final = 10
 _WITHOUT_TESTS: Final = ("collectonly", "setuponly", "setupplan")
@@ -45,7 +45,7 @@ class Dispatch:
         finally:
             problems = () if self._worlds is None else self._worlds.close()
             if problems and self._last is not None:
-                from rankwise.testing.folding import broken  # noqa: PLC0415 - imports torch
+                from rankwise.testing._plugin.merged_report import broken  # noqa: PLC0415 - imports torch
 
                 report = broken(self._last, "\n".join(problems), "teardown")
                 self._last.ihook.pytest_runtest_logreport(report=report)
@@ -116,11 +116,11 @@ class Dispatch:
     def _show_interrupted(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show where ranks were when Ctrl-C came."""
         if self._worlds is not None and self._worlds.interrupted and self._last is not None:
-            from rankwise.testing import stacks  # noqa: PLC0415 - for this alone
+            from rankwise.testing._plugin import tracebacks  # noqa: PLC0415 - for this alone
 
             terminalreporter.section("ranks that were interrupted")
             terminalreporter.line(self._last.nodeid)
-            for title, stack in stacks.grouped(self._worlds.interrupted, str(self._last.path)):
+            for title, stack in tracebacks.grouped(self._worlds.interrupted, str(self._last.path)):
                 terminalreporter.line(f"{title}\n{stack}")
 
     def _prepare(self, session: pytest.Session) -> None:
@@ -141,7 +141,7 @@ class Dispatch:
                 require_torch("a test that runs in ranks")
             except MissingDependencyError as error:
                 raise pytest.UsageError(str(error)) from None
-            from rankwise.testing.worlds import Worlds  # noqa: PLC0415 - imports torch
+            from rankwise.testing._plugin.worlds import Worlds  # noqa: PLC0415 - imports torch
 
             self._worlds = Worlds(self._config)
             self._note = snapshots.keep(self._config, list(self._following))
@@ -160,7 +160,7 @@ class Dispatch:
         self, item: pytest.Item, finish: Callable[[], Outcome] | str
     ) -> tuple[list[pytest.TestReport], Outcome | None]:
         """Return what to report of a test, and how it went, if it has begun."""
-        from rankwise.testing.folding import broken, fold  # noqa: PLC0415 - imports torch
+        from rankwise.testing._plugin.merged_report import broken, fold  # noqa: PLC0415 - imports torch
 
         if isinstance(finish, str):
             return [broken(item, finish)], None

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 from _pytest.capture import DontReadFromInput
 
-from rankwise.testing.messages import Debugged
+from rankwise.testing._plugin.messages import Debugged
 
 _BETWEEN: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/")
 
