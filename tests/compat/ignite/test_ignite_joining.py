@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rankwise as rw
-from rankwise.compat.ignite.joining import UnusableEnvironmentError
+from rankwise.compat.ignite._initialize import UnusableEnvironmentError
 from tests.session.worlds import free_port, plain, run_ranks
 
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ignite_join.py")

@@ -10,17 +10,27 @@ import sys
 from types import ModuleType
 
 from rankwise._session.getters import hostname
-from rankwise.compat.ignite.auto import auto_dataloader, auto_model, auto_optim
-from rankwise.compat.ignite.collectives import (
+from rankwise.compat.ignite._auto import auto_dataloader, auto_model, auto_optim
+from rankwise.compat.ignite._initialize import finalize, initialize
+from rankwise.compat.ignite._install import install
+from rankwise.compat.ignite._models import (
+    available_backends,
+    has_hvd_support,
+    has_native_dist_support,
+    has_xla_support,
+    registered_computation_models,
+)
+from rankwise.compat.ignite._one_rank import one_rank_first, one_rank_only
+from rankwise.compat.ignite._operations import (
     all_gather,
     all_gather_tensors_with_shapes,
     all_reduce,
     barrier,
     broadcast,
 )
-from rankwise.compat.ignite.control import one_rank_first, one_rank_only
-from rankwise.compat.ignite.groups import new_group
-from rankwise.compat.ignite.identity import (
+from rankwise.compat.ignite._parallel import Parallel
+from rankwise.compat.ignite._placement import set_local_rank, sync
+from rankwise.compat.ignite._queries import (
     backend,
     device,
     get_local_rank,
@@ -32,19 +42,9 @@ from rankwise.compat.ignite.identity import (
     model_name,
     show_config,
 )
-from rankwise.compat.ignite.installing import install
-from rankwise.compat.ignite.joining import finalize, initialize
-from rankwise.compat.ignite.models import (
-    available_backends,
-    has_hvd_support,
-    has_native_dist_support,
-    has_xla_support,
-    registered_computation_models,
-)
-from rankwise.compat.ignite.parallel import Parallel
-from rankwise.compat.ignite.place import set_local_rank, sync
-from rankwise.compat.ignite.sampler import DistributedProxySampler
-from rankwise.compat.ignite.spawning import spawn
+from rankwise.compat.ignite._sampler import DistributedProxySampler
+from rankwise.compat.ignite._spawn import spawn
+from rankwise.compat.ignite._subgroups import new_group
 
 __all__ = [
     "DistributedProxySampler",

@@ -5,8 +5,8 @@ Rank and world size come from one source, whether the ranks have joined or not; 
 
 from __future__ import annotations
 
-from rankwise.compat.vis4d.files import all_gather_object_cpu, create_tmpdir
-from rankwise.compat.vis4d.objects import (
+from rankwise.compat.vis4d._file_exchange import all_gather_object_cpu, create_tmpdir
+from rankwise.compat.vis4d._objects import (
     UnsupportedBackendError,
     all_gather_object_gpu,
     broadcast,
@@ -15,7 +15,7 @@ from rankwise.compat.vis4d.objects import (
     serialize_to_tensor,
     tensor2obj,
 )
-from rankwise.compat.vis4d.ranks import (
+from rankwise.compat.vis4d._ranks import (
     distributed_available,
     get_local_rank,
     get_rank,
@@ -23,7 +23,7 @@ from rankwise.compat.vis4d.ranks import (
     rank_zero_only,
     synchronize,
 )
-from rankwise.compat.vis4d.tensors import all_reduce_dict, is_module_wrapper, reduce_mean
+from rankwise.compat.vis4d._tensors import all_reduce_dict, is_module_wrapper, reduce_mean
 
 __all__ = [
     "UnsupportedBackendError",

@@ -16,8 +16,8 @@ from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.group import Comm
 from rankwise._session.api import adopt_part
 from rankwise._session.session import Session
-from rankwise.compat.ignite.partial import make_group
-from rankwise.compat.ignite.place import joined
+from rankwise.compat.ignite._partial_groups import make_group
+from rankwise.compat.ignite._placement import joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 

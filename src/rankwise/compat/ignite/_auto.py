@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from rankwise.compat.ignite.identity import device, get_nproc_per_node, get_rank, get_world_size
-from rankwise.compat.ignite.logs import tell
-from rankwise.compat.ignite.sampler import DistributedProxySampler
+from rankwise.compat.ignite._logging import tell
+from rankwise.compat.ignite._queries import device, get_nproc_per_node, get_rank, get_world_size
+from rankwise.compat.ignite._sampler import DistributedProxySampler
 from rankwise.errors import InvalidArgumentError
 
 _LOADER: Final = "auto.auto_dataloader"

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
-from rankwise.compat.ignite.identity import get_rank, get_world_size
+from rankwise.compat.ignite._queries import get_rank, get_world_size
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 

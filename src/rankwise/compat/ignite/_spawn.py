@@ -10,9 +10,9 @@ from typing import Any, Final, TypeGuard
 from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.spec import Nodes, check_nproc
-from rankwise.compat.ignite.identity import get_local_rank
-from rankwise.compat.ignite.installing import install, is_installed
-from rankwise.compat.ignite.joining import Method, check_backend, join, seconds
+from rankwise.compat.ignite._initialize import Method, check_backend, join, seconds
+from rankwise.compat.ignite._install import install, is_installed
+from rankwise.compat.ignite._queries import get_local_rank
 from rankwise.errors import InvalidArgumentError
 
 _ACCEPTED: Final = (

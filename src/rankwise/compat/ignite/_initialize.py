@@ -16,8 +16,8 @@ from rankwise._session import current
 from rankwise._session.api import adopt, init
 from rankwise._session.lifecycle import load_what_would_keep_a_group
 from rankwise._session.session import Session
-from rankwise.compat.ignite.models import available_backends
-from rankwise.compat.ignite.place import forget_hint, joined, learn_places
+from rankwise.compat.ignite._models import available_backends
+from rankwise.compat.ignite._placement import forget_hint, joined, learn_places
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
 
 _ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")
