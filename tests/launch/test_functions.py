@@ -20,7 +20,7 @@ import torch.distributed as dist
 import rankwise as rw
 from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.spec import Nodes
+from rankwise._rendezvous.nodes import Nodes
 from tests.session.worlds import free_port
 
 

@@ -14,7 +14,7 @@ import pytest
 import rankwise as rw
 from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.spec import Nodes
+from rankwise._rendezvous.nodes import Nodes
 from tests.session.worlds import clean_environ, free_port, garbage_thrown
 
 

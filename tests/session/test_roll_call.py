@@ -11,8 +11,9 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import rankwise as rw
 from rankwise._environment.detect import detect
-from rankwise._rendezvous.membership import Answer, Hello, answers, conflict, missing, ranks_text
+from rankwise._rendezvous.membership import Answer, Hello, answers, conflict, missing
 from rankwise._rendezvous.store import roll_call
+from rankwise._text import ranks_text
 
 
 def hello(rank: int, host: str, **more: object) -> Hello:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rankwise._comm.control.connect import Introduction
 from rankwise._comm.control.mesh import Mesh, looking_at
 from rankwise._comm.control.protocol import Elsewhere, Frame, Kind
-from rankwise._session.closing import await_rest
+from rankwise._comm.gloo_threads import await_rest
 from rankwise.errors import CollectiveError, RankwiseError
 
 

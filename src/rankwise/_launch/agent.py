@@ -16,12 +16,12 @@ from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
-from rankwise._launch.elastic import LoopbackRendezvous, between_hosts
 from rankwise._launch.oom import kills, word
 from rankwise._launch.rank_process import Rank
 from rankwise._launch.report import describe, failed_before, failures_of, raise_failures
 from rankwise._launch.spec import Plan
 from rankwise._launch.supervisor import FAILED, TERMINATED, Pool, interrupted
+from rankwise._rendezvous.elastic import LoopbackRendezvous, between_hosts
 from rankwise.errors import RankFailedError
 
 # How long the agent waits for its ranks before it looks whether nodes want to join.

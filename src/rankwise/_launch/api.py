@@ -11,9 +11,10 @@ from rankwise._dependencies import require_torch
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.host_limits import lack_explained
 from rankwise._launch.output import Screen
-from rankwise._launch.spec import Nodes, Plan, check_nproc, common_environ
+from rankwise._launch.spec import Plan, check_nproc, common_environ
 from rankwise._launch.supervisor import Pool
 from rankwise._pickling import loads
+from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
 
 R = TypeVar("R")

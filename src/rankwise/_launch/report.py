@@ -10,7 +10,7 @@ from typing import Final
 
 from rankwise._launch.rank_process import Rank
 from rankwise._pickling import loads
-from rankwise._rendezvous.membership import ranks_text
+from rankwise._text import ranks_text
 from rankwise.errors import RankFailedError, RankFailure, shortened
 
 _MEANING: Final = {

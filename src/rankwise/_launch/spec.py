@@ -13,6 +13,7 @@ from rankwise._environment.facts import OVERRIDES
 from rankwise._environment.nesting import run_marks
 from rankwise._integers import integer
 from rankwise._launch.forkserver.ipc import Request
+from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
 
 # More processes than this for each core is a typing error: every one of them holds torch.
@@ -26,28 +27,6 @@ GRACE_SECONDS: Final = 10.0
 _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # What the user said of the launcher's place is not true of its ranks.
 _NOT_THEIRS: Final = frozenset(OVERRIDES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
-    """The hosts of a world, each with a launcher of its own, and how these find each other. As torchrun's flags say.
-
-    Attributes:
-        least, most: How many hosts.
-        backend: "static", "c10d", or another that torch knows.
-        endpoint: Where they meet: "host:port".
-        run_id: The same for all hosts of one run.
-        node_rank: Which of them this one is, where the backend does not decide that.
-        options: The backend's own.
-    """
-
-    least: int
-    most: int
-    backend: str
-    endpoint: str
-    run_id: str
-    node_rank: int = 0
-    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP,
 from rankwise._launch.output_pipes import Outlets
 from rankwise._launch.rank_process import Rank
 from rankwise._launch.reaper import MARK, SECONDS_TO_END, adopt_orphans
-from rankwise._rendezvous.membership import ranks_text
+from rankwise._text import ranks_text
 from rankwise.errors import LaunchError
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
-from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._net.addresses import LOOPBACK
 from rankwise.errors import JoinError
 
 # How long somebody who connected may take to say who it is, however it spends that time.

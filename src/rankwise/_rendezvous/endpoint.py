@@ -12,9 +12,8 @@ from typing import Final
 
 from rankwise._arguments import as_text
 from rankwise._environment.facts import MAX_PORT, Fact, Reading, parse_int
+from rankwise._net.addresses import LOOPBACK, is_loopback
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
-
-LOOPBACK: Final = "127.0.0.1"
 
 # Derived ports lie below Linux's ephemeral range (32768 on), so that no outgoing connection holds one by chance.
 _FIRST_PORT: Final = 20000
@@ -126,8 +125,3 @@ def _ports(name: str) -> tuple[int, ...]:
     digest = hashlib.blake2s(name.encode()).digest()
     numbers = (int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(_CANDIDATES))
     return tuple(dict.fromkeys(_FIRST_PORT + number % _PORT_COUNT for number in numbers))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this host can come to a host of that name."""
-    return host in {"localhost", "::1"} or host.startswith("127.")

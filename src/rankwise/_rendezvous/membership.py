@@ -7,15 +7,15 @@ the launcher left out: who shares a node with whom.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from rankwise._environment.facts import MAX_PORT, Fact, Reading
 from rankwise._net.json_lines import decoded, encoded
+from rankwise._text import placed_text, ranks_text
 from rankwise.errors import JoinError, JoinTimeoutError, shortened
 
-_RUNS_SHOWN: Final = 8
 # What fits into a line of the meeting, however it has to be escaped.
 _LONGEST_PROBLEM: Final = 4000
 _LONGEST_ERROR: Final = 8000
@@ -218,24 +218,3 @@ def missing(arrived: Mapping[int, Hello], world_size: int, *, timeout: float) ->
         f"{ranks_text(absent)} of {world_size} did not arrive within {timeout:g} s; {present} did. "
         "Were they started, with the same WORLD_SIZE, and can they reach rank zero?"
     )
-
-
-def placed_text(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
-    """Return "ranks 0-2 on node1; rank 5 on node2", as far as hosts are given."""
-    parts: dict[str, list[int]] = {}
-    for rank in ranks:
-        parts.setdefault(hosts.get(rank, ""), []).append(rank)
-    return "; ".join(f"{ranks_text(there)}{f' on {host}' if host else ''}" for host, there in parts.items())
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return "rank 3", or "ranks 0-2, 5"."""
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:_RUNS_SHOWN]]
-    more = ", ..." if len(runs) > _RUNS_SHOWN else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{more}"

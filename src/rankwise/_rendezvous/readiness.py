@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rankwise._rendezvous.endpoint import LOOPBACK
-from rankwise._rendezvous.membership import placed_text
+from rankwise._net.addresses import LOOPBACK
+from rankwise._text import placed_text
 from rankwise.errors import JoinError, JoinTimeoutError, printable
 
 # Rank zero knows who is late: the others wait for its answer that much longer.

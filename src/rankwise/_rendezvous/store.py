@@ -14,7 +14,7 @@ from typing import Final
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from rankwise._net.acceptor import listen
-from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._net.addresses import LOOPBACK
 from rankwise._rendezvous.handshake import ANSWER_SECONDS
 from rankwise._rendezvous.membership import Answer, Hello, answers, conflict, missing
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError

@@ -16,15 +16,17 @@ import torch
 import torch.distributed as dist
 
 from rankwise._comm.data.torch_backend import TorchGroupComm
+from rankwise._comm.gloo_threads import await_rest
 from rankwise._comm.registry import World
 from rankwise._environment.facts import Fact, Reading
+from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import address_towards, host_id, starter
 from rankwise._rendezvous import handshake, store
-from rankwise._rendezvous.endpoint import LOOPBACK, Endpoint, choose
+from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.membership import Answer, Hello
 from rankwise._rendezvous.readiness import Watch
 from rankwise._session import current
-from rankwise._session.closing import await_rest, outlive
+from rankwise._session.closing import outlive
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise._session.session import Session
 from rankwise._torch import gloo_on_loopback

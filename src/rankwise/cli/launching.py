@@ -12,7 +12,8 @@ from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
-    from rankwise._launch.spec import Nodes, Plan
+    from rankwise._launch.spec import Plan
+    from rankwise._rendezvous.nodes import Nodes
 
 _DEFAULT_PORT: Final = 29500
 # Any text; shells complete it as a path.
@@ -185,7 +186,7 @@ def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> Plan:
 
 def _nodes(flags: Mapping[str, Any]) -> Nodes | None:
     """Return the hosts that flags name; None for this one alone."""
-    from rankwise._launch.spec import Nodes  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise._rendezvous.nodes import Nodes  # noqa: PLC0415 - `rankwise env` does not wait for this
 
     least, most = flags["nnodes"]
     endpoint = flags["rdzv_endpoint"]

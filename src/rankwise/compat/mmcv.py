@@ -21,7 +21,7 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import dense, require_dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._environment.detect import LAUNCHERS
-from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._net.addresses import LOOPBACK
 from rankwise._session.api import init
 from rankwise._session.current import is_joined
 from rankwise._session.getters import get_rank, get_world_size

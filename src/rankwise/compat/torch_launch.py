@@ -16,7 +16,8 @@ from typing import Final
 from rankwise._launch.interpreter import working_directory
 from rankwise._launch.output import Screen
 from rankwise._launch.scripts import command_status, launch_plan
-from rankwise._launch.spec import Nodes, Plan, check_nproc, common_environ, number_of_processes
+from rankwise._launch.spec import Plan, check_nproc, common_environ, number_of_processes
+from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError
 
 _NAME: Final = "rankwise.compat.torch_launch"

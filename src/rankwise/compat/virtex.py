@@ -20,9 +20,10 @@ from rankwise._comm.control.protocol import Call
 from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.output import Screen
-from rankwise._launch.spec import Nodes, check_nproc
+from rankwise._launch.spec import check_nproc
 from rankwise._pickling import dumps
 from rankwise._rendezvous.endpoint import parse_address
+from rankwise._rendezvous.nodes import Nodes
 from rankwise._session import getters
 from rankwise._session.api import init
 from rankwise._session.current import is_joined

@@ -23,10 +23,10 @@ from torch.distributed import Store
 
 from rankwise._comm.control.mesh import Mesh
 from rankwise._net.acceptor import Acceptor, Client, listen
+from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import host_id, network_id
 from rankwise._net.json_lines import decoded, encoded
-from rankwise._rendezvous.endpoint import LOOPBACK
-from rankwise._rendezvous.membership import placed_text
+from rankwise._text import placed_text
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError, printable, shortened
 
 _SECRET_BYTES: Final = 16

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 import torch.distributed as dist
 
 from rankwise._environment.facts import Fact, Reading, parse_int
-from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._net.addresses import LOOPBACK
 from rankwise._session import current
 from rankwise._session.api import adopt, init
 from rankwise._session.lifecycle import load_what_would_keep_a_group

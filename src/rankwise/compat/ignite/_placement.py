@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from rankwise._collectives.gather import all_gather
 from rankwise._environment.facts import Fact
+from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import host_id
-from rankwise._rendezvous.endpoint import LOOPBACK
 from rankwise._session import current
 from rankwise._session.session import Session
 from rankwise.errors import InvalidArgumentError, NotJoinedError

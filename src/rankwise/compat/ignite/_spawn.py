@@ -9,7 +9,8 @@ from typing import Any, Final, TypeGuard
 
 from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.spec import Nodes, check_nproc
+from rankwise._launch.spec import check_nproc
+from rankwise._rendezvous.nodes import Nodes
 from rankwise.compat.ignite._initialize import Method, check_backend, join, seconds
 from rankwise.compat.ignite._install import install, is_installed
 from rankwise.compat.ignite._queries import get_local_rank

@@ -15,9 +15,9 @@ from rankwise._collectives import rooted
 from rankwise._collectives.gather import all_gather
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.protocol import Call
-from rankwise._rendezvous.membership import ranks_text
 from rankwise._session.current import is_joined
 from rankwise._session.getters import get_rank, get_world_size
+from rankwise._text import ranks_text
 from rankwise.compat.vis4d._exact_types import exact
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
 

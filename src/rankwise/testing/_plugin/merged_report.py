@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
 
-from rankwise._rendezvous.membership import ranks_text
+from rankwise._text import ranks_text
 from rankwise.errors import shortened
 from rankwise.testing._plugin import tracebacks
 from rankwise.testing._plugin.messages import PHASES, Phase

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from rankwise._rendezvous.membership import ranks_text
+from rankwise._text import ranks_text
 
 _RUNNING_TESTS: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/", "/rankwise/launch/")
 # What decorators call the function that they return.

@@ -11,10 +11,11 @@ from typing import Final
 from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from rankwise._launch.spec import Nodes
-from rankwise._rendezvous.endpoint import is_loopback, parse_address
-from rankwise._rendezvous.membership import ranks_text
+from rankwise._net.addresses import is_loopback
+from rankwise._rendezvous.endpoint import parse_address
+from rankwise._rendezvous.nodes import Nodes
 from rankwise._rendezvous.store import connect, serve, wait_for
+from rankwise._text import ranks_text
 from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, LaunchError, printable
 
 _TIMEOUT: Final = 600.0

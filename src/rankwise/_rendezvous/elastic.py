@@ -14,9 +14,9 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
-from rankwise._launch.numbered_hosts import FixedRendezvous, NumberedHosts
-from rankwise._launch.spec import Nodes
-from rankwise._rendezvous.endpoint import LOOPBACK
+from rankwise._net.addresses import LOOPBACK
+from rankwise._rendezvous.nodes import Nodes
+from rankwise._rendezvous.numbered_hosts import FixedRendezvous, NumberedHosts
 from rankwise._rendezvous.store import serve
 from rankwise.errors import JoinError, LaunchError
 

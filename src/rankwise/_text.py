@@ -1,0 +1,29 @@
+"""Ranks as text, for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+_RUNS_SHOWN: Final = 8
+
+
+def placed_text(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+    """Return "ranks 0-2 on node1; rank 5 on node2", as far as hosts are given."""
+    parts: dict[str, list[int]] = {}
+    for rank in ranks:
+        parts.setdefault(hosts.get(rank, ""), []).append(rank)
+    return "; ".join(f"{ranks_text(there)}{f' on {host}' if host else ''}" for host, there in parts.items())
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return "rank 3", or "ranks 0-2, 5"."""
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:_RUNS_SHOWN]]
+    more = ", ..." if len(runs) > _RUNS_SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{more}"
