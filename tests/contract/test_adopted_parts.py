@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._comm.group import Comm
-from rankwise._session.api import adopt_part
+from rankwise._session.adoption import adopt_part
 from rankwise._session.current import session_in_force
 
 

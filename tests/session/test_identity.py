@@ -127,7 +127,7 @@ def test_the_reading_is_dropped_on_fork(monkeypatch: pytest.MonkeyPatch) -> None
 def test_with_a_session_a_getter_only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 2: not even the environment, and certainly no other rank; this session has no comm to talk with."""
     put_in_force(Session(detect({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})))
-    monkeypatch.setattr("rankwise._session.current.detect", None)
+    monkeypatch.setattr("rankwise._session.environ.detect", None)
     assert [rw.get_rank(), rw.get_world_size(), rw.get_local_rank(), rw.get_local_world_size()] == [5, 8, 1, 2]
     forget()
 

@@ -12,15 +12,14 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rankwise._environment.detect import detect
-from rankwise._environment.facts import Reading
+from rankwise._session.environ import own_environment, read_environment
 from rankwise._session.session import Session, summary
 from rankwise._torch import keep_groups_for_good
-from rankwise.errors import LauncherEnvironmentError, NotJoinedError
+from rankwise.errors import NotJoinedError
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +83,7 @@ def joined_session() -> Session:
     if has_lost_its_group(session):
         session.settled = False
         raise NotJoinedError.destroyed()
-    if session is InForce.stand_in and session.group is None and session.reading != detect(os.environ):
+    if session is InForce.stand_in and session.group is None and session.reading != own_environment():
         forget()
         session = session_in_force()
     return session
@@ -142,31 +141,6 @@ def close_in_force(*, reason: str = "left the session", failed: bool = False) ->
         session.close(reason=reason, failed=failed)
 
 
-def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None = None) -> Reading:
-    """Read who this process is. The one place where `os.environ` is read.
-
-    Local.
-    """
-    reading = detect(os.environ if environ is None else environ, launcher)
-    for warning in reading.warnings:
-        log.warning("%s", warning)
-    return reading
-
-
-def read_check(environ: Mapping[str, str] | None = None) -> bool:
-    """Read RANKWISE_CHECK: whether single tensors on accelerators are checked too.
-
-    Local.
-
-    Raises:
-        LauncherEnvironmentError: It is neither 0 nor 1.
-    """
-    value = (os.environ if environ is None else environ).get("RANKWISE_CHECK", "").strip()
-    if value not in {"", "0", "1"}:
-        raise LauncherEnvironmentError(f"RANKWISE_CHECK={value!r} is neither 0 nor 1")
-    return value == "1"
-
-
 def foreign_group() -> torch.distributed.ProcessGroup | None:
     """Return the default process group, if anybody opened one."""
     group: torch.distributed.ProcessGroup | None = InForce.groups.WORLD
@@ -196,10 +170,10 @@ def _stand_in(group: torch.distributed.ProcessGroup | None) -> Session:
     if group is None:
         InForce.watch = None
         return Session(read_environment())
-    from rankwise._session.api import adopt  # noqa: PLC0415 - needs torch, which this process has imported
+    from rankwise._session.adoption import adopt  # noqa: PLC0415 - needs torch, which this process has imported
 
     InForce.watch = weakref.ref(group, _forget_stand_in)
-    return adopt(group)
+    return adopt(group, pid=opener(group))
 
 
 def _forget_stand_in(watch: weakref.ref[Any]) -> None:

@@ -25,7 +25,6 @@ from rankwise._rendezvous import handshake, store
 from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.membership import Answer, Hello
 from rankwise._rendezvous.readiness import Watch
-from rankwise._session import current
 from rankwise._session.closing import outlive
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise._session.session import Session
@@ -82,9 +81,10 @@ class _Opened:
     met: _Met
     hooks: tuple[Callable[..., object], Callable[..., object]]
     timeout: float
+    forget: Callable[[], None]
 
     def close(self, reason: str, failed: bool) -> None:
-        current.forget()
+        self.forget()
         self.met.leave_port()  # at once: ranks that have closed already may be on their way to the next world
         still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
         self.comm.leave(reason)
@@ -109,9 +109,15 @@ def load_what_would_keep_a_group() -> None:
 
 
 def open_session(
-    reading: Reading, *, backend: str | None, device: str | torch.device | None, timeout: float, check: bool
+    reading: Reading,
+    *,
+    backend: str | None,
+    device: str | torch.device | None,
+    timeout: float,
+    check: bool,
+    forget: Callable[[], None],
 ) -> Session:
-    """Open the session of a process that has none, and no process group either.
+    """Open the session of a process that has none, and no process group either; closing it calls `forget` first.
 
     Raises:
         JoinError: The ranks could not meet, or do not make one world.
@@ -124,7 +130,7 @@ def open_session(
         met = _meet_with_device(reading, endpoint, backend, device, timeout=timeout, check=check)
     own = _get_ready(met, backend, device, timeout=timeout)
     world = _world(met, own, timeout=timeout, check=check, endpoint=endpoint)
-    return _open_group(met, world, choose_backend(backend, own))
+    return _open_group(met, world, choose_backend(backend, own), forget)
 
 
 def _meet_with_device(
@@ -241,7 +247,7 @@ def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endp
     )
 
 
-def _open_group(met: _Met, world: World, backend: str) -> Session:
+def _open_group(met: _Met, world: World, backend: str, forget: Callable[[], None]) -> Session:
     load_what_would_keep_a_group()
     excepthook = sys.excepthook
     rank, world_size = met.reading.rank.value, met.reading.world_size.value
@@ -271,7 +277,7 @@ def _open_group(met: _Met, world: World, backend: str) -> Session:
             met.watch.tell(text)
         met.close()
         raise JoinError(text) from error
-    opened = _Opened(comm=comm, met=met, hooks=(excepthook, sys.excepthook), timeout=world.timeout)
+    opened = _Opened(comm=comm, met=met, hooks=(excepthook, sys.excepthook), timeout=world.timeout, forget=forget)
     return Session(
         met.reading,
         comm=comm,

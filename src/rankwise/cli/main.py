@@ -40,7 +40,7 @@ def env(as_json: bool, launcher: str) -> None:
 
     Run it in place of a script to see what a launcher sets: mpirun -n 2 rankwise env
     """
-    from rankwise._session.current import read_environment  # noqa: PLC0415 - not needed for --help
+    from rankwise._session.environ import read_environment  # noqa: PLC0415 - not needed for --help
     from rankwise._session.getters import fact_lines  # noqa: PLC0415
 
     try:

@@ -16,7 +16,8 @@ from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
 from rankwise._integers import as_integer
-from rankwise._session.current import forget, opened_session, put_in_force, read_environment, session_in_force
+from rankwise._session.current import forget, opened_session, put_in_force, session_in_force
+from rankwise._session.environ import read_environment
 from rankwise._session.session import Session
 from rankwise.errors import InvalidArgumentError, shown
 from rankwise.testing.environments import fake_torchrun

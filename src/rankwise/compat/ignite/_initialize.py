@@ -13,7 +13,9 @@ import torch.distributed as dist
 from rankwise._environment.facts import Fact, Reading, parse_int
 from rankwise._net.addresses import LOOPBACK
 from rankwise._session import current
-from rankwise._session.api import adopt, init
+from rankwise._session.adoption import adopt
+from rankwise._session.api import init
+from rankwise._session.environ import read_environment
 from rankwise._session.lifecycle import load_what_would_keep_a_group
 from rankwise._session.session import Session
 from rankwise.compat.ignite._models import available_backends
@@ -100,7 +102,7 @@ def join(backend: str, kwargs: dict[str, Any]) -> Session:
     try:
         if method.path:
             return _meet_in_file(method.path, backend, _explicit(rank, world_size), timeout=timeout)
-        address = method.address or _usual_address(current.read_environment())
+        address = method.address or _usual_address(read_environment())
         return init(backend=backend, device=device, timeout=timeout, rank=rank, world_size=world_size, address=address)
     except LauncherEnvironmentError as error:
         raise UnusableEnvironmentError(str(error)) from error.__cause__
@@ -188,7 +190,7 @@ def _usual_address(reading: Reading) -> str | None:
 
 def _explicit(rank: int | None, world_size: int | None) -> Reading:
     """Return who this process is, as arguments or else its launcher say."""
-    reading = current.read_environment()
+    reading = read_environment()
     if rank is None and world_size is None:
         return reading
     if rank is None or world_size is None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
-from rankwise._session.api import adopt_part
+from rankwise._session.adoption import adopt_part
 from rankwise._session.session import Session
 from rankwise._torch import gloo_on_loopback, local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError

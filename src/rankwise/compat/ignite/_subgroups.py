@@ -14,7 +14,7 @@ from rankwise._collectives import groups
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.group import Comm
-from rankwise._session.api import adopt_part
+from rankwise._session.adoption import adopt_part
 from rankwise._session.session import Session
 from rankwise.compat.ignite._partial_groups import make_group
 from rankwise.compat.ignite._placement import joined

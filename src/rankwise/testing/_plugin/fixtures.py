@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from rankwise._environment.variables import VARIABLES
 from rankwise._session.api import init
-from rankwise._session.current import InForce, close_in_force, forget, read_environment
+from rankwise._session.current import InForce, close_in_force, forget
 from rankwise._session.device import bind, choose_backend, choose_device
+from rankwise._session.environ import read_environment
 from rankwise._session.session import Session
 from rankwise.testing._plugin.marker import Ranks, ranks_of
 from rankwise.testing._plugin.rank_session import CLOSED, FAILURE

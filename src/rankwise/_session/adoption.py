@@ -1,0 +1,144 @@
+"""Sessions and groups over process groups that other code opened. Nothing here communicates, or closes such a group."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from rankwise._comm.data.torch_backend import TorchGroupComm
+from rankwise._comm.group import Comm
+from rankwise._comm.registry import World
+from rankwise._environment.facts import Fact, Reading
+from rankwise._net.host import address_towards
+from rankwise._session.environ import read_check, read_environment
+from rankwise._session.session import Session
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
+from rankwise.topology import OPEN_GROUP
+
+log = logging.getLogger(__name__)
+
+
+def adopt(
+    group: dist.ProcessGroup,
+    reading: Reading | None = None,
+    *,
+    check: bool | None = None,
+    close: Callable[[str, bool], None] | None = None,
+    pid: int | None = None,
+) -> Session:
+    """Return a session over a process group that somebody else opened, in this process or in its parent `pid`.
+
+    Its ranks connect to each other in their first collective.
+
+    Rank and world size are the group's; the other numbers are the launcher's, if it agrees on who this is.
+    """
+    if reading is None:
+        reading = place_in_group(group, {}, "auto", None)
+    world_size = group.size()
+    device = _group_device(group)
+    ranks = range(world_size)
+    world = _adopted_world(group, reading, ranks, device, check=read_check() if check is None else check)
+    return Session(
+        reading,
+        comm=TorchGroupComm(group, ranks=ranks, world=world),
+        device=device,
+        group=group,
+        backend=dist.get_backend_config(group),
+        close=close,
+        pid=pid,
+    )
+
+
+def place_in_group(
+    group: dist.ProcessGroup, given: Mapping[str, Fact[int]], launcher: str, environ: Mapping[str, str] | None
+) -> Reading:
+    """Return who this process is in a group that is open: its group knows, so variables that cannot be read may stand.
+
+    Raises:
+        InvalidArgumentError: The caller says otherwise.
+    """
+    rank, world_size = Fact(group.rank(), OPEN_GROUP), Fact(group.size(), OPEN_GROUP)
+    for name, fact in (("rank", rank), ("world_size", world_size)):
+        if name in given and given[name].value != fact.value:
+            raise InvalidArgumentError(f"{name}={given[name].value}, but {OPEN_GROUP} that is open says {fact.value}")
+    reading: Reading | None = None
+    try:
+        reading = read_environment(launcher, environ)
+    except LauncherEnvironmentError as error:
+        log.debug("the process group alone says who this is: %s", error)
+    if reading is None or (reading.rank.value, reading.world_size.value) != (rank.value, world_size.value):
+        if reading is not None and reading.world_size.value > 1:
+            log.warning(
+                "%s that is open says rank %s of %s, and counts; but the variables say rank %s of %s",
+                OPEN_GROUP,
+                rank.value,
+                world_size.value,
+                reading.rank,
+                reading.world_size,
+            )
+        alone = world_size.value == 1
+        reading = read_environment("none") if alone else Reading(launcher="none", rank=rank, world_size=world_size)
+    return reading.placed(**given).placed(rank=rank, world_size=world_size)
+
+
+def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
+    """Return a comm over a process group that somebody else made between some ranks of a session. Does not talk.
+
+    Its ranks connect to each other in their first collective. It is closed with the session, or before; the process
+    group stays open.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    world = _adopted_world(group, session.reading, ranks, session.device, check=session.comm.check)
+    part = TorchGroupComm(group, ranks=ranks, world=world)
+    part.shared = ""
+    session.comm.take_along(part)
+    return part
+
+
+def _adopted_world(
+    group: dist.ProcessGroup, reading: Reading, ranks: Sequence[int], device: torch.device, *, check: bool
+) -> World:
+    rank = group.rank()
+    group_ref = weakref.ref(group)
+
+    @functools.cache
+    def prefix() -> str:
+        # A group can be adopted again and again: each time the ranks that talk count, and have a part for themselves.
+        return f"rankwise/{group_store().add(f'rankwise/adopted/{rank}', 1)}"
+
+    def group_store() -> dist.Store:
+        adopted = group_ref()
+        if adopted is None:
+            raise NotJoinedError.destroyed()
+        return adopted.get_group_store()
+
+    def part() -> dist.Store:
+        return dist.PrefixStore(prefix(), group_store())
+
+    def reach() -> str:
+        return socket.gethostname() if reading.host is None else address_towards(reading.host.value, 1)
+
+    return World(
+        rank=ranks[rank],
+        device=device,
+        timeout=group.get_group_store().timeout.total_seconds(),  # type: ignore[attr-defined]  # documented, but not in torch's stubs
+        check=check,
+        one_host=reading.is_one_host,
+        store=part,
+        reach=reach,
+    )
+
+
+def _group_device(group: dist.ProcessGroup) -> torch.device:
+    """Return the device that a process group's owner uses: the current one of the accelerator it has a backend for."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    config = dist.get_backend_config(group)
+    if accelerator is None or f"{accelerator.type}:" not in config or f"{accelerator.type}:gloo" in config:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())

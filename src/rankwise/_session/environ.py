@@ -1,0 +1,46 @@
+"""The variables of this process: the one place where `os.environ` is read."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from rankwise._environment.detect import detect
+from rankwise._environment.facts import Reading
+from rankwise.errors import LauncherEnvironmentError
+
+log = logging.getLogger(__name__)
+
+
+def own_environment() -> Reading:
+    """Read who this process is.
+
+    Local.
+    """
+    return detect(os.environ)
+
+
+def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None = None) -> Reading:
+    """Read who this process is from its own variables or these, and log what is odd about them.
+
+    Local.
+    """
+    reading = detect(os.environ if environ is None else environ, launcher)
+    for warning in reading.warnings:
+        log.warning("%s", warning)
+    return reading
+
+
+def read_check(environ: Mapping[str, str] | None = None) -> bool:
+    """Read RANKWISE_CHECK: whether single tensors on accelerators are checked too.
+
+    Local.
+
+    Raises:
+        LauncherEnvironmentError: It is neither 0 nor 1.
+    """
+    value = (os.environ if environ is None else environ).get("RANKWISE_CHECK", "").strip()
+    if value not in {"", "0", "1"}:
+        raise LauncherEnvironmentError(f"RANKWISE_CHECK={value!r} is neither 0 nor 1")
+    return value == "1"
