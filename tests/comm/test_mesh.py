@@ -24,7 +24,7 @@ from rankwise._comm.control import connect
 from rankwise._comm.control.connect import Introduction
 from rankwise._comm.control.mesh import Mesh
 from rankwise._comm.control.protocol import Frame, Kind
-from rankwise._comm.registry import World
+from rankwise._comm.registry import GroupRegistry
 from rankwise._net import acceptor
 
 SIZE = 3
@@ -290,7 +290,7 @@ def test_a_store_that_fails_is_an_error_of_ours() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = TCPStore("127.0.0.1", store.port, wait_for_workers=False)
     del store
-    world = World(
+    world = GroupRegistry(
         rank=1,  # which asks for the address of rank 0
         device=torch.device("cpu"),
         timeout=10.0,

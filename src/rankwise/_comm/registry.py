@@ -19,7 +19,7 @@ from rankwise.errors import CollectiveError, RankwiseError
 
 
 @dataclass(kw_only=True)
-class World:
+class GroupRegistry:
     """What the groups of one session share.
 
     Attributes:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.group import Comm
-from rankwise._comm.registry import World
+from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import Fact, Reading
 from rankwise._net.host import address_towards
 from rankwise._session.environ import read_check, read_environment
@@ -103,7 +103,7 @@ def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
 
 def _adopted_world(
     group: dist.ProcessGroup, reading: Reading, ranks: Sequence[int], device: torch.device, *, check: bool
-) -> World:
+) -> GroupRegistry:
     rank = group.rank()
     group_ref = weakref.ref(group)
 
@@ -124,7 +124,7 @@ def _adopted_world(
     def reach() -> str:
         return socket.gethostname() if reading.host is None else address_towards(reading.host.value, 1)
 
-    return World(
+    return GroupRegistry(
         rank=ranks[rank],
         device=device,
         timeout=group.get_group_store().timeout.total_seconds(),  # type: ignore[attr-defined]  # documented, but not in torch's stubs

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.gloo_threads import await_rest
-from rankwise._comm.registry import World
+from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import Fact, Reading
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import address_towards, host_id, starter
@@ -231,11 +231,11 @@ def _complete(reading: Reading, answer: Answer, endpoint: Endpoint, port: int) -
     return replace(answer.complete(reading), host=host, port=reading.port or Fact(port, endpoint.source))
 
 
-def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endpoint: Endpoint | None) -> World:
+def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endpoint: Endpoint | None) -> GroupRegistry:
     store = dist.PrefixStore("rankwise", met.store)
     # What the launcher says counts first: what was learned in the meeting, others may have had a hand in.
     one_host = (endpoint is not None and endpoint.one_host) or met.reading.place()["num_nodes"].value == 1
-    return World(
+    return GroupRegistry(
         rank=met.reading.rank.value,
         device=device,
         timeout=timeout,
@@ -247,7 +247,7 @@ def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endp
     )
 
 
-def _open_group(met: _Met, world: World, backend: str, forget: Callable[[], None]) -> Session:
+def _open_group(met: _Met, world: GroupRegistry, backend: str, forget: Callable[[], None]) -> Session:
     load_what_would_keep_a_group()
     excepthook = sys.excepthook
     rank, world_size = met.reading.rank.value, met.reading.world_size.value

@@ -20,7 +20,7 @@ from rankwise._comm.control.protocol import Frame, Kind
 from rankwise._comm.data.local import Near
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
-from rankwise._comm.registry import World
+from rankwise._comm.registry import GroupRegistry
 from rankwise._torch import gloo_on_loopback
 from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
 
@@ -41,7 +41,7 @@ class TorchGroupComm(Comm):
     held by torch and its users alone: see docs/decisions/0006-letting-go-of-a-group.md.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], world: World) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], world: GroupRegistry) -> None:
         self._backends = _backends(group)
         control = torch.device("cpu") if "cpu" in self._backends else world.device
         super().__init__(ranks=ranks, global_rank=world.rank, device=world.device, control=control, check=world.check)
