@@ -9,7 +9,7 @@ import torch
 
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
-from rankwise._collectives.reduce_request import Job
+from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense
@@ -91,7 +91,7 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
         parsed = Op.parse(op)
         differentiable = as_bool(differentiable, "differentiable")
         call.settings = {"op": parsed.value, "differentiable": True} if differentiable else {"op": parsed.value}
-        job = Job.of(comm, call, value, parsed)
+        job = ReduceRequest.of(comm, call, value, parsed)
         if differentiable:
             job.require_gradient()
     # torch's Function.apply has no types.
@@ -142,7 +142,7 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
             raise PayloadTypeError(
                 f"op={parsed.value!r} of {tensor.dtype} has another type, {result.dtype}: use all_reduce"
             )
-        job = Job.of(comm, call, tensor, parsed, in_place=True)
+        job = ReduceRequest.of(comm, call, tensor, parsed, in_place=True)
     (result,) = job.run()
     overwrite(tensor, result)
     return tensor
@@ -190,17 +190,17 @@ class _Reduce(torch.autograd.Function):
     """A reduction whose gradient is the same reduction of the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, job: Job, *tensors: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401, ARG004
+    def forward(ctx: Any, job: ReduceRequest, *tensors: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401, ARG004
         ctx.job = job
         # What is a view to autograd cannot be written to outside.
         return tuple(same_memory(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in job.run())
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        job: Job = ctx.job
+        job: ReduceRequest = ctx.job
         call = Call("the gradient of all_reduce", {"op": job.op.value})
         wanted = [grads[place] for place in job.places_of_tensors()]
-        gradient = Job.of(job.comm, call, wanted, job.op)
+        gradient = ReduceRequest.of(job.comm, call, wanted, job.op)
         return None, *_Reduce.apply(gradient, *gradient.tensors())  # type: ignore[no-untyped-call]  # torch's
 
 

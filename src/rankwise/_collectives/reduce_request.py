@@ -60,7 +60,7 @@ class _Bucket:
 
 
 @dataclass(slots=True)
-class Job:
+class ReduceRequest:
     """A reduction: made of what this rank alone knows, then run with the others.
 
     Attributes:
@@ -81,7 +81,7 @@ class Job:
     small: bool
 
     @classmethod
-    def of(cls, comm: Comm, call: Call, value: object, op: Op, *, in_place: bool = False) -> Job:
+    def of(cls, comm: Comm, call: Call, value: object, op: Op, *, in_place: bool = False) -> ReduceRequest:
         """Take a value apart, and check it.
 
         Raises:
