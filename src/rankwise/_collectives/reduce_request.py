@@ -19,7 +19,7 @@ from rankwise._collectives.scalars import check_number, fold_numbers, reduce_num
 from rankwise._comm.buffers import as_bytes, contents, from_bytes, same_memory, to_tensor
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import INLINE_BYTES, Comm, dense
-from rankwise._comm.reduce_ops import Op, Plan, fold, plan, require_differentiable
+from rankwise._comm.reduce_ops import Op, ReductionRecipe, fold, plan, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 
@@ -34,7 +34,7 @@ class _Bucket:
         wire: All of them, flat, as they travel.
     """
 
-    how: Plan
+    how: ReductionRecipe
     places: list[int]
     shapes: list[torch.Size]
     wire: torch.Tensor

@@ -44,7 +44,7 @@ _BY_NAME: Final = {op.value: op for op in Op}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReductionRecipe:
     """How to reduce tensors of one type.
 
     Attributes:
@@ -60,7 +60,9 @@ class Plan:
     finish: Callable[[torch.Tensor, int], torch.Tensor]
 
     @classmethod
-    def of(cls, wire_dtype: torch.dtype, wire_op: Op, finish: Callable[[torch.Tensor, int], torch.Tensor]) -> Plan:
+    def of(
+        cls, wire_dtype: torch.dtype, wire_op: Op, finish: Callable[[torch.Tensor, int], torch.Tensor]
+    ) -> ReductionRecipe:
         """Return the plan of a reduction whose type holds the values as they are."""
 
         def start(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,7 +85,7 @@ _WIDENED: Final = {torch.int16: torch.int32, torch.uint16: torch.int64, torch.ui
 
 
 @functools.cache
-def plan(dtype: torch.dtype, op: Op) -> Plan:
+def plan(dtype: torch.dtype, op: Op) -> ReductionRecipe:
     """Return how tensors of a type are reduced.
 
     The sum and product of bools are int64, as in torch. The mean of bools and integers is summed as an integer that
@@ -106,14 +108,14 @@ def plan(dtype: torch.dtype, op: Op) -> Plan:
 
     if op is Op.MEAN:
         if dtype == torch.int64:
-            return Plan(wire_dtype=dtype, wire_op=Op.SUM, start=_split_words, finish=_mean_of_words)
+            return ReductionRecipe(wire_dtype=dtype, wire_op=Op.SUM, start=_split_words, finish=_mean_of_words)
         if dtype in (*_INTEGERS, *_WIDENED):
-            return Plan.of(torch.int64, Op.SUM, lambda total, size: total.double() / size)
+            return ReductionRecipe.of(torch.int64, Op.SUM, lambda total, size: total.double() / size)
         wire = torch.float32 if dtype in _HALVES else dtype
-        return Plan.of(wire, Op.SUM, lambda total, size: (total / size).to(dtype))
+        return ReductionRecipe.of(wire, Op.SUM, lambda total, size: (total / size).to(dtype))
     if op in {Op.MIN, Op.MAX} and dtype in _FLOATS:
         return _plan_order(dtype, op)
-    return Plan.of(_WIDENED.get(dtype, dtype), op, lambda result, _: result.to(dtype))
+    return ReductionRecipe.of(_WIDENED.get(dtype, dtype), op, lambda result, _: result.to(dtype))
 
 
 def require_differentiable(tensor: torch.Tensor) -> None:
@@ -166,17 +168,17 @@ def _mean_of_words(sums: torch.Tensor, size: int) -> torch.Tensor:
     return torch.where(is_exact, ((high << _WORD_BITS) + low).double() / size, mean)
 
 
-def _plan_bool(op: Op) -> Plan:
+def _plan_bool(op: Op) -> ReductionRecipe:
     if op in {Op.AND, Op.MIN}:
-        return Plan.of(torch.uint8, Op.MIN, lambda result, _: result.bool())
+        return ReductionRecipe.of(torch.uint8, Op.MIN, lambda result, _: result.bool())
     if op in {Op.OR, Op.MAX}:
-        return Plan.of(torch.uint8, Op.MAX, lambda result, _: result.bool())
+        return ReductionRecipe.of(torch.uint8, Op.MAX, lambda result, _: result.bool())
     if op is Op.MEAN:
-        return Plan.of(torch.int64, Op.SUM, lambda total, size: total.double() / size)
-    return Plan.of(torch.int64, op, lambda result, _: result)
+        return ReductionRecipe.of(torch.int64, Op.SUM, lambda total, size: total.double() / size)
+    return ReductionRecipe.of(torch.int64, op, lambda result, _: result)
 
 
-def _plan_order(dtype: torch.dtype, op: Op) -> Plan:
+def _plan_order(dtype: torch.dtype, op: Op) -> ReductionRecipe:
     """Plan the minimum or maximum of floats: backends lose not-a-number, and do so on some ranks only.
 
     So floats travel as integers of the same order, in which not-a-number is beyond infinity.
@@ -193,6 +195,6 @@ def _plan_order(dtype: torch.dtype, op: Op) -> Plan:
         values = tensor.to(wide).contiguous()
         return reorder(values.view(whole)).masked_fill_(values.isnan(), beyond)
 
-    return Plan(
+    return ReductionRecipe(
         wire_dtype=whole, wire_op=op, start=start, finish=lambda result, _: reorder(result).view(wide).to(dtype)
     )
