@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 from rankwise._launch.oom import kills, word
 from rankwise._launch.rank_process import Rank
 from rankwise._launch.report import describe, failed_before, failures_of, raise_failures
-from rankwise._launch.spec import Plan
+from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.supervisor import FAILED, TERMINATED, Pool, interrupted
 from rankwise._rendezvous.elastic import LoopbackRendezvous, between_hosts
 from rankwise.errors import RankFailedError
@@ -32,7 +32,7 @@ _TALKATIVE: Final = "torch.distributed.elastic.agent.server.api"
 class RankAgent(SimpleElasticAgent):
     """Torch's agent over a pool."""
 
-    def __init__(self, spec: WorkerSpec, plan: Plan, pool: Pool) -> None:
+    def __init__(self, spec: WorkerSpec, plan: LaunchSpec, pool: Pool) -> None:
         super().__init__(spec)
         self._plan = plan
         self._pool = pool
@@ -93,7 +93,7 @@ class RankAgent(SimpleElasticAgent):
             raise
 
 
-def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
+def run(plan: LaunchSpec, pool: Pool) -> dict[int, Rank]:
     """Start the ranks of a plan, wait for all of them, and return how they ended.
 
     The first failure ends the others.
@@ -116,7 +116,7 @@ def run(plan: Plan, pool: Pool) -> dict[int, Rank]:
     return pool.ranks
 
 
-def _conduct(plan: Plan, pool: Pool) -> int:
+def _conduct(plan: LaunchSpec, pool: Pool) -> int:
     """Run a plan to its end, and return how many ranks its world had.
 
     The agent and its store live here alone: an error of the ranks is raised where nothing refers to them, so whoever

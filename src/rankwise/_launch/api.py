@@ -11,7 +11,7 @@ from rankwise._dependencies import require_torch
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.host_limits import lack_explained
 from rankwise._launch.output import Screen
-from rankwise._launch.spec import Plan, check_nproc, common_environ
+from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ
 from rankwise._launch.supervisor import Pool
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes
@@ -73,7 +73,7 @@ def launch_call(
     require_torch("starting ranks")
     environ = common_environ(nproc, one_host=nodes is None)
     argv = tuple(map(str, getattr(sys, "argv", ())))
-    plan = Plan(nproc=nproc, kind="function", argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ)
+    plan = LaunchSpec(nproc=nproc, kind="function", argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ)
     with lack_explained(), Pool(environ, screen=screen or Screen(nproc=nproc)) as pool:
         from rankwise._launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 

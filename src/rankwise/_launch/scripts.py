@@ -13,7 +13,7 @@ from rankwise._dependencies import require_torch
 from rankwise._launch.host_limits import lack_explained
 from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
 from rankwise._launch.report import exit_status
-from rankwise._launch.spec import Plan
+from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._launch.supervisor import Pool
 from rankwise._launch.targets import NotExecutableError, check_target
@@ -36,7 +36,7 @@ class Terminated(SystemExit):
         super().__init__(self.status)
 
 
-def launch_plan(plan: Plan, *, preload: bool = True, screen: Screen | None = None) -> None:
+def launch_plan(plan: LaunchSpec, *, preload: bool = True, screen: Screen | None = None) -> None:
     """Run a script, a module or a program as the ranks of this host.
 
     Sets signal handlers while it runs: it is what a command does, and not a library's function.

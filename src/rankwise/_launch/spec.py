@@ -30,7 +30,7 @@ _NOT_THEIRS: Final = frozenset(OVERRIDES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LaunchSpec:
     """The ranks of one host.
 
     Attributes:

@@ -12,7 +12,7 @@ from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
-    from rankwise._launch.spec import Plan
+    from rankwise._launch.spec import LaunchSpec
     from rankwise._rendezvous.nodes import Nodes
 
 _DEFAULT_PORT: Final = 29500
@@ -160,20 +160,20 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
     os._exit(command_status(run, name="rankwise", screen=screen))
 
 
-def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> Plan:
+def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> LaunchSpec:
     """Return what a command line asks for.
 
     Raises:
         InvalidArgumentError: That makes no sense.
     """
-    from rankwise._launch.spec import Plan, check_nproc, common_environ  # noqa: PLC0415 - as above
+    from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ  # noqa: PLC0415 - as above
 
     nproc = flags["nproc"]
     check_nproc(nproc)
     nodes = _nodes(flags)
     if nodes is None and (unknown := sorted(rank for rank in flags["show"] or () if not 0 <= rank < nproc)):
         raise InvalidArgumentError(f"--show names rank {unknown[0]}, and of {nproc} ranks the last is {nproc - 1}")
-    return Plan(
+    return LaunchSpec(
         nproc=nproc,
         kind="module" if flags["module"] else "program" if flags["no_python"] else "script",
         argv=argv,

@@ -16,7 +16,7 @@ from typing import Final
 from rankwise._launch.interpreter import working_directory
 from rankwise._launch.output import Screen
 from rankwise._launch.scripts import command_status, launch_plan
-from rankwise._launch.spec import Plan, check_nproc, common_environ, number_of_processes
+from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ, number_of_processes
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError
 
@@ -82,7 +82,7 @@ def _launch(args: argparse.Namespace, screen: Screen) -> None:
     kind = _kind(args.training_script)
     nodes = _nodes(args)
     ports = (_DEFAULT_PORT, 0) if args.master_port == _DEFAULT_PORT else (args.master_port,)
-    plan = Plan(
+    plan = LaunchSpec(
         nproc=args.nproc_per_node,
         kind=kind,
         argv=(args.training_script, *args.training_script_args),
