@@ -37,8 +37,8 @@ def bodies(module: ModuleType) -> dict[str, Callable[..., None]]:
 def route(name: str, comm: Any) -> Iterator[None]:
     """Take a route, in this process and the groups that it makes."""
     modules = vars(torch_backend), vars(agreement)
-    before = modules[0]["Near"], modules[1]["FRAMED_RANKS"], comm._near, comm._mesh, comm._world.one_host
-    modules[0]["Near"] = lambda *_args, **_more: None
+    before = modules[0]["LocalTransport"], modules[1]["FRAMED_RANKS"], comm._near, comm._mesh, comm._world.one_host
+    modules[0]["LocalTransport"] = lambda *_args, **_more: None
     comm._near = None
     if name == "digests":
         modules[1]["FRAMED_RANKS"] = 1
@@ -46,7 +46,7 @@ def route(name: str, comm: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        modules[0]["Near"], modules[1]["FRAMED_RANKS"], comm._near, comm._mesh, comm._world.one_host = before
+        modules[0]["LocalTransport"], modules[1]["FRAMED_RANKS"], comm._near, comm._mesh, comm._world.one_host = before
         comm.framed = True
 
 

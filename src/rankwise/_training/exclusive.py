@@ -42,7 +42,7 @@ class _Note:
     traceback: str = ""
 
 
-class Turn:
+class ExclusiveSection:
     """The turn of one member.
 
     Every member makes one, in the same order; the one whose turn it is works in `working`, the others `wait`.

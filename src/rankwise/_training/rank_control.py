@@ -16,7 +16,7 @@ from rankwise._integers import as_bool, integer
 from rankwise._session.current import joined_session
 from rankwise._session.getters import get_rank, get_world_size, is_rank_zero
 from rankwise._training.decorators import Block, as_method, check_function
-from rankwise._training.exclusive import Turn
+from rankwise._training.exclusive import ExclusiveSection
 from rankwise.errors import InvalidArgumentError, shown
 
 P = ParamSpec("P")
@@ -64,7 +64,7 @@ class OneRank:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._turns: list[tuple[Turn, bool, ExitStack]] = []
+        self._turns: list[tuple[ExclusiveSection, bool, ExitStack]] = []
 
     def __enter__(self) -> bool:
         """Begin, and return whether this is the rank."""
@@ -73,7 +73,7 @@ class OneRank:
         with comm.taking_part(call) as me:
             place = comm.place_of(self._rank, "rank")
             comm.agree(call)
-        turn = Turn(comm, call, place)
+        turn = ExclusiveSection(comm, call, place)
         mine = me == place
         with ExitStack() as block:
             block.enter_context(turn.reserved())
@@ -199,7 +199,7 @@ def _first(*, by_node: bool) -> Iterator[None]:
     comm = node_group() if by_node else joined_session().comm
     call = Call("rank_zero_first", {"local": by_node})
     place = _begin(comm, call)
-    turn = Turn(comm, call, 0)
+    turn = ExclusiveSection(comm, call, 0)
     with turn.reserved():
         if place == 0:
             with turn.working():
@@ -236,7 +236,7 @@ def _in_order() -> Iterator[None]:
     place = _begin(comm, call)
     last = comm.size - 1
     # Each waits for the one before it, and in the end all for the last: so what ended a turn reaches every rank.
-    turns = [Turn(comm, call, other, readers=last if other == last else 1) for other in range(comm.size)]
+    turns = [ExclusiveSection(comm, call, other, readers=last if other == last else 1) for other in range(comm.size)]
     with turns[place].reserved(), turns[place].working():
         if place:
             turns[place - 1].wait()

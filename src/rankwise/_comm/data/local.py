@@ -20,7 +20,7 @@ from rankwise._comm.reduce_ops import Op, fold
 _PIECE_BYTES: Final = 1 << 20
 
 
-class Near:
+class LocalTransport:
     """Operations between the members of a group that are all on this host, on contiguous tensors of the CPU."""
 
     def __init__(self, mesh: Mesh, place: int, *, timeout: float) -> None:

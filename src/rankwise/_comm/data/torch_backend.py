@@ -17,7 +17,7 @@ from rankwise._comm.buffers import memory_of
 from rankwise._comm.control.agreement import Move
 from rankwise._comm.control.mesh import SLICE_SECONDS, Mesh, looking_at
 from rankwise._comm.control.protocol import Frame, Kind
-from rankwise._comm.data.local import Near
+from rankwise._comm.data.local import LocalTransport
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise._comm.registry import GroupRegistry
@@ -53,7 +53,7 @@ class TorchGroupComm(Comm):
         self._is_whole = world.made == 0
         world.made += 1
         self._mesh: Mesh | None = None
-        self._near: Near | None = None
+        self._near: LocalTransport | None = None
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -71,7 +71,7 @@ class TorchGroupComm(Comm):
         if self._mesh is None and self.framed and self.size > 1 and self.rank is not None:
             self._mesh = self._world.introduce(self._name, self.ranks)
             if self._mesh.near:
-                self._near = Near(self._mesh, self.rank, timeout=self._world.timeout)
+                self._near = LocalTransport(self._mesh, self.rank, timeout=self._world.timeout)
 
     def leave(self, reason: str) -> None:
         """Hang up, and forget the process group and those that were made from it."""

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from rankwise._collectives.groups import node_group
 from rankwise._comm.control.protocol import Call
 from rankwise._training import rank_control
-from rankwise._training.exclusive import Turn
+from rankwise._training.exclusive import ExclusiveSection
 from rankwise.compat.ignite._operations import barrier
 from rankwise.compat.ignite._placement import joined
 from rankwise.compat.ignite._queries import get_rank, get_world_size
@@ -90,7 +90,7 @@ def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
     with comm.taking_part(call) as me:
         _check_rank(rank, comm.size)
         comm.agree(call)
-    turn = Turn(comm, call, rank)
+    turn = ExclusiveSection(comm, call, rank)
     with turn.reserved():
         if me == rank:
             with turn.working():
