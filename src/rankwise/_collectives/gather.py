@@ -9,7 +9,7 @@ import torch
 
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
-from rankwise._collectives.serialization import Letter, Parcel, bulk_devices, pack, room_for, unpack
+from rankwise._collectives.serialization import Header, Serialized, bulk_devices, pack, room_for, unpack
 from rankwise._comm.buffers import same_memory, to_tensor
 from rankwise._comm.control.agreement import Move
 from rankwise._comm.control.protocol import Call
@@ -160,7 +160,7 @@ def _gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.
 def _gather(comm: Comm, call: Call, value: T) -> list[T]:
     with comm.taking_part(call) as me:
         parcel = pack(value)
-        letters = [Letter.decode(message) for message in comm.exchange(call, parcel.letter.encode())]
+        letters = [Header.decode(message) for message in comm.exchange(call, parcel.letter.encode())]
     bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
     if bulk_devices(letters):
         comm.move(call, lambda: _gather_bulk(comm, me, parcel, letters, bulk))
@@ -168,7 +168,7 @@ def _gather(comm: Comm, call: Call, value: T) -> list[T]:
 
 
 def _gather_bulk(
-    comm: Comm, me: int, parcel: Parcel, letters: Sequence[Letter], bulk: Sequence[dict[str, torch.Tensor]]
+    comm: Comm, me: int, parcel: Serialized, letters: Sequence[Header], bulk: Sequence[dict[str, torch.Tensor]]
 ) -> Move[None]:
     """Prepare to gather every member's bulk."""
     moves: dict[str, Move[Sequence[torch.Tensor]]] = {}
@@ -188,7 +188,7 @@ def _gather_bulk(
 
 
 def _gather_ragged(
-    comm: Comm, me: int, parcel: Parcel, letters: Sequence[Letter], device: str
+    comm: Comm, me: int, parcel: Serialized, letters: Sequence[Header], device: str
 ) -> Move[Sequence[torch.Tensor]]:
     """Prepare that each sends what it has to each: padding to the largest would cost all as much as the largest."""
     parts = [room_for(letter, comm).get(device, to_tensor(b"")) for letter in letters]

@@ -12,7 +12,7 @@ import torch
 
 from rankwise._collectives.arrays import is_array
 from rankwise._collectives.groups import comm_of
-from rankwise._collectives.serialization import Letter, Parcel, bulk_devices, pack, room_for, unpack
+from rankwise._collectives.serialization import Header, Serialized, bulk_devices, pack, room_for, unpack
 from rankwise._comm.control.agreement import Move
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
@@ -51,7 +51,7 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
         call.settings = {"dst": comm.ranks[receiver]}
         parcel = pack(value)
         said = comm.collect(call, parcel.letter.encode(), receiver, note=b"bulk" if parcel.bulk else b"")
-    letters = [Letter.decode(message) for message in said or ()] if me == receiver else []
+    letters = [Header.decode(message) for message in said or ()] if me == receiver else []
     bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
     if not comm.framed or any(letter.sizes for letter in letters) or (me != receiver and any(said or ())):
         comm.move(call, lambda: _gather_bulk(comm, receiver, parcel, letters, bulk))
@@ -88,7 +88,7 @@ def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
         sender = comm.place_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         parcel = pack(value) if me == sender else None
-        letter = Letter.decode(comm.announce(call, b"" if parcel is None else parcel.letter.encode(), sender))
+        letter = Header.decode(comm.announce(call, b"" if parcel is None else parcel.letter.encode(), sender))
 
     def prepare() -> Move[dict[str, torch.Tensor]]:
         bulk = room_for(letter, comm) if parcel is None else parcel.copy()
@@ -131,7 +131,7 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
         # Every message begins with whether anything follows on any rank, for that is what all have to know.
         follows = b"+" if any(parcel.bulk for parcel in parcels) else b"-"
         said = comm.deliver(call, [follows + parcel.letter.encode() for parcel in parcels], sender)
-    letter = Letter.decode(said[1:])
+    letter = Header.decode(said[1:])
 
     def prepare() -> Move[dict[str, torch.Tensor]]:
         if me != sender:
@@ -148,7 +148,7 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
 
 
 def _gather_bulk(
-    comm: Comm, dst: int, parcel: Parcel, letters: Sequence[Letter], bulk: Sequence[dict[str, torch.Tensor]]
+    comm: Comm, dst: int, parcel: Serialized, letters: Sequence[Header], bulk: Sequence[dict[str, torch.Tensor]]
 ) -> Move[None]:
     """Prepare to gather bulk at place `dst`, which alone has letters."""
     if comm.rank != dst:
@@ -173,7 +173,7 @@ def _all_of(moves: Sequence[Move[None]], result: T) -> Move[T]:
     return run
 
 
-def _pack_all(values: Sequence[object] | None, size: int) -> list[Parcel]:
+def _pack_all(values: Sequence[object] | None, size: int) -> list[Serialized]:
     """Pack one value for each member.
 
     Raises:

@@ -48,7 +48,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class Header:
     """What a rank says of its value before the bulk moves.
 
     Attributes:
@@ -65,13 +65,13 @@ class Letter:
         return pickle.dumps((dict(self.sizes), self.small, self.pickled))
 
     @classmethod
-    def decode(cls, data: bytes) -> Letter:
+    def decode(cls, data: bytes) -> Header:
         sizes, small, pickled = pickle.loads(data)
         return cls(sizes=sizes, small=small, pickled=pickled)
 
 
 @dataclass(slots=True)
-class Parcel:
+class Serialized:
     """A value ready to travel.
 
     Attributes:
@@ -79,7 +79,7 @@ class Parcel:
         bulk: What follows, by type of device: flat uint8 tensors there.
     """
 
-    letter: Letter
+    letter: Header
     bulk: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def copy(self) -> dict[str, torch.Tensor]:
@@ -87,7 +87,7 @@ class Parcel:
         return {device: data.clone() for device, data in self.bulk.items()}
 
 
-def pack(value: object) -> Parcel:
+def pack(value: object) -> Serialized:
     """Make a value ready to travel.
 
     Raises:
@@ -106,7 +106,7 @@ def pack(value: object) -> Parcel:
     host = [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == "cpu"]
     small = len(head) + sum(data.numel() for data in host) <= INLINE_BYTES
     if small and len(host) == len(pickler.contents):
-        return Parcel(Letter(sizes={}, small=pickle.dumps((head, contents(_joined(host))))))
+        return Serialized(Header(sizes={}, small=pickle.dumps((head, contents(_joined(host))))))
 
     pickled = 0
     if len(head) > INLINE_BYTES:
@@ -118,10 +118,10 @@ def pack(value: object) -> Parcel:
             [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == device]
         )
     sizes = {device: data.numel() for device, data in bulk.items()}
-    return Parcel(Letter(sizes=sizes, small=head, pickled=pickled), bulk)
+    return Serialized(Header(sizes=sizes, small=head, pickled=pickled), bulk)
 
 
-def unpack(letter: Letter, bulk: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's
+def unpack(letter: Header, bulk: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's
     """Return the value. It owns the bulk.
 
     Raises:
@@ -141,7 +141,7 @@ def unpack(letter: Letter, bulk: Mapping[str, torch.Tensor]) -> Any:  # noqa: AN
         raise PayloadTypeError(f"what another rank sent cannot be unpickled here: {error}") from error
 
 
-def room_for(letter: Letter, comm: Comm) -> dict[str, torch.Tensor]:
+def room_for(letter: Header, comm: Comm) -> dict[str, torch.Tensor]:
     """Return empty bulk for a value from another rank: on this rank's device if the value is on the like of it."""
     return {
         device: torch.empty(
@@ -151,7 +151,7 @@ def room_for(letter: Letter, comm: Comm) -> dict[str, torch.Tensor]:
     }
 
 
-def bulk_devices(letters: Sequence[Letter]) -> list[str]:
+def bulk_devices(letters: Sequence[Header]) -> list[str]:
     """Return the types of device that bulk is on, in the same order on all ranks."""
     return sorted({device for letter in letters for device in letter.sizes})
 
