@@ -10,15 +10,15 @@ from typing import Final
 from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, Launcher, Reading
 from rankwise._environment.nesting import own_variables
 from rankwise._environment.openmpi import Hydra, OpenMpi
-from rankwise._environment.plain import Plain
-from rankwise._environment.single import Alone, refuse_half, refuse_half_an_override
+from rankwise._environment.plain import TorchVariables
+from rankwise._environment.single import SingleProcess, refuse_half, refuse_half_an_override
 from rankwise._environment.slurm import Slurm
 from rankwise._environment.torchrun import RankwiseLaunch, Torchrun
 from rankwise._environment.unsupported import refuse_task_of_no_step, refuse_unread
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
-_OVERRIDE: Final = Plain(name="override", prefix=OVERRIDE_PREFIX)
-_PLAIN: Final = Plain(name="plain")
+_OVERRIDE: Final = TorchVariables(name="override", prefix=OVERRIDE_PREFIX)
+_PLAIN: Final = TorchVariables(name="plain")
 
 LAUNCHERS: Final[tuple[Launcher, ...]] = (
     _OVERRIDE,  # somebody decided, and said so to us alone
@@ -29,7 +29,7 @@ LAUNCHERS: Final[tuple[Launcher, ...]] = (
     Hydra(name="intelmpi", mark="I_MPI_HYDRA_UUID"),  # likewise
     Hydra(name="mpich"),  # likewise, and after Intel MPI, which sets the same variables, and another
     Slurm(),  # the outermost: only what no inner launcher has claimed is a rank of its own
-    Alone(),  # nobody: a world of one
+    SingleProcess(),  # nobody: a world of one
 )
 
 

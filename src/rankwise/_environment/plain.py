@@ -14,7 +14,7 @@ from rankwise._environment.facts import (
 from rankwise.errors import LauncherEnvironmentError
 
 
-class Plain:
+class TorchVariables:
     """RANK, WORLD_SIZE and their relatives, under an optional prefix.
 
     Reads: RANK, WORLD_SIZE; LOCAL_RANK; LOCAL_WORLD_SIZE (LOCAL_SIZE: DeepSpeed); GROUP_RANK (torchrunx), NODE_RANK

@@ -20,7 +20,7 @@ _OF_RANKS: Final = (
 )
 
 
-class Alone:
+class SingleProcess:
     """A process that nobody launched as a rank.
 
     Reads: SLURM_NTASKS, SLURM_JOB_ID and PET_NNODES, PET_NPROC_PER_NODE, which show that more processes were meant;

@@ -10,7 +10,7 @@ from rankwise.errors import LauncherEnvironmentError
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnsupportedLauncher:
     """A launcher without a reader, and its variables for the rank and for the number of ranks."""
 
     name: str
@@ -18,16 +18,16 @@ class Unread:
     world_size: str
 
 
-UNREAD: Final = (
-    Unread("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    Unread("Open MPI", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    Unread("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    Unread("LSF's jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    Unread("PALS", "PALS_RANKID", "PALS_NRANKS"),
-    Unread("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-    Unread("Platform MPI", "MPI_RANKID", "MPI_NRANKS"),
-    Unread("MPICH", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    Unread("PMI, as of mpiexec.gforker", "PMI_RANK", "PMI_SIZE"),  # the last: others set it too
+UNSUPPORTED: Final = (
+    UnsupportedLauncher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    UnsupportedLauncher("Open MPI", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    UnsupportedLauncher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    UnsupportedLauncher("LSF's jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    UnsupportedLauncher("PALS", "PALS_RANKID", "PALS_NRANKS"),
+    UnsupportedLauncher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    UnsupportedLauncher("Platform MPI", "MPI_RANKID", "MPI_NRANKS"),
+    UnsupportedLauncher("MPICH", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    UnsupportedLauncher("PMI, as of mpiexec.gforker", "PMI_RANK", "PMI_SIZE"),  # the last: others set it too
 )
 
 
@@ -37,7 +37,7 @@ def refuse_unread(environ: Environ) -> None:
     Raises:
         LauncherEnvironmentError: They do, or cannot be read, or do not say how large the world is.
     """
-    for unread in UNREAD:
+    for unread in UNSUPPORTED:
         rank, world_size = read_int(environ, unread.rank), read_int(environ, unread.world_size)
         if rank is None and world_size is None:
             continue
@@ -59,7 +59,9 @@ def refuse_task_of_no_step(environ: Environ) -> None:
         )
 
 
-def _unread(unread: Unread, rank: Fact[int] | None, world_size: Fact[int] | None) -> LauncherEnvironmentError:
+def _unread(
+    unread: UnsupportedLauncher, rank: Fact[int] | None, world_size: Fact[int] | None
+) -> LauncherEnvironmentError:
     found = " and ".join(f"{fact.source}={fact.value}" for fact in (rank, world_size) if fact is not None)
     missing = "" if world_size is not None else f", without {unread.world_size}"
     return LauncherEnvironmentError(

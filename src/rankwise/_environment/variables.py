@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankwise._environment.nesting import IDENTITY, OF_AGENT, OUTER, RUN
-from rankwise._environment.unsupported import UNREAD
+from rankwise._environment.unsupported import UNSUPPORTED
 
 # Of torch, and of those that set them by hand.
 _OF_TORCH: Final = (
@@ -24,7 +24,7 @@ VARIABLES: Final = frozenset(
         *(RUN, OUTER, *OF_AGENT),
         *(name for names in IDENTITY.values() for name in names),
         *("PET_NNODES", "PET_NPROC_PER_NODE"),
-        *(name for unread in UNREAD for name in (unread.rank, unread.world_size)),
+        *(name for unread in UNSUPPORTED for name in (unread.rank, unread.world_size)),
         *("PMIX_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
         *("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS"),
         *("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
