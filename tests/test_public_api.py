@@ -30,7 +30,16 @@ MODULES = (
 # Classes whose other members serve this package alone; users get objects of them, and make none.
 OPAQUE = {
     "Comm": ("close",),
-    "Reading": ("facts", "launcher", "rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes"),
+    "LaunchEnvironment": (
+        "facts",
+        "launcher",
+        "rank",
+        "world_size",
+        "local_rank",
+        "local_world_size",
+        "node_rank",
+        "num_nodes",
+    ),
     "RecordingComm": (),
     "Session": ("backend", "close", "device", "group", "rank", "topology", "world_size"),
 }
@@ -52,7 +61,7 @@ def _module(name: str) -> Iterator[str]:
         value = getattr(module, public)
         if name == "rankwise.errors" and not inspect.isclass(value):
             continue  # words for messages
-        yield f"{name}.{public}{'' if public in OPAQUE else _signature(value)}"
+        yield f"{name}.{public}{'' if getattr(value, '__name__', '') in OPAQUE else _signature(value)}"
         if inspect.isclass(value):
             yield from (f"{name}.{public}.{member}" for member in _members(value))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rankwise._collectives.rooted import broadcast, gather, scatter
     from rankwise._comm.group import Comm
     from rankwise._environment.detect import detect
-    from rankwise._environment.facts import Reading
+    from rankwise._environment.facts import LaunchEnvironment, Reading
     from rankwise._launch.api import launch
     from rankwise._session.api import finalize, init
     from rankwise._session.getters import (
@@ -66,6 +66,7 @@ __all__ = [
     "InvalidArgumentError",
     "JoinError",
     "JoinTimeoutError",
+    "LaunchEnvironment",
     "LaunchError",
     "LauncherEnvironmentError",
     "MismatchError",
@@ -122,7 +123,7 @@ _HOMES = {
     "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),
     "_comm.group": ("Comm",),
     "_environment.detect": ("detect",),
-    "_environment.facts": ("Reading",),
+    "_environment.facts": ("LaunchEnvironment", "Reading"),
     "errors": (
         "CollectiveError",
         "CollectiveTimeoutError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rankwise._environment.facts import PLACE, Fact, Reading, check_place
+from rankwise._environment.facts import PLACE, Fact, LaunchEnvironment, check_place
 from rankwise._integers import as_integer
 from rankwise.errors import NotJoinedError, TopologyError
 
@@ -56,7 +56,7 @@ class Topology:
         return self.rank == 0
 
     @classmethod
-    def of(cls, reading: Reading) -> Topology:
+    def of(cls, reading: LaunchEnvironment) -> Topology:
         """Build the topology that a reading describes.
 
         Raises:
@@ -69,7 +69,7 @@ class Topology:
         return cls(**{name: fact.value for name, fact in place.items()})
 
 
-def unknown(reading: Reading, *names: str) -> str:
+def unknown(reading: LaunchEnvironment, *names: str) -> str:
     """Return the message for numbers that a reading leaves out."""
     if reading.rank.source == OPEN_GROUP:
         return (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from rankwise._environment.detect import detect
-from rankwise._environment.facts import Reading
+from rankwise._environment.facts import LaunchEnvironment
 
 DATA = Path(__file__).parents[1] / "data"
 LAUNCHER = {
@@ -82,7 +82,7 @@ def _load() -> list[Recorded]:
 RECORDED = _load()
 
 
-def _read(case: Recorded) -> Reading:
+def _read(case: Recorded) -> LaunchEnvironment:
     return detect(case.environ)
 
 

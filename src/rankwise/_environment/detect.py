@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, Launcher, Reading
+from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, LaunchEnvironment, Launcher
 from rankwise._environment.nesting import own_variables
 from rankwise._environment.openmpi import Hydra, OpenMpi
 from rankwise._environment.plain import TorchVariables
@@ -33,7 +33,7 @@ LAUNCHERS: Final[tuple[Launcher, ...]] = (
 )
 
 
-def detect(environ: Environ, launcher: str = "auto") -> Reading:
+def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
     """Read who this process is from its launcher's variables.
 
     Local. Pure: nothing is read but `environ`.
@@ -100,7 +100,7 @@ def launcher_named(name: str) -> Launcher | None:
     raise InvalidArgumentError(f"launcher={shown(name)} is none of 'auto', {', '.join(map(repr, names))}{hint}")
 
 
-def _refuse_another_world(reading: Reading, environ: Environ) -> None:
+def _refuse_another_world(reading: LaunchEnvironment, environ: Environ) -> None:
     """Refuse RANK and WORLD_SIZE that were exported around a launcher of another world: all of its ranks have the same.
 
     With LOCAL_RANK they are an inner launcher's, which starts several ranks in each of the outer one's; and a world of
@@ -130,7 +130,7 @@ def _refuse_another_world(reading: Reading, environ: Environ) -> None:
         return
 
 
-def _complete(reading: Reading, environ: Environ) -> Reading:
+def _complete(reading: LaunchEnvironment, environ: Environ) -> LaunchEnvironment:
     """Add what hand-set variables leave out from the launcher around them, where the two agree on who this is."""
     for launcher in LAUNCHERS:
         if launcher.name in {"override", "plain", "none"} or not launcher.present(environ):

@@ -57,7 +57,7 @@ PLACE = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class LaunchEnvironment:
     """What one launcher's variables say about this process.
 
     Attributes:
@@ -102,7 +102,7 @@ class Reading:
         known = ((name, getattr(self, name)) for name in PLACE)
         return {name: fact for name, fact in known if fact is not None}
 
-    def placed(self, **place: Fact[int]) -> Reading:
+    def placed(self, **place: Fact[int]) -> LaunchEnvironment:
         """Return the reading with some of the numbers that place this rank replaced."""
         return replace(self, **place)  # type: ignore[arg-type]  # mypy does not see that the names are those of PLACE
 
@@ -115,6 +115,9 @@ class Reading:
         }
 
 
+Reading = LaunchEnvironment  # its other public name, which programs may use
+
+
 class Launcher(Protocol):
     """One launcher: how to see that it started this process, and what its variables mean."""
 
@@ -125,7 +128,7 @@ class Launcher(Protocol):
     def present(self, environ: Environ) -> bool:
         """Whether these variables are this launcher's, judging by those that mark it alone."""
 
-    def read(self, environ: Environ) -> Reading:
+    def read(self, environ: Environ) -> LaunchEnvironment:
         """Read the facts.
 
         Raises:

@@ -6,7 +6,7 @@ from typing import Final
 
 from rankwise._environment.facts import (
     Environ,
-    Reading,
+    LaunchEnvironment,
     check_hint,
     one_node,
     read_int,
@@ -29,7 +29,7 @@ class OpenMpi:
     def present(self, environ: Environ) -> bool:
         return "OMPI_COMM_WORLD_RANK" in environ
 
-    def read(self, environ: Environ) -> Reading:
+    def read(self, environ: Environ) -> LaunchEnvironment:
         return _read(
             environ,
             launcher=self.name,
@@ -56,7 +56,7 @@ class Hydra:
     def present(self, environ: Environ) -> bool:
         return all(name in environ for name in ("PMI_RANK", "MPI_LOCALRANKID", self.mark) if name is not None)
 
-    def read(self, environ: Environ) -> Reading:
+    def read(self, environ: Environ) -> LaunchEnvironment:
         return _read(
             environ,
             launcher=self.name,
@@ -77,14 +77,14 @@ def _read(
     local_rank: str,
     local_world_size: str,
     job: str | None,
-) -> Reading:
+) -> LaunchEnvironment:
     """Read the variables of these names. No variable of MPI's says which node this is, unless there is only one."""
     own = require_int(environ, rank, because=f"launcher={launcher!r} reads it: start with mpirun or mpiexec")
     size = require_int(environ, world_size, because=f"{rank}={own.value} is: mpirun and mpiexec set both")
     check_hint(environ, size)
     local_size = read_int(environ, local_world_size)
     node_rank, num_nodes = one_node(local_size, size) or (None, None)
-    return Reading(
+    return LaunchEnvironment(
         launcher=launcher,
         rank=own,
         world_size=size,

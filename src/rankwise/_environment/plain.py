@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankwise._environment.facts import (
     Environ,
-    Reading,
+    LaunchEnvironment,
     one_node,
     read_int,
     read_port,
@@ -29,7 +29,7 @@ class TorchVariables:
     def present(self, environ: Environ) -> bool:
         return f"{self.prefix}RANK" in environ
 
-    def read(self, environ: Environ) -> Reading:
+    def read(self, environ: Environ) -> LaunchEnvironment:
         prefix = self.prefix
         self._refuse_pod(environ)
         rank = require_int(
@@ -48,7 +48,7 @@ class TorchVariables:
         implied = one_node(local_world_size, world_size)
         if implied is not None:
             node_rank, num_nodes = node_rank or implied[0], num_nodes or implied[1]
-        return Reading(
+        return LaunchEnvironment(
             launcher=self.name,
             rank=rank,
             world_size=world_size,

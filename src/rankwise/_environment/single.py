@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankwise._environment.facts import OVERRIDES, Environ, Fact, Reading
+from rankwise._environment.facts import OVERRIDES, Environ, Fact, LaunchEnvironment
 from rankwise.errors import LauncherEnvironmentError
 
 # Variables that a launcher sets beside those that are read, and the value that fits a process alone.
@@ -33,9 +33,9 @@ class SingleProcess:
     def present(self, environ: Environ) -> bool:  # noqa: ARG002 - the last resort, whatever the variables
         return True
 
-    def read(self, environ: Environ) -> Reading:
+    def read(self, environ: Environ) -> LaunchEnvironment:
         zero, one = Fact(0, "no launcher"), Fact(1, "no launcher")
-        return Reading(
+        return LaunchEnvironment(
             launcher=self.name,
             rank=zero,
             world_size=one,

@@ -8,7 +8,7 @@ from typing import Final
 from rankwise._environment.facts import (
     Environ,
     Fact,
-    Reading,
+    LaunchEnvironment,
     check_hint,
     read_int,
     read_port,
@@ -38,7 +38,7 @@ class Slurm:
     def present(self, environ: Environ) -> bool:
         return "SLURM_PROCID" in environ and _is_srun_step(environ.get("SLURM_STEP_ID", ""))
 
-    def read(self, environ: Environ) -> Reading:
+    def read(self, environ: Environ) -> LaunchEnvironment:
         if not self.present(environ):
             raise LauncherEnvironmentError(
                 "launcher='slurm' was asked for, but this process is no task of a step: SLURM_STEP_ID is "
@@ -49,7 +49,7 @@ class Slurm:
         check_hint(environ, world_size)
         node_rank = read_int(environ, "SLURM_NODEID")
         job = read_text(environ, "SLURM_JOB_ID")
-        return Reading(
+        return LaunchEnvironment(
             launcher=self.name,
             rank=require_int(environ, "SLURM_PROCID", because="SLURM_STEP_ID is: srun sets both"),
             world_size=world_size,

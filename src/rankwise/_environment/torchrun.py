@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise._environment.facts import Environ, Reading, read_int, read_port, read_text, require_int
+from rankwise._environment.facts import Environ, LaunchEnvironment, read_int, read_port, read_text, require_int
 from rankwise._environment.nesting import RUN, is_of_run
 from rankwise.errors import LauncherEnvironmentError
 
@@ -20,10 +20,10 @@ class Torchrun:
     def present(self, environ: Environ) -> bool:
         return "TORCHELASTIC_RUN_ID" in environ
 
-    def read(self, environ: Environ) -> Reading:
+    def read(self, environ: Environ) -> LaunchEnvironment:
         because = "TORCHELASTIC_RUN_ID is: a process started by torchrun has both; unset what is left from another run"
         attempt = read_int(environ, "TORCHELASTIC_RESTART_COUNT")
-        return Reading(
+        return LaunchEnvironment(
             launcher=self.name,
             rank=require_int(environ, "RANK", because=because),
             world_size=require_int(environ, "WORLD_SIZE", because=because),
@@ -51,7 +51,7 @@ class RankwiseLaunch(Torchrun):
     def present(self, environ: Environ) -> bool:
         return super().present(environ) and is_of_run(environ)
 
-    def read(self, environ: Environ) -> Reading:
+    def read(self, environ: Environ) -> LaunchEnvironment:
         if not self.present(environ):
             raise LauncherEnvironmentError(
                 f"launcher='rankwise' reads TORCHELASTIC_RUN_ID and {RUN}, and {RUN} is "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankwise._arguments import as_text
-from rankwise._environment.facts import MAX_PORT, Fact, Reading, parse_int
+from rankwise._environment.facts import MAX_PORT, Fact, LaunchEnvironment, parse_int
 from rankwise._net.addresses import LOOPBACK, is_loopback
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
@@ -46,7 +46,7 @@ class Endpoint:
         return f"{self.host}:{ports} (from {self.source})"
 
 
-def choose(reading: Reading, *, starter: Callable[[str], str]) -> Endpoint | None:
+def choose(reading: LaunchEnvironment, *, starter: Callable[[str], str]) -> Endpoint | None:
     """Return where the ranks of this reading meet; None for a world of one for which nobody named a place.
 
     Local.
@@ -107,7 +107,7 @@ def parse_address(address: str) -> tuple[Fact[str], Fact[int]]:
     return Fact(host, "address"), Fact(number, "address")
 
 
-def _nowhere(reading: Reading) -> LauncherEnvironmentError:
+def _nowhere(reading: LaunchEnvironment) -> LauncherEnvironmentError:
     prefix = "RANKWISE_" if reading.rank.source.startswith("RANKWISE_") else ""
     missing = [f"{prefix}MASTER_ADDR"] if reading.host is None else []
     if reading.port is None and (reading.job is None or reading.agent_store):

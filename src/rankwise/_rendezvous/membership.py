@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rankwise._environment.facts import MAX_PORT, Fact, Reading
+from rankwise._environment.facts import MAX_PORT, Fact, LaunchEnvironment
 from rankwise._net.json_lines import decoded, encoded
 from rankwise._text import placed_text, ranks_text
 from rankwise.errors import JoinError, JoinTimeoutError, shortened
@@ -49,7 +49,9 @@ class Hello:
     problem: str = ""
 
     @classmethod
-    def of(cls, reading: Reading, *, host: str, host_id: str, process: int, check: bool, problem: str) -> Hello:
+    def of(
+        cls, reading: LaunchEnvironment, *, host: str, host_id: str, process: int, check: bool, problem: str
+    ) -> Hello:
         """Say what a reading says."""
 
         def value(fact: Fact[int] | None) -> int | None:
@@ -126,7 +128,7 @@ class Answer:
             ) from error
         return answer
 
-    def complete(self, reading: Reading, source: str = "the other ranks") -> Reading:
+    def complete(self, reading: LaunchEnvironment, source: str = "the other ranks") -> LaunchEnvironment:
         """Return the reading with what it left out, and who says so.
 
         Raises:

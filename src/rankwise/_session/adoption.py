@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.group import Comm
 from rankwise._comm.registry import GroupRegistry
-from rankwise._environment.facts import Fact, Reading
+from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards
 from rankwise._session.environ import read_check, read_environment
 from rankwise._session.session import Session
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 def adopt(
     group: dist.ProcessGroup,
-    reading: Reading | None = None,
+    reading: LaunchEnvironment | None = None,
     *,
     check: bool | None = None,
     close: Callable[[str, bool], None] | None = None,
@@ -57,7 +57,7 @@ def adopt(
 
 def place_in_group(
     group: dist.ProcessGroup, given: Mapping[str, Fact[int]], launcher: str, environ: Mapping[str, str] | None
-) -> Reading:
+) -> LaunchEnvironment:
     """Return who this process is in a group that is open: its group knows, so variables that cannot be read may stand.
 
     Raises:
@@ -67,7 +67,7 @@ def place_in_group(
     for name, fact in (("rank", rank), ("world_size", world_size)):
         if name in given and given[name].value != fact.value:
             raise InvalidArgumentError(f"{name}={given[name].value}, but {OPEN_GROUP} that is open says {fact.value}")
-    reading: Reading | None = None
+    reading: LaunchEnvironment | None = None
     try:
         reading = read_environment(launcher, environ)
     except LauncherEnvironmentError as error:
@@ -83,7 +83,9 @@ def place_in_group(
                 reading.world_size,
             )
         alone = world_size.value == 1
-        reading = read_environment("none") if alone else Reading(launcher="none", rank=rank, world_size=world_size)
+        reading = (
+            read_environment("none") if alone else LaunchEnvironment(launcher="none", rank=rank, world_size=world_size)
+        )
     return reading.placed(**given).placed(rank=rank, world_size=world_size)
 
 
@@ -102,7 +104,7 @@ def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
 
 
 def _adopted_world(
-    group: dist.ProcessGroup, reading: Reading, ranks: Sequence[int], device: torch.device, *, check: bool
+    group: dist.ProcessGroup, reading: LaunchEnvironment, ranks: Sequence[int], device: torch.device, *, check: bool
 ) -> GroupRegistry:
     rank = group.rank()
     group_ref = weakref.ref(group)

@@ -11,7 +11,7 @@ import torch
 
 from rankwise._arguments import as_seconds
 from rankwise._comm.group import Comm
-from rankwise._environment.facts import Fact, Reading
+from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._integers import as_bool
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import current
@@ -132,10 +132,10 @@ def _leave_adopted(comm: Comm, reason: str) -> None:
 
 def _reading(
     launcher: str, environ: Mapping[str, str] | None, given: Mapping[str, Fact[int]], address: str | None
-) -> Reading:
+) -> LaunchEnvironment:
     """Read the environment, and put the caller's arguments in its place."""
     if "rank" in given:
-        reading = Reading(launcher="arguments", rank=given["rank"], world_size=given["world_size"])
+        reading = LaunchEnvironment(launcher="arguments", rank=given["rank"], world_size=given["world_size"])
         if reading.world_size.value == 1:
             reading = replace(read_environment("none"), launcher="arguments")
         elif address is None:

@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping
 
 from rankwise._environment.detect import detect
-from rankwise._environment.facts import Reading
+from rankwise._environment.facts import LaunchEnvironment
 from rankwise.errors import LauncherEnvironmentError
 
 log = logging.getLogger(__name__)
 
 
-def own_environment() -> Reading:
+def own_environment() -> LaunchEnvironment:
     """Read who this process is.
 
     Local.
@@ -21,7 +21,7 @@ def own_environment() -> Reading:
     return detect(os.environ)
 
 
-def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None = None) -> Reading:
+def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
     """Read who this process is from its own variables or these, and log what is odd about them.
 
     Local.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.gloo_threads import await_rest
 from rankwise._comm.registry import GroupRegistry
-from rankwise._environment.facts import Fact, Reading
+from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import address_towards, host_id, starter
 from rankwise._rendezvous import handshake, store
@@ -49,7 +49,7 @@ class _Met:
             tells two jobs apart, so that another job there must hear that it is taken.
     """
 
-    reading: Reading
+    reading: LaunchEnvironment
     store: dist.Store
     lines: dict[int, socket.socket]
     listener: socket.socket | None = None
@@ -109,7 +109,7 @@ def load_what_would_keep_a_group() -> None:
 
 
 def open_session(
-    reading: Reading,
+    reading: LaunchEnvironment,
     *,
     backend: str | None,
     device: str | torch.device | None,
@@ -134,7 +134,7 @@ def open_session(
 
 
 def _meet_with_device(
-    reading: Reading,
+    reading: LaunchEnvironment,
     endpoint: Endpoint,
     backend: str | None,
     device: str | torch.device | None,
@@ -190,7 +190,7 @@ def _told(problem: Exception) -> str:
     return str(problem) if isinstance(problem, RankwiseError) else f"{type(problem).__name__}: {problem}"
 
 
-def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float) -> _Met:
+def _meet(reading: LaunchEnvironment, endpoint: Endpoint, hello: Hello, *, timeout: float) -> _Met:
     """Meet the other ranks.
 
     Raises:
@@ -223,7 +223,7 @@ def _meet(reading: Reading, endpoint: Endpoint, hello: Hello, *, timeout: float)
         raise
 
 
-def _complete(reading: Reading, answer: Answer, endpoint: Endpoint, port: int) -> Reading:
+def _complete(reading: LaunchEnvironment, answer: Answer, endpoint: Endpoint, port: int) -> LaunchEnvironment:
     """Return the reading with what rank zero answered, and with where the ranks met."""
     host = (
         reading.host if reading.host and reading.host.value == endpoint.host else Fact(endpoint.host, endpoint.source)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rankwise._dependencies import require_torch
-from rankwise._environment.facts import Reading
+from rankwise._environment.facts import LaunchEnvironment
 from rankwise._user_frames import raised_at
 from rankwise.errors import NotJoinedError, message_of
 from rankwise.topology import Topology
@@ -60,7 +60,7 @@ class Session:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: LaunchEnvironment,
         *,
         comm: Comm | None = None,
         device: torch.device | None = None,

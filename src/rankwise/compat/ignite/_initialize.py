@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
 
-from rankwise._environment.facts import Fact, Reading, parse_int
+from rankwise._environment.facts import Fact, LaunchEnvironment, parse_int
 from rankwise._net.addresses import LOOPBACK
 from rankwise._session import current
 from rankwise._session.adoption import adopt
@@ -175,7 +175,7 @@ def seconds(timeout: object) -> float:
     return float(timeout)
 
 
-def _usual_address(reading: Reading) -> str | None:
+def _usual_address(reading: LaunchEnvironment) -> str | None:
     """Return where Ignite's ranks meet if only RANK, LOCAL_RANK and WORLD_SIZE are set; None if that is said, or known.
 
     That they are all on this host is how Ignite takes it.
@@ -188,17 +188,17 @@ def _usual_address(reading: Reading) -> str | None:
     return f"{host}:{port}"
 
 
-def _explicit(rank: int | None, world_size: int | None) -> Reading:
+def _explicit(rank: int | None, world_size: int | None) -> LaunchEnvironment:
     """Return who this process is, as arguments or else its launcher say."""
     reading = read_environment()
     if rank is None and world_size is None:
         return reading
     if rank is None or world_size is None:
         raise InvalidArgumentError(f"rank={rank} and world_size={world_size}: pass both, or neither")
-    return Reading(launcher="arguments", rank=Fact(rank, "rank"), world_size=Fact(world_size, "world_size"))
+    return LaunchEnvironment(launcher="arguments", rank=Fact(rank, "rank"), world_size=Fact(world_size, "world_size"))
 
 
-def _meet_in_file(path: str, backend: str, reading: Reading, *, timeout: float) -> Session:
+def _meet_in_file(path: str, backend: str, reading: LaunchEnvironment, *, timeout: float) -> Session:
     """Open a process group whose ranks meet in a file, which is torch's way, and adopt it."""
     rank, world_size = reading.rank.value, reading.world_size.value
     hook = sys.excepthook
