@@ -23,12 +23,12 @@ import rankwise as rw
 from rankwise._comm.control import connect
 from rankwise._comm.control.connect import Introduction
 from rankwise._comm.control.mesh import Mesh
-from rankwise._comm.control.protocol import Frame, Kind
+from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.registry import GroupRegistry
 from rankwise._net import acceptor
 
 SIZE = 3
-CALL = Frame(Kind.CALL, 0, "all_reduce at train.py:88")
+CALL = Frame(FrameKind.CALL, 0, "all_reduce at train.py:88")
 
 
 def in_threads(talk: Callable[[int], Any], size: int = SIZE) -> list[Any]:
@@ -152,13 +152,13 @@ def test_one_that_gives_up_tells_the_others(meshes: list[Mesh]) -> None:
 
 
 def test_a_failure_is_heard_without_waiting_for_the_rest(meshes: list[Mesh]) -> None:
-    meshes[2].skip(Frame(Kind.FAILED, 0, CALL.call, body=b"why"), timeout=10.0)
+    meshes[2].skip(Frame(FrameKind.FAILED, 0, CALL.call, body=b"why"), timeout=10.0)
     frames = in_threads(lambda place: swap(meshes[place], [b""] * SIZE) if place == 0 else None)[0]
     assert frames[2].body == b"why"
     assert 1 not in frames
 
 
-FAILED = Frame(Kind.FAILED, 0, CALL.call, body=bytes(800))
+FAILED = Frame(FrameKind.FAILED, 0, CALL.call, body=bytes(800))
 
 
 def kept(meshes: list[Mesh]) -> int:

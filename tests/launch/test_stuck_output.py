@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankwise._launch.stream_writer import Writer
+from rankwise._launch.stream_writer import StreamWriter
 from tests.session.worlds import clean_environ
 
 FILL = str(Path(__file__).parent / "programs" / "fill.py")
@@ -130,7 +130,7 @@ def test_closed_streams_show_nothing_and_harm_nobody(command: str, tmp_path: Pat
 
 def test_a_writer_says_how_much_it_discards_and_writes_nothing_after_that(screen: tuple[int, int]) -> None:
     reader, descriptor = screen
-    writer = Writer(descriptor, "the screen", has_room=lambda: None)
+    writer = StreamWriter(descriptor, "the screen", has_room=lambda: None)
     assert writer.drain(60.0) == ""
     assert writer.write(b"x" * (1 << 21))
     assert writer.is_full
@@ -151,7 +151,7 @@ def test_a_writer_says_how_much_it_discards_and_writes_nothing_after_that(screen
 def test_a_writer_whose_reader_leaves_says_so_and_lets_those_go_who_wait() -> None:
     reader, descriptor = os.pipe()
     has_room = threading.Event()
-    writer = Writer(descriptor, "the screen", has_room=has_room.set)
+    writer = StreamWriter(descriptor, "the screen", has_room=has_room.set)
     writer.write(b"x" * (1 << 21))
     os.close(reader)
     assert has_room.wait(SECONDS)

@@ -22,7 +22,7 @@ from rankwise._environment.facts import Fact
 from rankwise._net import acceptor
 from rankwise._rendezvous import handshake
 from rankwise._rendezvous.endpoint import Endpoint
-from rankwise._rendezvous.membership import Answer, Hello
+from rankwise._rendezvous.membership import JoinReply, JoinRequest
 from rankwise.errors import JoinError, JoinTimeoutError
 from tests.session.worlds import PROGRAMS, free_port, plain, run_ranks
 
@@ -31,19 +31,19 @@ def endpoint(*ports: int, host: str = "127.0.0.1", key: str = "the same") -> End
     return Endpoint(host=host, ports=ports, source="the test", key=key, agent_store=False, one_host=True)
 
 
-def hello(rank: int, world_size: int, **more: str) -> Hello:
+def hello(rank: int, world_size: int, **more: str) -> JoinRequest:
     reading = detect({"RANK": str(rank), "WORLD_SIZE": str(world_size)})
     if "job" in more:
         reading = replace(reading, job=Fact(more["job"], "the launcher"))
-    return Hello.of(
+    return JoinRequest.of(
         reading, host=more.get("host", "here"), host_id="", process=rank, check=False, problem=more.get("problem", "")
     )
 
 
-def meet(where: Endpoint, hellos: list[Hello], *, timeout: float = 10.0) -> list[Answer | JoinError]:
+def meet(where: Endpoint, hellos: list[JoinRequest], *, timeout: float = 10.0) -> list[JoinReply | JoinError]:
     """Let ranks meet, and return each one's answer or error."""
 
-    def one(own: Hello) -> Answer | JoinError:
+    def one(own: JoinRequest) -> JoinReply | JoinError:
         try:
             if own.rank == 0:
                 with handshake.listen_at(where) as listener:
@@ -120,16 +120,16 @@ STRANGERS = {
 @pytest.mark.parametrize("world_size", [2, 5])
 def test_all_get_their_answer(world_size: int) -> None:
     answers = meet(endpoint(free_port()), [hello(rank, world_size, host=f"h{rank % 2}") for rank in range(world_size)])
-    assert [answer.local_rank for answer in answers if isinstance(answer, Answer)] == [
+    assert [answer.local_rank for answer in answers if isinstance(answer, JoinReply)] == [
         r // 2 for r in range(world_size)
     ]
-    assert all(isinstance(answer, Answer) and answer.num_nodes == 2 for answer in answers)
+    assert all(isinstance(answer, JoinReply) and answer.num_nodes == 2 for answer in answers)
 
 
 def test_those_that_are_missing_are_named_to_all_that_came() -> None:
     errors = meet(endpoint(free_port()), [hello(0, 4), hello(2, 4)], timeout=0.5)
     for error in errors:
-        if isinstance(error, Answer):
+        if isinstance(error, JoinReply):
             assert error.late
             text = error.error
         else:
@@ -146,14 +146,14 @@ def test_a_rank_zero_that_never_comes_is_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("hellos", [[hello(0, 3), hello(1, 3), hello(1, 3)], [hello(0, 3), hello(1, 3), hello(2, 4)]])
-def test_worlds_that_do_not_fit_are_told_to_all_that_came(hellos: list[Hello]) -> None:
+def test_worlds_that_do_not_fit_are_told_to_all_that_came(hellos: list[JoinRequest]) -> None:
     for answer in meet(endpoint(free_port()), hellos, timeout=1.5):
         assert isinstance(answer, JoinError) or answer.error
 
 
 def test_a_problem_of_one_rank_is_told_to_all() -> None:
     for answer in meet(endpoint(free_port()), [hello(0, 2), hello(1, 2, problem="no device")]):
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, JoinReply)
         assert answer.error == "rank 1 on here: no device"
 
 
@@ -169,7 +169,7 @@ def test_a_stranger_on_the_port_is_named(kind: str) -> None:
 def test_derived_ports_walk_past_a_stranger() -> None:
     with stranger(STRANGERS["closes"]) as taken:
         answers = meet(endpoint(taken, free_port()), [hello(rank, 3) for rank in range(3)])
-    assert all(isinstance(answer, Answer) and not answer.error for answer in answers)
+    assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers)
 
 
 def test_another_worlds_rank_zero_is_a_stranger() -> None:
@@ -204,7 +204,7 @@ def test_strangers_at_rank_zeros_door_are_let_go() -> None:
                 connection.shutdown(socket.SHUT_WR)
                 connection.recv(1)
         answers = [*meet(endpoint(port), [hello(1, 3), hello(2, 3)]), *world.result()]
-    assert all(isinstance(answer, Answer) and not answer.error for answer in answers)
+    assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers)
 
 
 def test_a_rank_of_another_job_is_refused_by_name_and_holds_nobody_up() -> None:
@@ -214,7 +214,7 @@ def test_a_rank_of_another_job_is_refused_by_name_and_holds_nobody_up() -> None:
         (error,) = meet(endpoint(port), [hello(1, 2, job="slurm 18.0")])
         assert "rank 1 on here is of job 'slurm 18.0', but rank 0 on here of job 'slurm 17.0'" in str(error)
         answers = [*meet(endpoint(port), [hello(1, 2, job="slurm 17.0")]), *world.result()]
-    assert all(isinstance(answer, Answer) and not answer.error for answer in answers), answers
+    assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers), answers
 
 
 def test_strangers_that_stay_and_say_nothing_hold_nobody_up() -> None:
@@ -225,7 +225,7 @@ def test_strangers_that_stay_and_say_nothing_hold_nobody_up() -> None:
         for sent in (b"", b"\x03", b'{"protocol"', b'{"protocol": "rankwise/1", "nonce": "0"}\n'):
             stay.enter_context(visit(port)).sendall(sent)
         answers = [*meet(endpoint(port), [hello(1, 3), hello(2, 3)]), *world.result()]
-    assert all(isinstance(answer, Answer) and not answer.error for answer in answers), answers
+    assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers), answers
 
 
 def test_a_stranger_that_speaks_slowly_is_sent_away_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,13 +248,13 @@ def test_a_stranger_that_speaks_slowly_is_sent_away_and_counted(monkeypatch: pyt
 def test_what_others_say_of_themselves_cannot_write_to_the_terminal() -> None:
     evil = hello(1, 3, host="\x1b]0;pwned\x07here\x1b[2J", problem="no\x1b[31m device\u202e")
     for answer in meet(endpoint(free_port()), [hello(0, 3), evil, hello(2, 3)]):
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, JoinReply)
         assert answer.error == r"rank 1 on \x1b]0;pwned\x07here\x1b[2J: no\x1b[31m device\u202e"
 
 
 def test_problems_of_many_ranks_fit_into_an_answer() -> None:
     answers = meet(endpoint(free_port()), [hello(0, 8), *(hello(rank, 8, problem="é" * 9000) for rank in range(1, 8))])
-    assert all(isinstance(answer, Answer) and "rank 1 on here: é" in answer.error for answer in answers), answers
+    assert all(isinstance(answer, JoinReply) and "rank 1 on here: é" in answer.error for answer in answers), answers
 
 
 @pytest.mark.parametrize("enough", [True, False], ids=["strangers", "ranks"])

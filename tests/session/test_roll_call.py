@@ -11,12 +11,12 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import rankwise as rw
 from rankwise._environment.detect import detect
-from rankwise._rendezvous.membership import Answer, Hello, answers, conflict, missing
+from rankwise._rendezvous.membership import JoinReply, JoinRequest, answers, conflict, missing
 from rankwise._rendezvous.store import roll_call
 from rankwise._text import ranks_text
 
 
-def hello(rank: int, host: str, **more: object) -> Hello:
+def hello(rank: int, host: str, **more: object) -> JoinRequest:
     fields: dict[str, object] = {
         "rank": rank,
         "world_size": 4,
@@ -28,10 +28,10 @@ def hello(rank: int, host: str, **more: object) -> Hello:
         "host_id": "boot",
         "process": 100 + rank,
     }
-    return Hello(**(fields | more))  # type: ignore[arg-type]  # fields by name
+    return JoinRequest(**(fields | more))  # type: ignore[arg-type]  # fields by name
 
 
-def places(*hellos: Hello) -> list[tuple[int, int, int, int]]:
+def places(*hellos: JoinRequest) -> list[tuple[int, int, int, int]]:
     given = answers({each.rank: each for each in hellos})
     return [
         (answer.local_rank, answer.local_world_size, answer.node_rank, answer.num_nodes)
@@ -76,7 +76,7 @@ def test_a_problem_of_one_rank_is_told_to_all() -> None:
 
 
 def test_what_the_launcher_said_is_kept() -> None:
-    reading = Answer(local_rank=9, local_world_size=9, node_rank=1, num_nodes=3).complete(
+    reading = JoinReply(local_rank=9, local_world_size=9, node_rank=1, num_nodes=3).complete(
         detect({"RANK": "1", "WORLD_SIZE": "10", "LOCAL_RANK": "1"})
     )
     assert str(reading.local_rank) == "1 (from LOCAL_RANK)"
@@ -94,18 +94,18 @@ def test_texts() -> None:
     assert ranks_text([0, 1, 2, 5]) == "ranks 0-2, 5"
     assert ranks_text(range(0, 40, 2)).endswith("14, ...")
     assert missing({0: hello(0, "a")}, 3, timeout=5).startswith("ranks 1-2 of 3 did not arrive within 5 s; rank 0 did")
-    assert Hello.decode(hello(0, "é").encode()) == hello(0, "é")
+    assert JoinRequest.decode(hello(0, "é").encode()) == hello(0, "é")
 
 
 @pytest.mark.parametrize("odd", ["", "[", "[" * 60_000, "{}", "null", '{"error": 1}', b"\xff"])
 def test_what_is_no_answer_is_refused(odd: str | bytes) -> None:
-    for text in (odd, Answer(store_port=1 << 16).encode(), Answer(store_port=-1).encode()):
+    for text in (odd, JoinReply(store_port=1 << 16).encode(), JoinReply(store_port=-1).encode()):
         with pytest.raises(rw.JoinError, match="what rank zero answered cannot be read"):
-            Answer.decode(text)
+            JoinReply.decode(text)
     with pytest.raises(ValueError):
-        Hello.decode(odd)
-    given = Answer(error="é" * 9000, late=True)
-    assert Answer.decode(given.encode()).late
+        JoinRequest.decode(odd)
+    given = JoinReply(error="é" * 9000, late=True)
+    assert JoinReply.decode(given.encode()).late
 
 
 def test_ranks_that_say_odd_things_in_a_store_are_named_to_all() -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rankwise._comm.control.connect import Introduction
 from rankwise._comm.control.mesh import Mesh, looking_at
-from rankwise._comm.control.protocol import Elsewhere, Frame, Kind
+from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
 from rankwise._comm.gloo_threads import await_rest
 from rankwise.errors import CollectiveError, RankwiseError
 
@@ -138,7 +138,7 @@ class GroupRegistry:
                 else:
                     suspects.add(free.name)
 
-    def follow(self, mesh: Mesh, frame: Frame, elsewhere: Elsewhere) -> None:
+    def follow(self, mesh: Mesh, frame: Frame, elsewhere: WaitingInOtherGroup) -> None:
         """Let those know who wait in another group that this rank was here, and not on its way to them."""
         for other in list(self.meshes):
             with looking_at(other if other.name == elsewhere.group else None) as free:
@@ -148,5 +148,5 @@ class GroupRegistry:
 
 def _elsewhere(mesh: Mesh, frame: Frame) -> Frame:
     """Return the frame for another group, of a rank that waits in this one."""
-    body = pickle.dumps(Elsewhere(mesh.name, mesh.ranks, mesh.sequence))
-    return Frame(Kind.ELSEWHERE, 0, frame.call, body=body, main=frame.main)
+    body = pickle.dumps(WaitingInOtherGroup(mesh.name, mesh.ranks, mesh.sequence))
+    return Frame(FrameKind.ELSEWHERE, 0, frame.call, body=body, main=frame.main)

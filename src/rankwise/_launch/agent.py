@@ -17,10 +17,10 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
 from rankwise._launch.oom import kills, word
-from rankwise._launch.rank_process import Rank
+from rankwise._launch.rank_process import RankProcess
 from rankwise._launch.report import describe, failed_before, failures_of, raise_failures
 from rankwise._launch.spec import LaunchSpec
-from rankwise._launch.supervisor import FAILED, TERMINATED, Pool, interrupted
+from rankwise._launch.supervisor import FAILED, TERMINATED, Supervisor, interrupted
 from rankwise._rendezvous.elastic import LoopbackRendezvous, between_hosts
 from rankwise.errors import RankFailedError
 
@@ -32,7 +32,7 @@ _TALKATIVE: Final = "torch.distributed.elastic.agent.server.api"
 class RankAgent(SimpleElasticAgent):
     """Torch's agent over a pool."""
 
-    def __init__(self, spec: WorkerSpec, plan: LaunchSpec, pool: Pool) -> None:
+    def __init__(self, spec: WorkerSpec, plan: LaunchSpec, pool: Supervisor) -> None:
         super().__init__(spec)
         self._plan = plan
         self._pool = pool
@@ -93,7 +93,7 @@ class RankAgent(SimpleElasticAgent):
             raise
 
 
-def run(plan: LaunchSpec, pool: Pool) -> dict[int, Rank]:
+def run(plan: LaunchSpec, pool: Supervisor) -> dict[int, RankProcess]:
     """Start the ranks of a plan, wait for all of them, and return how they ended.
 
     The first failure ends the others.
@@ -116,7 +116,7 @@ def run(plan: LaunchSpec, pool: Pool) -> dict[int, Rank]:
     return pool.ranks
 
 
-def _conduct(plan: LaunchSpec, pool: Pool) -> int:
+def _conduct(plan: LaunchSpec, pool: Supervisor) -> int:
     """Run a plan to its end, and return how many ranks its world had.
 
     The agent and its store live here alone: an error of the ranks is raised where nothing refers to them, so whoever
@@ -163,7 +163,7 @@ def _variables(group: WorkerGroup, worker: Worker, attempt: int) -> dict[str, st
     }
 
 
-def _failure(worker: Worker, rank: Rank) -> ProcessFailure:
+def _failure(worker: Worker, rank: RankProcess) -> ProcessFailure:
     return ProcessFailure(
         local_rank=worker.local_rank, pid=rank.pid, exitcode=rank.exitcode or 0, error_file=os.devnull
     )

@@ -12,7 +12,7 @@ from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.host_limits import lack_explained
 from rankwise._launch.output import Screen
 from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ
-from rankwise._launch.supervisor import Pool
+from rankwise._launch.supervisor import Supervisor
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
@@ -74,7 +74,7 @@ def launch_call(
     environ = common_environ(nproc, one_host=nodes is None)
     argv = tuple(map(str, getattr(sys, "argv", ())))
     plan = LaunchSpec(nproc=nproc, kind="function", argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ)
-    with lack_explained(), Pool(environ, screen=screen or Screen(nproc=nproc)) as pool:
+    with lack_explained(), Supervisor(environ, screen=screen or Screen(nproc=nproc)) as pool:
         from rankwise._launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 
         ranks = run(plan, pool)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Final, TextIO
 
-from rankwise._launch.stream_writer import Sink, StandIn, Writer
+from rankwise._launch.stream_writer import Sink, StandIn, StreamWriter
 
 # How long whoever reads what ranks have printed may read nothing after their end, until the rest is discarded: a person
 # with a pager; somebody who has stopped the launcher.
@@ -108,7 +108,7 @@ class Screen:
         # As a rule both streams are one terminal, where lines that are whole are kept in their order.
         name = "standard output" if stream is sys.__stdout__ else "standard error"
         key = place.st_dev, place.st_ino
-        return self._sinks.setdefault(key, Writer(descriptor, name, has_room=self._tell_of_room))
+        return self._sinks.setdefault(key, StreamWriter(descriptor, name, has_room=self._tell_of_room))
 
     def _tell_of_room(self) -> None:
         self.has_room()  # a pool may have come since the sink is there

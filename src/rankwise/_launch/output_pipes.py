@@ -14,7 +14,7 @@ from rankwise._launch.forkserver.ipc import PIECE_BYTES
 from rankwise._launch.output import Lines, Screen
 
 
-class Outlets:
+class OutputPipes:
     """The pipes of all ranks, in the loop that waits for everything."""
 
     def __init__(self, selector: selectors.BaseSelector, screen: Screen) -> None:

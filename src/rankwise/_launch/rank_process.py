@@ -11,7 +11,7 @@ from rankwise._launch.output import Lines
 
 
 @dataclass(slots=True, kw_only=True)
-class Rank:
+class RankProcess:
     """A rank that was started.
 
     Attributes:

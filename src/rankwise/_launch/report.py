@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankwise._launch.rank_process import Rank
+from rankwise._launch.rank_process import RankProcess
 from rankwise._pickling import loads
 from rankwise._text import ranks_text
 from rankwise.errors import RankFailedError, RankFailure, shortened
@@ -23,7 +23,7 @@ _MEANING: Final = {
 _LONGEST_TRACEBACK: Final = 8_000
 
 
-def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = False, kernel: str = "") -> None:
+def raise_failures(ranks: Mapping[int, RankProcess], nproc: int, *, returning: bool = False, kernel: str = "") -> None:
     """Raise what became of the ranks, if any failed.
 
     Args:
@@ -53,12 +53,12 @@ def raise_failures(ranks: Mapping[int, Rank], nproc: int, *, returning: bool = F
     raise RankFailedError(text, failures=failures) from cause
 
 
-def failed_before(ranks: Mapping[int, Rank], time_ns: int) -> dict[int, Rank]:
+def failed_before(ranks: Mapping[int, RankProcess], time_ns: int) -> dict[int, RankProcess]:
     """Return those ranks that had failed when they were told to end, or raised an error while they did."""
     return {number: rank for number, rank in ranks.items() if _failed_before(rank, time_ns)}
 
 
-def _failed_before(rank: Rank, time_ns: int) -> bool:
+def _failed_before(rank: RankProcess, time_ns: int) -> bool:
     if rank.outcome is None:
         return rank.has_failed and rank.ended_ns < time_ns
     if not rank.outcome.status:
@@ -68,7 +68,7 @@ def _failed_before(rank: Rank, time_ns: int) -> bool:
     return rank.outcome.time_ns < time_ns or bool(raised)
 
 
-def failures_of(ranks: Mapping[int, Rank], *, returning: bool = False) -> list[RankFailure]:
+def failures_of(ranks: Mapping[int, RankProcess], *, returning: bool = False) -> list[RankFailure]:
     """Return how those ranks ended that failed, causes before consequences, and then the first in time first."""
     failed = [
         number
@@ -96,7 +96,7 @@ def describe(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -
     return text
 
 
-def _ended_before(ranks: Mapping[int, Rank], time_ns: int) -> str:
+def _ended_before(ranks: Mapping[int, RankProcess], time_ns: int) -> str:
     """Name those that ended without an error before another one missed them."""
     early = [number for number, rank in ranks.items() if rank.exitcode == 0 and _ended(rank) < time_ns]
     return f"\n{ranks_text(sorted(early))} had ended before that, with exit code 0" if early else ""
@@ -107,19 +107,19 @@ def exit_status(failure: RankFailure) -> int:
     return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
 
 
-def _when(rank: Rank) -> tuple[bool, int]:
+def _when(rank: RankProcess) -> tuple[bool, int]:
     """Return what to sort by: causes before consequences, then by time."""
     if rank.outcome is not None and rank.outcome.status:
         return rank.outcome.consequence, _ended(rank)
     return rank.was_stopped, _ended(rank)
 
 
-def _ended(rank: Rank) -> int:
+def _ended(rank: RankProcess) -> int:
     """Return when a rank ended: what it ran, if it could say so, else its process."""
     return rank.ended_ns if rank.outcome is None else rank.outcome.time_ns
 
 
-def _failure(number: int, rank: Rank) -> RankFailure:
+def _failure(number: int, rank: RankProcess) -> RankFailure:
     raised = "" if rank.outcome is None else rank.outcome.raised
     traceback = "" if rank.outcome is None else rank.outcome.traceback
     exitcode = rank.exitcode or 0

@@ -15,7 +15,7 @@ from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP,
 from rankwise._launch.report import exit_status
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.standard_streams import open_standard_streams
-from rankwise._launch.supervisor import Pool
+from rankwise._launch.supervisor import Supervisor
 from rankwise._launch.targets import NotExecutableError, check_target
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
 
@@ -62,7 +62,7 @@ def launch_plan(plan: LaunchSpec, *, preload: bool = True, screen: Screen | None
     with (
         lack_explained(),
         _terminated_by_signals(),
-        Pool(plan.environ, screen=screen, preload=preload, owner=True) as pool,
+        Supervisor(plan.environ, screen=screen, preload=preload, owner=True) as pool,
     ):
         from rankwise._launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
 

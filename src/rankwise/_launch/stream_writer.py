@@ -34,7 +34,7 @@ class Sink(Protocol):
         """Wait until all is written, or nobody has read anything for so long; return what was lost, in words."""
 
 
-class Writer:
+class StreamWriter:
     """A sink that is a descriptor of the launcher's."""
 
     def __init__(self, descriptor: int, name: str, *, has_room: Callable[[], None]) -> None:

@@ -19,8 +19,8 @@ from rankwise._launch.forkserver.client import ForkServer, received
 from rankwise._launch.forkserver.ipc import Event, Request, packed
 from rankwise._launch.host_limits import advice
 from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
-from rankwise._launch.output_pipes import Outlets
-from rankwise._launch.rank_process import Rank
+from rankwise._launch.output_pipes import OutputPipes
+from rankwise._launch.rank_process import RankProcess
 from rankwise._launch.reaper import MARK, SECONDS_TO_END, adopt_orphans
 from rankwise._text import ranks_text
 from rankwise.errors import LaunchError
@@ -41,7 +41,7 @@ def interrupted(grace: float) -> tuple[tuple[signal.Signals, float], ...]:
     return (signal.SIGINT, grace), (signal.SIGTERM, 0.5)
 
 
-class Pool:
+class Supervisor:
     """The fork server, and the ranks that it forked. A context: nothing of either is left after it."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Pool:
             preload: It imports torch, and forks ranks; if not, or not on Linux, ranks are fresh interpreters.
             owner: This process does nothing else, so whatever descends from it may be ended.
         """
-        self.ranks: dict[int, Rank] = {}
+        self.ranks: dict[int, RankProcess] = {}
         if owner:
             adopt_orphans()
         self._owner = owner
@@ -64,11 +64,11 @@ class Pool:
         self._swept = False
         self._hurried = False
         self.stopped_ns = 0
-        self._outlets = Outlets(self._selector, screen)
+        self._outlets = OutputPipes(self._selector, screen)
         self._server = ForkServer(environ, preload=preload, owner=owner)
         self._selector.register(self._server.control, selectors.EVENT_READ, self._hear_server)
 
-    def __enter__(self) -> Pool:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
+    def __enter__(self) -> Supervisor:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
 
     def __exit__(
@@ -194,7 +194,7 @@ class Pool:
                 descriptors.callback(os.close, output)
                 errors, shown_errors = self._outlets.open(number, sys.stderr)
                 descriptors.callback(os.close, errors)
-                rank = Rank(
+                rank = RankProcess(
                     connection=ours,
                     output=shown_output,
                     errors=shown_errors,
@@ -209,7 +209,7 @@ class Pool:
                 self.ranks[number] = rank
                 self._server.start(number, [theirs.fileno(), output, errors, crashes])
 
-    def _talk(self, rank: Rank, events: int) -> None:
+    def _talk(self, rank: RankProcess, events: int) -> None:
         """Tell a rank what it is to be, and hear how that ended."""
         if rank.connection.fileno() < 0:
             return  # hung up since this was seen
@@ -224,14 +224,14 @@ class Pool:
             if events & selectors.EVENT_READ:
                 self._hear(rank)
 
-    def _hear(self, rank: Rank) -> None:
+    def _hear(self, rank: RankProcess) -> None:
         piece = received(rank.connection)
         if not piece:
             self._hang_up(rank)
             return
         rank.take(piece)
 
-    def _hang_up(self, rank: Rank) -> None:
+    def _hang_up(self, rank: RankProcess) -> None:
         if rank.connection.fileno() >= 0:
             self._selector.unregister(rank.connection)
             rank.connection.close()
@@ -247,7 +247,7 @@ class Pool:
             else:
                 self._note_end(self.ranks[number], value, time_ns)
 
-    def _note_end(self, rank: Rank, exitcode: int, time_ns: int) -> None:
+    def _note_end(self, rank: RankProcess, exitcode: int, time_ns: int) -> None:
         with contextlib.suppress(BlockingIOError):
             while rank.connection.fileno() >= 0:
                 self._hear(rank)  # what it said before its end is here already

@@ -23,7 +23,7 @@ from typing import Final
 from rankwise._net.acceptor import Acceptor, Client, listen
 from rankwise._net.json_lines import fields_of
 from rankwise._rendezvous.endpoint import Endpoint
-from rankwise._rendezvous.membership import Answer, Hello, another_job, answers, conflict, missing
+from rankwise._rendezvous.membership import JoinReply, JoinRequest, another_job, answers, conflict, missing
 from rankwise.errors import JoinError, JoinTimeoutError
 
 PROTOCOL: Final = "rankwise/1"
@@ -40,8 +40,8 @@ _RESOLVE_SECONDS: Final = 30.0
 
 
 def host(
-    listener: socket.socket, endpoint: Endpoint, hello: Hello, *, store_port: int, timeout: float
-) -> tuple[Answer, dict[int, socket.socket]]:
+    listener: socket.socket, endpoint: Endpoint, hello: JoinRequest, *, store_port: int, timeout: float
+) -> tuple[JoinReply, dict[int, socket.socket]]:
     """Let the other ranks arrive, as rank zero. The listening socket stays open.
 
     Returns:
@@ -56,7 +56,7 @@ def host(
         try:
             meeting.receive_all(timeout=timeout)
         except JoinError as error:
-            meeting.answer_all(Answer(error=str(error), late=isinstance(error, JoinTimeoutError)))
+            meeting.answer_all(JoinReply(error=str(error), late=isinstance(error, JoinTimeoutError)))
             raise
         given = answers(meeting.hellos, store_port=store_port)
         for guest, rank in meeting.guests.items():
@@ -77,7 +77,7 @@ class _Meeting:
         guests: The others' ranks, by connection.
     """
 
-    def __init__(self, endpoint: Endpoint, own: Hello, acceptor: Acceptor) -> None:
+    def __init__(self, endpoint: Endpoint, own: JoinRequest, acceptor: Acceptor) -> None:
         self._endpoint = endpoint
         self._own = own
         self._acceptor = acceptor
@@ -102,7 +102,7 @@ class _Meeting:
                 if not self._hear(client):
                     self._let_go(client)
 
-    def answer_all(self, answer: Answer) -> None:
+    def answer_all(self, answer: JoinReply) -> None:
         """Give all who have said hello the same answer."""
         for guest in (*self.guests, *self._refused):
             _answer(guest, answer)
@@ -123,18 +123,18 @@ class _Meeting:
                 if said.get("protocol") == PROTOCOL:
                     _send(client.connection, json.dumps({"proof": _proof(self._endpoint, said["nonce"])}))
                     continue
-                hello = Hello.decode(bytes(line))
+                hello = JoinRequest.decode(bytes(line))
             except (ValueError, KeyError, AttributeError, OSError):
                 return False
             if client in self.guests:
                 return False  # a rank says hello once
             if problem := another_job(self._own, hello):
-                _answer(client, Answer(error=problem))
+                _answer(client, JoinReply(error=problem))
                 return False
             self._admit(client, hello)
         return True
 
-    def _admit(self, client: Client, hello: Hello) -> None:
+    def _admit(self, client: Client, hello: JoinRequest) -> None:
         self._acceptor.identify(client)
         known = self.hellos.get(hello.rank)
         problem = conflict(self._own, hello) or ("" if known is None else conflict(known, hello))
@@ -151,7 +151,7 @@ class _Meeting:
             del self.hellos[self.guests.pop(client)]
 
 
-def attend(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer, socket.socket]:
+def attend(endpoint: Endpoint, hello: JoinRequest, *, timeout: float) -> tuple[JoinReply, socket.socket]:
     """Arrive at rank zero, as any other rank.
 
     Returns:
@@ -182,7 +182,7 @@ def attend(endpoint: Endpoint, hello: Hello, *, timeout: float) -> tuple[Answer,
         )
     connection.setblocking(True)
     try:
-        return Answer.decode(text), connection
+        return JoinReply.decode(text), connection
     except JoinError:
         connection.close()
         raise
@@ -206,7 +206,7 @@ def listen_at(endpoint: Endpoint) -> socket.socket:
     )
 
 
-def _answer(guest: Client, answer: Answer) -> None:
+def _answer(guest: Client, answer: JoinReply) -> None:
     with contextlib.suppress(OSError):  # it has left, and needs no answer
         _send(guest.connection, answer.encode())
 

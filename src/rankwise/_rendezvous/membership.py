@@ -22,7 +22,7 @@ _LONGEST_ERROR: Final = 8000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class JoinRequest:
     """What one rank says of itself.
 
     Attributes:
@@ -51,7 +51,7 @@ class Hello:
     @classmethod
     def of(
         cls, reading: LaunchEnvironment, *, host: str, host_id: str, process: int, check: bool, problem: str
-    ) -> Hello:
+    ) -> JoinRequest:
         """Say what a reading says."""
 
         def value(fact: Fact[int] | None) -> int | None:
@@ -76,7 +76,7 @@ class Hello:
         return encoded(self)
 
     @classmethod
-    def decode(cls, text: str | bytes) -> Hello:
+    def decode(cls, text: str | bytes) -> JoinRequest:
         """Return what a rank said.
 
         Raises:
@@ -89,7 +89,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class JoinReply:
     """What rank zero answers one rank.
 
     Attributes:
@@ -111,7 +111,7 @@ class Answer:
         return encoded(replace(self, error=shortened(self.error, _LONGEST_ERROR)))
 
     @classmethod
-    def decode(cls, text: str | bytes) -> Answer:
+    def decode(cls, text: str | bytes) -> JoinReply:
         """Return what rank zero answered.
 
         Raises:
@@ -149,7 +149,7 @@ class Answer:
         )
 
 
-def conflict(first: Hello, second: Hello) -> str:
+def conflict(first: JoinRequest, second: JoinRequest) -> str:
     """Return why these two cannot be ranks of one world, or ""."""
     if first.world_size != second.world_size:
         return (
@@ -169,7 +169,7 @@ def conflict(first: Hello, second: Hello) -> str:
     return ""
 
 
-def another_job(first: Hello, second: Hello) -> str:
+def another_job(first: JoinRequest, second: JoinRequest) -> str:
     """Return why the second is not of the first's job, or "" if it may be."""
     if not first.job or not second.job or first.job == second.job:
         return ""
@@ -179,7 +179,7 @@ def another_job(first: Hello, second: Hello) -> str:
     )
 
 
-def answers(hellos: Mapping[int, Hello], *, store_port: int = 0) -> dict[int, Answer]:
+def answers(hellos: Mapping[int, JoinRequest], *, store_port: int = 0) -> dict[int, JoinReply]:
     """Return the answer for each rank, once all have said hello.
 
     Nodes are counted in the order of their lowest rank, local ranks in the order of ranks.
@@ -188,7 +188,7 @@ def answers(hellos: Mapping[int, Hello], *, store_port: int = 0) -> dict[int, An
         f"rank {rank} on {hellos[rank].host}: {hellos[rank].problem}" for rank in sorted(hellos) if hellos[rank].problem
     ]
     if problems:
-        return dict.fromkeys(hellos, Answer(error="; ".join(problems)))
+        return dict.fromkeys(hellos, JoinReply(error="; ".join(problems)))
 
     nodes: dict[tuple[str, str, int], list[int]] = {}
     holders: Counter[tuple[str, str, int | None]] = Counter()
@@ -199,7 +199,7 @@ def answers(hellos: Mapping[int, Hello], *, store_port: int = 0) -> dict[int, An
         nodes.setdefault((hello.host, hello.host_id, holders[holder]), []).append(rank)
         holders[holder] += hello.local_rank is not None
     return {
-        rank: Answer(
+        rank: JoinReply(
             local_rank=local_rank,
             local_world_size=len(ranks),
             node_rank=node_rank,
@@ -211,7 +211,7 @@ def answers(hellos: Mapping[int, Hello], *, store_port: int = 0) -> dict[int, An
     }
 
 
-def missing(arrived: Mapping[int, Hello], world_size: int, *, timeout: float) -> str:
+def missing(arrived: Mapping[int, JoinRequest], world_size: int, *, timeout: float) -> str:
     """Return the message for ranks that did not arrive in time."""
     absent = [rank for rank in range(world_size) if rank not in arrived]
     hosts = {rank: hello.host for rank, hello in arrived.items()}

@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from rankwise._net.acceptor import listen
 from rankwise._net.addresses import LOOPBACK
 from rankwise._rendezvous.handshake import ANSWER_SECONDS
-from rankwise._rendezvous.membership import Answer, Hello, answers, conflict, missing
+from rankwise._rendezvous.membership import JoinReply, JoinRequest, answers, conflict, missing
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 
 # The shortest and the longest pause between two looks at the store.
@@ -161,7 +161,7 @@ def _constructed(construct: Callable[[], Store], seconds: float, lost: Callable[
     return store
 
 
-def roll_call(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, Store]:
+def roll_call(store: Store, hello: JoinRequest, *, timeout: float) -> tuple[JoinReply, Store]:
     """Say hello over a store that is there already, and get rank zero's answer.
 
     A store outlives its sessions, so each world that is joined over it has a part of its own: the ranks count how often
@@ -185,10 +185,10 @@ def roll_call(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, St
         ) from error
 
 
-def _say_hello(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, Store]:
+def _say_hello(store: Store, hello: JoinRequest, *, timeout: float) -> tuple[JoinReply, Store]:
     arrivals = f"arrivals/{hello.rank}"
     world = PrefixStore(str(store.add(arrivals, 1)), store)
-    answer: Answer | None = None
+    answer: JoinReply | None = None
     try:
         world.set(f"hello/{hello.rank}", hello.encode())
         if hello.rank == 0:
@@ -196,7 +196,7 @@ def _say_hello(store: Store, hello: Hello, *, timeout: float) -> tuple[Answer, S
         key = f"answer/{hello.rank}"
         if not wait_for(world, [key], timeout=timeout + ANSWER_SECONDS):
             raise JoinTimeoutError(f"rank zero did not arrive within {timeout:g} s, or is stopped; was it started?")
-        answer = Answer.decode(world.get(key))
+        answer = JoinReply.decode(world.get(key))
     finally:
         if answer is None or answer.error:
             for key in ("hello", "answer"):
@@ -220,27 +220,27 @@ def wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
     return True
 
 
-def _answer_all(store: Store, own: Hello, *, timeout: float) -> None:
+def _answer_all(store: Store, own: JoinRequest, *, timeout: float) -> None:
     ranks = range(own.world_size)
     complete = wait_for(store, [f"hello/{rank}" for rank in ranks], timeout=timeout)
     arrived = [rank for rank in ranks if complete or store.check([f"hello/{rank}"])]
     hellos, problem = _read_hellos(store, own, arrived)
     if problem:
-        given = dict.fromkeys(arrived, Answer(error=problem))
+        given = dict.fromkeys(arrived, JoinReply(error=problem))
     elif not complete:
-        given = dict.fromkeys(arrived, Answer(error=missing(hellos, own.world_size, timeout=timeout), late=True))
+        given = dict.fromkeys(arrived, JoinReply(error=missing(hellos, own.world_size, timeout=timeout), late=True))
     else:
         given = answers(hellos)
     for rank, answer in given.items():
         store.set(f"answer/{rank}", answer.encode())
 
 
-def _read_hellos(store: Store, own: Hello, arrived: list[int]) -> tuple[dict[int, Hello], str]:
+def _read_hellos(store: Store, own: JoinRequest, arrived: list[int]) -> tuple[dict[int, JoinRequest], str]:
     """Return what these ranks have said, and why they are no ranks of one world, or ""."""
-    hellos: dict[int, Hello] = {}
+    hellos: dict[int, JoinRequest] = {}
     for rank in arrived:
         try:
-            hello = Hello.decode(store.get(f"hello/{rank}"))
+            hello = JoinRequest.decode(store.get(f"hello/{rank}"))
             if hello.rank != rank:
                 raise ValueError(f"it is that of rank {hello.rank}")  # noqa: TRY301 - as what cannot be read
         except ValueError as error:

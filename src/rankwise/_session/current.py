@@ -36,11 +36,11 @@ class _NoGroups:
         group = getattr(sys.modules.get("torch.distributed"), "group", None)
         if group is None:
             return None
-        InForce.groups = group
+        Current.groups = group
         return group.WORLD
 
 
-class InForce(threading.local):
+class Current(threading.local):
     """The state. Class attributes are the process's; a thread that is a rank overrides `session` for itself."""
 
     session: Session | None = None
@@ -54,7 +54,7 @@ class InForce(threading.local):
     inherited: list[tuple[object, int]] = []  # noqa: RUF012 - the process's
 
 
-in_force = InForce()
+in_force = Current()
 
 
 def session_in_force() -> Session:
@@ -64,8 +64,8 @@ def session_in_force() -> Session:
     """
     session = in_force.session
     if session is None:
-        session = InForce.stand_in
-    if session is None or not (session.settled or InForce.groups.WORLD is session.group_ref()):
+        session = Current.stand_in
+    if session is None or not (session.settled or Current.groups.WORLD is session.group_ref()):
         session = _found()
     return session
 
@@ -83,7 +83,7 @@ def joined_session() -> Session:
     if has_lost_its_group(session):
         session.settled = False
         raise NotJoinedError.destroyed()
-    if session is InForce.stand_in and session.group is None and session.reading != own_environment():
+    if session is Current.stand_in and session.group is None and session.reading != own_environment():
         forget()
         session = session_in_force()
     return session
@@ -111,12 +111,12 @@ def has_lost_its_group(session: Session) -> bool:
 def put_in_force(session: Session) -> None:
     """Make a session the process's."""
     forget()
-    InForce.session = session
+    Current.session = session
 
 
 def forget() -> None:
     """Forget the session in force and whatever stood in for one."""
-    InForce.session = InForce.stand_in = None
+    Current.session = Current.stand_in = None
 
 
 @contextmanager
@@ -143,13 +143,13 @@ def close_in_force(*, reason: str = "left the session", failed: bool = False) ->
 
 def foreign_group() -> torch.distributed.ProcessGroup | None:
     """Return the default process group, if anybody opened one."""
-    group: torch.distributed.ProcessGroup | None = InForce.groups.WORLD
+    group: torch.distributed.ProcessGroup | None = Current.groups.WORLD
     return group
 
 
 def opener(group: torch.distributed.ProcessGroup) -> int:
     """Return the process that opened a group: this one, or its parent if that was before the fork."""
-    return next((parent for inherited, parent in InForce.inherited if inherited is group), os.getpid())
+    return next((parent for inherited, parent in Current.inherited if inherited is group), os.getpid())
 
 
 def _found() -> Session:
@@ -160,25 +160,25 @@ def _found() -> Session:
     # destroyed tells who this process was until another is opened, which is then the one that counts.
     if opened is not None and (opened.backend is None or group is None or opened.group is group):
         return opened
-    session = InForce.stand_in
+    session = Current.stand_in
     if session is None or session.group is not group:
-        session = InForce.stand_in = _stand_in(group)
+        session = Current.stand_in = _stand_in(group)
     return session
 
 
 def _stand_in(group: torch.distributed.ProcessGroup | None) -> Session:
     if group is None:
-        InForce.watch = None
+        Current.watch = None
         return Session(read_environment())
     from rankwise._session.adoption import adopt  # noqa: PLC0415 - needs torch, which this process has imported
 
-    InForce.watch = weakref.ref(group, _forget_stand_in)
+    Current.watch = weakref.ref(group, _forget_stand_in)
     return adopt(group, pid=opener(group))
 
 
 def _forget_stand_in(watch: weakref.ref[Any]) -> None:
-    if watch is InForce.watch:
-        InForce.stand_in = InForce.watch = None
+    if watch is Current.watch:
+        Current.stand_in = Current.watch = None
 
 
 def _close_at_exit() -> None:
@@ -191,11 +191,11 @@ def _close_at_exit() -> None:
 
 
 def _begin_anew_in_child() -> None:
-    InForce.stand_in = None
+    Current.stand_in = None
     keep_groups_for_good()
     group = foreign_group()
     if group is not None and opener(group) == os.getpid():
-        InForce.inherited.append((group, os.getppid()))
+        Current.inherited.append((group, os.getppid()))
 
 
 atexit.register(_close_at_exit)

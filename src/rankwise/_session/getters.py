@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from rankwise._environment.facts import Fact
-from rankwise._session.current import InForce, in_force, session_in_force
+from rankwise._session.current import Current, in_force, session_in_force
 from rankwise.errors import NotJoinedError
 from rankwise.topology import Topology, unknown
 
@@ -29,8 +29,8 @@ def get_rank() -> int:
     # What session_in_force() does first, without the call: programs ask for their rank in every log line.
     session = in_force.session
     if session is None:
-        session = InForce.stand_in
-    if session is None or not (session.settled or InForce.groups.WORLD is session.group_ref()):
+        session = Current.stand_in
+    if session is None or not (session.settled or Current.groups.WORLD is session.group_ref()):
         session = session_in_force()
     return session.rank
 

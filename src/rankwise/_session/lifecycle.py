@@ -23,7 +23,7 @@ from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import address_towards, host_id, starter
 from rankwise._rendezvous import handshake, store
 from rankwise._rendezvous.endpoint import Endpoint, choose
-from rankwise._rendezvous.membership import Answer, Hello
+from rankwise._rendezvous.membership import JoinReply, JoinRequest
 from rankwise._rendezvous.readiness import Watch
 from rankwise._session.closing import outlive
 from rankwise._session.device import bind, choose_backend, choose_device
@@ -125,7 +125,7 @@ def open_session(
     """
     endpoint = choose(reading, starter=starter)
     if endpoint is None:
-        met = _Met(Answer().complete(reading, "a world of one"), dist.HashStore(), {})
+        met = _Met(JoinReply().complete(reading, "a world of one"), dist.HashStore(), {})
     else:
         met = _meet_with_device(reading, endpoint, backend, device, timeout=timeout, check=check)
     own = _get_ready(met, backend, device, timeout=timeout)
@@ -151,7 +151,7 @@ def _meet_with_device(
         choose_backend(backend, chosen or torch.device("cpu"))
     except Exception as error:  # noqa: BLE001 - raised again below, once the others have heard of it
         problem = error
-    hello = Hello.of(
+    hello = JoinRequest.of(
         reading,
         host=socket.gethostname(),
         host_id=host_id(),
@@ -190,7 +190,7 @@ def _told(problem: Exception) -> str:
     return str(problem) if isinstance(problem, RankwiseError) else f"{type(problem).__name__}: {problem}"
 
 
-def _meet(reading: LaunchEnvironment, endpoint: Endpoint, hello: Hello, *, timeout: float) -> _Met:
+def _meet(reading: LaunchEnvironment, endpoint: Endpoint, hello: JoinRequest, *, timeout: float) -> _Met:
     """Meet the other ranks.
 
     Raises:
@@ -223,7 +223,7 @@ def _meet(reading: LaunchEnvironment, endpoint: Endpoint, hello: Hello, *, timeo
         raise
 
 
-def _complete(reading: LaunchEnvironment, answer: Answer, endpoint: Endpoint, port: int) -> LaunchEnvironment:
+def _complete(reading: LaunchEnvironment, answer: JoinReply, endpoint: Endpoint, port: int) -> LaunchEnvironment:
     """Return the reading with what rank zero answered, and with where the ranks met."""
     host = (
         reading.host if reading.host and reading.host.value == endpoint.host else Fact(endpoint.host, endpoint.source)

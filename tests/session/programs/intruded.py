@@ -18,8 +18,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.control.protocol import Frame, Kind
-from rankwise._rendezvous.membership import Answer
+from rankwise._comm.control.protocol import Frame, FrameKind
+from rankwise._rendezvous.membership import JoinReply
 
 NOBODY = 65534
 
@@ -34,7 +34,7 @@ class Exploit:
 def lure(listeners: list[socket.socket], ended: threading.Event) -> None:
     """Send whoever connects what would be unpickled."""
     body = pickle.dumps(Exploit())
-    frames = b"".join(Frame(Kind.FAILED, number, "evil", body=body).encode() for number in range(1, 50))
+    frames = b"".join(Frame(FrameKind.FAILED, number, "evil", body=body).encode() for number in range(1, 50))
     with selectors.DefaultSelector() as selector:
         for listener in listeners:
             selector.register(listener, selectors.EVENT_READ)
@@ -63,7 +63,7 @@ def intrude() -> None:
         thread.start()
         address = {"host": "elsewhere", "local": name, "remote": "127.0.0.1", "port": remote.getsockname()[1]}
         said = json.dumps(address | {"secret": "00" * 16})
-        answer = json.dumps(asdict(Answer(local_rank=0, local_world_size=1, node_rank=1, num_nodes=2)))
+        answer = json.dumps(asdict(JoinReply(local_rank=0, local_world_size=1, node_rank=1, num_nodes=2)))
         store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False)
         while not store.check(["ended/0", "ended/1"]):
             store.set(f"{world.removesuffix('/rankwise')}/answer/1", answer)

@@ -8,13 +8,13 @@ import time
 from rankwise._environment.detect import detect
 from rankwise._rendezvous import handshake
 from rankwise._rendezvous.endpoint import Endpoint
-from rankwise._rendezvous.membership import Hello
+from rankwise._rendezvous.membership import JoinRequest
 from rankwise.errors import JoinError
 
 reading = detect(os.environ)
 port = int(os.environ["MASTER_PORT"])
 where = Endpoint(host="127.0.0.1", ports=(port,), source="it", key="it", agent_store=False, one_host=True)
-hello = Hello.of(reading, host="here", host_id="", process=os.getpid(), check=False, problem="")
+hello = JoinRequest.of(reading, host="here", host_id="", process=os.getpid(), check=False, problem="")
 try:
     if hello.rank:
         time.sleep(1.0)  # let strangers be there first

@@ -22,8 +22,8 @@ import torch
 from torch.distributed import Store
 
 from rankwise._comm.buffers import require_memory_of_new
-from rankwise._comm.control.call_guard import Entrance
-from rankwise._comm.control.protocol import Call, Details, Failure, Frame, Kind, mismatch, verdict
+from rankwise._comm.control.call_guard import CallGuard
+from rankwise._comm.control.protocol import Call, Details, Failure, Frame, FrameKind, mismatch, verdict
 from rankwise._comm.reduce_ops import Op
 from rankwise._integers import as_integer
 from rankwise._user_frames import hide_below
@@ -73,7 +73,7 @@ class Members(ABC):
         self.turns = 0
         self._parts: weakref.WeakSet[Members] = weakref.WeakSet()
         self._broken = ""
-        self._entrance = Entrance()
+        self._entrance = CallGuard()
         self._pid = os.getpid()
 
     def leave(self, reason: str) -> None:
@@ -183,7 +183,7 @@ class Members(ABC):
         """Return whether a rank calls something here that this one has not called. Does not wait."""
         return False
 
-    def reserve(self, call: Call) -> Entrance:
+    def reserve(self, call: Call) -> CallGuard:
         """Begin a block in which no collective of the session can begin; its end is to `leave` what this returns."""
         return self._entrance.reserve(call)
 
@@ -215,7 +215,7 @@ class Members(ABC):
         problem = verdict(self.ranks, frames)
         if problem is None and any(frame.digest != frames[0].digest for frame in frames.values()):
             details = [pickle.dumps(Details.of(call))] * self.size
-            answers = self._swap(call.frame(Kind.DETAILS), details, timeout)
+            answers = self._swap(call.frame(FrameKind.DETAILS), details, timeout)
             problem = mismatch(self.ranks, [pickle.loads(answers[place].body) for place in range(self.size)])
         if problem is not None:
             raise problem
@@ -245,7 +245,7 @@ class Members(ABC):
         if self.size == 1:
             return
         if self.framed:
-            self._say(call.frame(Kind.FAILED, pickle.dumps(Failure.of(error, call.text))))
+            self._say(call.frame(FrameKind.FAILED, pickle.dumps(Failure.of(error, call.text))))
         else:
             with suppress(CollectiveError, RemoteRankError):
                 self._agree_by_digest(call, error)

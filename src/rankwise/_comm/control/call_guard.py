@@ -16,7 +16,7 @@ from rankwise._user_frames import call_site
 from rankwise.errors import CollectiveError
 
 
-class Entrance:
+class CallGuard:
     """Where collectives of this rank enter a group.
 
     Attributes:
@@ -24,7 +24,7 @@ class Entrance:
     """
 
     def __init__(self) -> None:
-        self.outer: Entrance | None = None
+        self.outer: CallGuard | None = None
         self._inside = threading.Lock()
         self._call: Call | None = None
         self._thread = threading.main_thread()
@@ -53,7 +53,7 @@ class Entrance:
         self._is_reserved = False
         self._inside.release()
 
-    def reserve(self, call: Call) -> Entrance:
+    def reserve(self, call: Call) -> CallGuard:
         """Begin a block without collectives, and return the entrance to leave at its end: of the session.
 
         Raises:

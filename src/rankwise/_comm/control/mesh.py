@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from rankwise._comm.control.peer import Peer
-from rankwise._comm.control.protocol import Frame, Kind, bulk_head
+from rankwise._comm.control.protocol import Frame, FrameKind, bulk_head
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 # How long one wait is, so that Ctrl-C is heard and other groups are looked at.
@@ -130,7 +130,7 @@ class Mesh:
             return None
         peer.receive()
         frame = peer.frames.get(self.sequence + 1)
-        return frame if frame is not None and frame.kind is Kind.CALL and not peer.gone else None
+        return frame if frame is not None and frame.kind is FrameKind.CALL and not peer.gone else None
 
     def transfer(
         self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], *, timeout: float
@@ -174,7 +174,7 @@ class Mesh:
 
     def close(self, reason: str) -> None:
         """Tell the others why this rank takes part no more, and hang up."""
-        farewell = Frame(Kind.LEFT, self.sequence, reason).encode()
+        farewell = Frame(FrameKind.LEFT, self.sequence, reason).encode()
         for peer in self._peers.values():
             if not peer.midway:  # else it would be taken for data
                 peer.post(farewell)
@@ -197,7 +197,7 @@ class Mesh:
                 raise CollectiveTimeoutError(told)
             if not late and not any(peer.outbox for peer in peers):
                 return
-            if any(frame is not None and frame.kind is Kind.FAILED for frame in heard):
+            if any(frame is not None and frame.kind is FrameKind.FAILED for frame in heard):
                 return
             if any(peer.gone for peer in late):
                 self.gone()  # one that left because of another says so: hear all of them
@@ -206,7 +206,7 @@ class Mesh:
             if waited > timeout:
                 missing = "; ".join(peer.seen for peer in late)
                 text = f"{own.call}: not all ranks came within {timeout:g} s. Missing: {missing}"
-                self.say(replace(own, kind=Kind.GAVE_UP, call=text, body=b""))
+                self.say(replace(own, kind=FrameKind.GAVE_UP, call=text, body=b""))
                 raise CollectiveTimeoutError(text)
             pause = min(max(_FIRST_SLICE_SECONDS, waited), SLICE_SECONDS)
             if not self._talk(min(pause, timeout - waited + 0.001)):

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankwise._comm.control.protocol import Frame, Kind, is_bulk, take_bulk_head, take_frame
+from rankwise._comm.control.protocol import Frame, FrameKind, is_bulk, take_bulk_head, take_frame
 
 _PIECE_BYTES: Final = 1 << 18
 # How many exchanges a member may be ahead, before it is left to wait. Only one that fails in each gets so far.
@@ -131,9 +131,9 @@ class Peer:
     def read_inbox(self) -> None:
         """Sort the frames that were received."""
         while (frame := take_frame(self.inbox)) is not None:
-            if frame.kind is Kind.LEFT:
+            if frame.kind is FrameKind.LEFT:
                 self.end(frame.call)
-            elif frame.kind is Kind.GAVE_UP:
+            elif frame.kind is FrameKind.GAVE_UP:
                 self.gave_up[frame.sequence] = frame.call
             else:
                 self.last = frame.call

@@ -30,12 +30,12 @@ _LONGEST_CALL: Final = 1000
 _LONGEST_TRACEBACK: Final = 32_000
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says."""
 
     CALL = 0  # this rank takes part, and wants this
     FAILED = 1  # it raised before it could; the body is a `Failure`
-    ELSEWHERE = 2  # it waits in a collective of another group; the body is an `Elsewhere`
+    ELSEWHERE = 2  # it waits in a collective of another group; the body is an `WaitingInOtherGroup`
     DETAILS = 3  # the digests differed; the body is a `Details`
     GAVE_UP = 4  # it waited too long for others
     LEFT = 5  # it will not take part any more; the call says why
@@ -55,7 +55,7 @@ class Frame:
         main: The main thread called.
     """
 
-    kind: Kind
+    kind: FrameKind
     sequence: int
     call: str
     digest: bytes = _NO_DIGEST
@@ -82,12 +82,12 @@ def take_frame(inbox: bytearray) -> Frame | None:
     call = inbox[_PREFIX.size : start].decode(errors="replace")
     body = bytes(inbox[start : start + length])
     del inbox[: start + length]
-    return Frame(Kind(kind), sequence, call, digest, body, bool(main))
+    return Frame(FrameKind(kind), sequence, call, digest, body, bool(main))
 
 
 def is_bulk(inbox: bytearray) -> bool:
     """Return whether data comes next."""
-    return len(inbox) >= _PREFIX.size and inbox[_KIND_OFFSET] == Kind.BULK
+    return len(inbox) >= _PREFIX.size and inbox[_KIND_OFFSET] == FrameKind.BULK
 
 
 def take_bulk_head(inbox: bytearray) -> None:
@@ -97,7 +97,7 @@ def take_bulk_head(inbox: bytearray) -> None:
 
 def bulk_head(length: int) -> bytes:
     """Return what precedes so many bytes of data."""
-    return _PREFIX.pack(length, 0, Kind.BULK, True, _NO_DIGEST, 0)
+    return _PREFIX.pack(length, 0, FrameKind.BULK, True, _NO_DIGEST, 0)
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class Call:
             f"{self.title}\0{self.content}".encode(errors="backslashreplace"), digest_size=16
         ).digest()
 
-    def frame(self, kind: Kind = Kind.CALL, body: bytes = b"") -> Frame:
+    def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
         """Return the frame that says so."""
         main = threading.current_thread() is threading.main_thread()
         return Frame(kind, 0, self.text, self.digest(), body, main)
@@ -168,7 +168,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class WaitingInOtherGroup:
     """The collective of another group that a rank waits in: the group's name and members, and which exchange."""
 
     group: str
@@ -193,14 +193,14 @@ class Details:
 def verdict(ranks: Sequence[int], frames: Mapping[int, Frame]) -> RankwiseError | None:
     """Return the error that frames, by place, tell of by themselves: a rank failed, or waits in another group."""
     for place, frame in sorted(frames.items()):
-        if frame.kind is Kind.FAILED:
+        if frame.kind is FrameKind.FAILED:
             failure: Failure = pickle.loads(frame.body)
             return failure.as_error(ranks[place])
-    if all(frame.kind is not Kind.ELSEWHERE for frame in frames.values()):
+    if all(frame.kind is not FrameKind.ELSEWHERE for frame in frames.values()):
         return None
     said: dict[str, list[int]] = {}
     for place, frame in sorted(frames.items()):
-        group = pickle.loads(frame.body).ranks if frame.kind is Kind.ELSEWHERE else ranks
+        group = pickle.loads(frame.body).ranks if frame.kind is FrameKind.ELSEWHERE else ranks
         said.setdefault(f"{frame.call}, in the group of {ranks_text(group)}", []).append(ranks[place])
     lines = [f"  {ranks_text(who)}: {call}" for call, who in said.items()]
     return MismatchError("\n".join(["the ranks wait for each other in different groups:", *lines]))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rankwise._comm.buffers import memory_of
 from rankwise._comm.control.agreement import Move
 from rankwise._comm.control.mesh import SLICE_SECONDS, Mesh, looking_at
-from rankwise._comm.control.protocol import Frame, Kind
+from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.data.local import LocalTransport
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
@@ -122,7 +122,7 @@ class TorchGroupComm(Comm):
             on_pause=lambda missing: self._world.look_elsewhere(mesh, frame, missing, suspects),
         )
         for other in frames.values():
-            if other.kind is Kind.ELSEWHERE:
+            if other.kind is FrameKind.ELSEWHERE:
                 self._world.follow(mesh, frame, pickle.loads(other.body))
         return frames
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from rankwise._environment.variables import VARIABLES
 from rankwise._session.api import init
-from rankwise._session.current import InForce, close_in_force, forget
+from rankwise._session.current import Current, close_in_force, forget
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise._session.environ import read_environment
 from rankwise._session.session import Session
@@ -61,6 +61,6 @@ def alone(item: pytest.Item) -> Iterator[Session]:
         for name in VARIABLES:
             patch.delenv(name, raising=False)
         device = choose_device(0, "cpu" if ranks is None else ranks.device)
-        InForce.stand_in = Session(read_environment(), device=device)
-        yield InForce.stand_in
+        Current.stand_in = Session(read_environment(), device=device)
+        yield Current.stand_in
     close_in_force()
