@@ -83,7 +83,7 @@ def test_an_error_that_is_not_rankwises_keeps_all_frames(comm: Comm, monkeypatch
     with pytest.raises(KeyError) as caught:
         rw.barrier(group=group)
     names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
-    assert names[-4:] == ["barrier", "agree", "_agree", "broken"]
+    assert names[-4:] == ["barrier", "verify", "_verify", "broken"]
 
 
 @pytest.mark.ranks(2)
@@ -104,4 +104,4 @@ def test_development_mode_shows_all_frames(tmp_path: Path) -> None:
         env=clean_environ(), capture_output=True, text=True, timeout=55, check=False,
     )  # fmt: skip
     assert "InvalidArgumentError: dst=9 is not a member" in ended.stderr
-    assert "in place_of" in ended.stderr
+    assert "in group_rank_of" in ended.stderr

@@ -69,7 +69,7 @@ def meshes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def swap(mesh: Mesh, bodies: list[bytes], timeout: float = 10.0) -> dict[int, Frame]:
-    return mesh.exchange(CALL, bodies, timeout=timeout, on_pause=lambda _: None)
+    return mesh.exchange_frames(CALL, bodies, timeout=timeout, on_pause=lambda _: None)
 
 
 def swap_one(meshes: list[Mesh], bodies: list[list[bytes]], place: int) -> dict[int, Frame]:

@@ -236,10 +236,10 @@ class _SlowWay:
 
 @pytest.mark.ranks(2, 3)
 def test_what_comes_after_a_turn_does_not_overtake_its_end(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = comm.board()
+    board = comm.shared_store()
     assert board is not None
     slow = _SlowWay(board)
-    monkeypatch.setattr(comm, "board", lambda: slow)
+    monkeypatch.setattr(comm, "shared_store", lambda: slow)
     for _ in range(2):
         with rw.in_rank_order():
             pass

@@ -54,7 +54,7 @@ def route(name: str, comm: Any) -> Iterator[None]:
 @pytest.mark.parametrize("way", ["backend", "digests"])
 def test_every_body(comm: Comm, module: ModuleType, way: str) -> None:
     with route(way, comm):
-        assert (comm.agree(Call("test")) is None) is (way == "digests")
+        assert (comm.verify(Call("test")) is None) is (way == "digests")
         assert bodies(module)
         for body in bodies(module).values():
             body(comm)

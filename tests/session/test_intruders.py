@@ -44,7 +44,7 @@ def test_what_another_user_writes_into_the_store_leads_no_rank_to_unpickle_it(ho
 @pytest.mark.ranks(2)
 def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Comm, note: str, said: str) -> None:
     """Other users of the host can reach it."""
-    board = comm.board()
+    board = comm.shared_store()
     assert board is not None
     key = f"turn/{comm.turns + 1}"
     if rw.get_rank() == 1:
@@ -53,7 +53,7 @@ def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Comm, note: 
             raise AssertionError
         board.set("over", "")
     else:
-        comm.agree(Call("rank_zero_first", {"local": False}))
+        comm.verify(Call("rank_zero_first", {"local": False}))
         comm.turns += 1
         assert wait_for(board, ["over"], timeout=20.0)
         for left in (key, f"{key}/readers", "over"):

@@ -52,7 +52,7 @@ def all_gather(value: T, *, differentiable: bool = False, group: Comm | None = N
     if differentiable is False:
         return _gather(comm, call, value)
     tensor: Any = value
-    with comm.taking_part(call):
+    with comm.collective(call):
         flows = as_bool(differentiable, "differentiable")
         if flows:
             call.settings = {"differentiable": True}
@@ -93,7 +93,7 @@ def all_gather_cat(
     """
     comm = comm_of(group)
     call = Call("all_gather_cat")
-    with comm.taking_part(call):
+    with comm.collective(call):
         if not isinstance(tensor, torch.Tensor):
             raise PayloadTypeError(f"all_gather_cat takes a tensor, got {describe(tensor)}")
         plain = dense(tensor)
@@ -139,9 +139,9 @@ class _Return(torch.autograd.Function):
     def forward(ctx: Any, comm: Comm, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         ctx.comm = comm
         call = Call("the gradient of all_gather", content=str([describe(grad) for grad in grads]))
-        with comm.taking_part(call):
+        with comm.collective(call):
             scatter = comm.reduce_scatter(grads, Op.SUM)
-            comm.agree(call)
+            comm.verify(call)
             finish = scatter()
         return finish()
 
@@ -158,9 +158,9 @@ def _gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.
 
 
 def _gather(comm: Comm, call: Call, value: T) -> list[T]:
-    with comm.taking_part(call) as me:
+    with comm.collective(call) as me:
         parcel = pack(value)
-        letters = [Header.decode(message) for message in comm.exchange(call, parcel.letter.encode())]
+        letters = [Header.decode(message) for message in comm.all_gather_bytes(call, parcel.letter.encode())]
     bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
     if bulk_devices(letters):
         comm.move(call, lambda: _gather_bulk(comm, me, parcel, letters, bulk))

@@ -61,10 +61,10 @@ def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None 
     """
     comm = comm_of(group)
     call = Call("barrier")
-    with comm.taking_part(call):
+    with comm.collective(call):
         if text := as_text(name, "name"):
             call.settings = {"name": text}
-        comm.agree(call, timeout=None if timeout is None else as_seconds(timeout, "timeout"))
+        comm.verify(call, timeout=None if timeout is None else as_seconds(timeout, "timeout"))
 
 
 def new_group(ranks: Iterable[int]) -> Comm:
@@ -90,14 +90,14 @@ def new_group(ranks: Iterable[int]) -> Comm:
     """
     comm = joined_session().comm
     call = Call("new_group")
-    with comm.taking_part(call):
+    with comm.collective(call):
         members = _listed(ranks, comm.size)
         if not members or len(set(members)) != len(members):
             raise InvalidArgumentError(f"new_group takes one rank or more, each once, got {shown(members)}")
         for rank in members:
-            comm.place_of(rank, "ranks")
+            comm.group_rank_of(rank, "ranks")
         call.settings = {"ranks": sorted(members)}
-        comm.agree(call)
+        comm.verify(call)
         group = comm.new_group(sorted(members))
     group.shared = ""
     return group
@@ -123,9 +123,9 @@ def node_group() -> Comm:
     place = session.reading.node_rank
     node = (socket.gethostname() if place is None else str(place.value)).encode()
     call = Call("node_group")
-    with session.comm.taking_part(call):
+    with session.comm.collective(call):
         nodes: dict[bytes, list[int]] = {}
-        for rank, other in zip(session.comm.ranks, session.comm.exchange(call, node), strict=True):
+        for rank, other in zip(session.comm.ranks, session.comm.all_gather_bytes(call, node), strict=True):
             nodes.setdefault(other, []).append(rank)
         # Every rank takes part in making every group: torch's shortcut for members alone names the group after how many
         # groups the process has, so members that had different ones before would wait for each other for ever.

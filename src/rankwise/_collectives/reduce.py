@@ -87,7 +87,7 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
     """
     comm = comm_of(group)
     call = Call("all_reduce")
-    with comm.taking_part(call):
+    with comm.collective(call):
         parsed = Op.parse(op)
         differentiable = as_bool(differentiable, "differentiable")
         call.settings = {"op": parsed.value, "differentiable": True} if differentiable else {"op": parsed.value}
@@ -125,7 +125,7 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
     """
     comm = comm_of(group)
     call = Call("all_reduce_")
-    with comm.taking_part(call):
+    with comm.collective(call):
         parsed = Op.parse(op)
         call.settings = {"op": parsed.value}
         if not isinstance(tensor, torch.Tensor):
@@ -173,7 +173,7 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
     """
     comm = comm_of(group)
     call = Call("reduce_scatter")
-    with comm.taking_part(call):
+    with comm.collective(call):
         parsed = Op.parse(op)
         call.settings = {"op": parsed.value}
         _check_pieces(values, parsed, comm.size)
@@ -181,7 +181,7 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
         call.parts = lambda: {f"[{place}]": describe(value) for place, value in enumerate(values)}
         scatter = comm.reduce_scatter(values, parsed)
         if comm.check or values[0].device.type == "cpu":
-            comm.agree(call)
+            comm.verify(call)
         finish = scatter()
     return finish()
 

@@ -142,11 +142,11 @@ class ReduceRequest:
         messages: list[bytes] | None = None
         numbers: list[Any] = list(self.numbers.values())
         reduced: Callable[[], list[Any]] | None = None
-        with comm.taking_part(self.call):
+        with comm.collective(self.call):
             moves = [] if self.small else [comm.reduce(bucket.wire, bucket.how.wire_op) for bucket in self.buckets]
             if self._is_checked():
                 inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.small else []
-                messages = comm.agree(self.call, pickle.dumps((numbers, inline)))
+                messages = comm.verify(self.call, pickle.dumps((numbers, inline)))
             for move in moves:
                 move()
             if messages is None and numbers:

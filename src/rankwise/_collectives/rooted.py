@@ -46,11 +46,11 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
     """
     comm = comm_of(group)
     call = Call("gather")
-    with comm.taking_part(call) as me:
-        receiver = comm.place_of(dst, "dst")
+    with comm.collective(call) as me:
+        receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"dst": comm.ranks[receiver]}
         parcel = pack(value)
-        said = comm.collect(call, parcel.letter.encode(), receiver, note=b"bulk" if parcel.bulk else b"")
+        said = comm.gather_bytes(call, parcel.letter.encode(), receiver, note=b"bulk" if parcel.bulk else b"")
     letters = [Header.decode(message) for message in said or ()] if me == receiver else []
     bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
     if not comm.framed or any(letter.sizes for letter in letters) or (me != receiver and any(said or ())):
@@ -84,11 +84,11 @@ def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
     """
     comm = comm_of(group)
     call = Call("broadcast")
-    with comm.taking_part(call) as me:
-        sender = comm.place_of(src, "src")
+    with comm.collective(call) as me:
+        sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         parcel = pack(value) if me == sender else None
-        letter = Header.decode(comm.announce(call, b"" if parcel is None else parcel.letter.encode(), sender))
+        letter = Header.decode(comm.broadcast_bytes(call, b"" if parcel is None else parcel.letter.encode(), sender))
 
     def prepare() -> Move[dict[str, torch.Tensor]]:
         bulk = room_for(letter, comm) if parcel is None else parcel.copy()
@@ -124,13 +124,13 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
     """
     comm = comm_of(group)
     call = Call("scatter")
-    with comm.taking_part(call) as me:
-        sender = comm.place_of(src, "src")
+    with comm.collective(call) as me:
+        sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         parcels = _pack_all(values, comm.size) if me == sender else []
         # Every message begins with whether anything follows on any rank, for that is what all have to know.
         follows = b"+" if any(parcel.bulk for parcel in parcels) else b"-"
-        said = comm.deliver(call, [follows + parcel.letter.encode() for parcel in parcels], sender)
+        said = comm.scatter_bytes(call, [follows + parcel.letter.encode() for parcel in parcels], sender)
     letter = Header.decode(said[1:])
 
     def prepare() -> Move[dict[str, torch.Tensor]]:

@@ -82,10 +82,10 @@ class Comm(Messengers):
         call = Call("close")
         try:
             if self.rank is not None and not self._broken:
-                with self.taking_part(call):
-                    self.agree(call)
+                with self.collective(call):
+                    self.verify(call)
         except CollectiveError:
-            if self.gone():  # and will never agree
+            if self.dead_ranks():  # and will never agree
                 self.dissolve("closed the group")
             raise
         self.dissolve("closed the group")

@@ -87,7 +87,7 @@ class GroupRegistry:
         for mesh in list(self.meshes):
             with looking_at(mesh) as free:
                 if free is not None:
-                    found.append(free.gone(ranks))
+                    found.append(free.dead_ranks(ranks))
         if not self.meshes:  # the first group of all is being made
             found.append(self.lost(ranks))
         return "; ".join(filter(None, found))

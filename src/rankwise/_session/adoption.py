@@ -99,7 +99,7 @@ def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
     world = _adopted_world(group, session.reading, ranks, session.device, check=session.comm.check)
     part = TorchGroupComm(group, ranks=ranks, world=world)
     part.shared = ""
-    session.comm.take_along(part)
+    session.comm.add_child(part)
     return part
 
 

@@ -56,7 +56,7 @@ def forms_everywhere(comm: Comm, call: Call, forms: Sequence[int]) -> Move[Seque
     if comm.framed:
 
         def run() -> Sequence[int]:
-            said = comm.agree(call, bytes(forms)) or []
+            said = comm.verify(call, bytes(forms)) or []
             together = functools.reduce(operator.or_, (int.from_bytes(message, "little") for message in said))
             return together.to_bytes(len(forms), "little")
 
@@ -68,7 +68,7 @@ def forms_everywhere(comm: Comm, call: Call, forms: Sequence[int]) -> Move[Seque
     reduce = comm.reduce(bits, Op.MAX) if forms else None
 
     def run_in_many() -> Sequence[int]:
-        comm.agree(call)
+        comm.verify(call)
         if reduce is not None:
             reduce()
         return [int(form) for form in bits.sum(dim=0)]
@@ -117,7 +117,7 @@ def gather_sparse(parameters: Sequence[torch.Tensor], comm: Comm) -> list[list[A
 
     Collective over the members.
     """
-    with comm.taking_part(Call("sync_grads", {"step": "sparse gradients"})):
+    with comm.collective(Call("sync_grads", {"step": "sparse gradients"})):
         mine = [_parts(parameter.grad) for parameter in parameters]
     return all_gather(mine, group=comm)
 

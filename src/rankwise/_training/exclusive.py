@@ -54,7 +54,7 @@ class ExclusiveSection:
         self._place = place
         self._rank = comm.ranks[place]
         self._readers = comm.size - 1 if readers is None else readers
-        self._board = comm.board()
+        self._board = comm.shared_store()
         comm.turns += 1
         self._key = f"turn/{comm.turns}"
         self._beating: threading.Thread | None = None
@@ -130,7 +130,7 @@ class ExclusiveSection:
         except RuntimeError as error:
             if isinstance(error, CollectiveError):
                 raise
-            cause = self._comm.gone([self._rank]) or "the store is gone, and with it the rank that served it"
+            cause = self._comm.dead_ranks([self._rank]) or "the store is gone, and with it the rank that served it"
             raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {cause}") from error
         if note.failed:
             raise RemoteRankError(rank=note.rank, host=note.host, raised=note.raised, traceback=note.traceback)
@@ -140,7 +140,7 @@ class ExclusiveSection:
         beat = 0
         shortest, longest = _PAUSE_SECONDS
         while not board.check([self._key]):
-            gone = self._comm.gone([self._rank])
+            gone = self._comm.dead_ranks([self._rank])
             if gone and not board.check([self._key]):
                 raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {gone}")
             now = time.monotonic()

@@ -58,7 +58,7 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
     comm = comm_of(group)
     call = Call("sync_grads")
     with torch.no_grad():
-        with comm.taking_part(call):
+        with comm.collective(call):
             trained = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
             mine = [form_of(parameter) for parameter in trained]
             _describe(call, describe_gradients(trained))
@@ -105,8 +105,8 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
     comm = comm_of(group)
     call = Call("sync_params")
     with torch.no_grad():
-        with comm.taking_part(call):
-            sender = comm.place_of(src, "src")
+        with comm.collective(call):
+            sender = comm.group_rank_of(src, "src")
             call.settings = {"src": comm.ranks[sender]}
             if not isinstance(module, torch.nn.Module):
                 raise InvalidArgumentError(f"sync_params takes a module, got {describe(module)}")
@@ -115,7 +115,7 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
             flat = [torch.cat([as_bytes(dense(tensor)) for tensor in bucket]) for bucket in buckets]
             moves = [comm.broadcast(data, sender) for data in flat]
             _describe(call, {name: describe(tensor) for name, tensor in tensors.items()})
-            comm.agree(call)
+            comm.verify(call)
             for move in moves:
                 move()
         for bucket, data in zip(buckets, flat, strict=True):

@@ -70,9 +70,9 @@ class OneRank:
         """Begin, and return whether this is the rank."""
         comm = joined_session().comm
         call = Call("one_rank_only", {"rank": self._rank})
-        with comm.taking_part(call) as me:
-            place = comm.place_of(self._rank, "rank")
-            comm.agree(call)
+        with comm.collective(call) as me:
+            place = comm.group_rank_of(self._rank, "rank")
+            comm.verify(call)
         turn = ExclusiveSection(comm, call, place)
         mine = me == place
         with ExitStack() as block:
@@ -247,6 +247,6 @@ def _in_order() -> Iterator[None]:
 
 def _begin(comm: Comm, call: Call) -> int:
     """Meet the others at the beginning of something that is done in turns, and return this rank's place."""
-    with comm.taking_part(call) as place:
-        comm.agree(call)
+    with comm.collective(call) as place:
+        comm.verify(call)
     return place

@@ -254,13 +254,13 @@ def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_byte
     """Replace tensors by their sum over all ranks, divided, once all ranks agree on what they are."""
     comm = comm_of(None)
     call = Call(name, {"bucket_bytes": bucket_bytes, "divisor": divisor})
-    with comm.taking_part(call), torch.no_grad():
+    with comm.collective(call), torch.no_grad():
         tensors = list(given)
         for tensor in tensors:
             _check(tensor)
         call.parts = lambda: {f"tensor {place}": describe(tensor) for place, tensor in enumerate(tensors)}
         call.content = str(call.parts())
-        comm.agree(call)
+        comm.verify(call)
         for bucket in _buckets(tensors, bucket_bytes):
             flat = bucket[0] if len(bucket) == 1 else torch.cat([dense(tensor).reshape(-1) for tensor in bucket])
             mean = comm.all_reduce(flat, Op.MEAN)()()

@@ -178,7 +178,7 @@ def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
     """
     if not is_joined() or not isinstance(t, (torch.Tensor, dict)):
         return
-    with comm_of(None).taking_part(Call("average_across_processes")):
+    with comm_of(None).collective(Call("average_across_processes")):
         for leaf in _tensors(t):
             _check(leaf)
     means = all_reduce(_plain(t), op="mean")

@@ -67,12 +67,12 @@ class RecordingComm(Comm):
     def new_group(self, ranks: Sequence[int]) -> Comm:
         return RecordingComm(rank=self._global_rank, ranks=tuple(ranks), calls=self.calls, replies=self._replies)
 
-    def announce(self, call: Call, message: bytes, src: int) -> bytes:
-        self._agree(call, [message] * self.size)
+    def broadcast_bytes(self, call: Call, message: bytes, src: int) -> bytes:
+        self._verify(call, [message] * self.size)
         return message if self.rank == src else self._reply(call)
 
-    def deliver(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
-        self._agree(call, messages or [b""] * self.size)
+    def scatter_bytes(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
+        self._verify(call, messages or [b""] * self.size)
         if self.rank == src:
             return messages[src]
         letter = self._reply(call)
@@ -90,10 +90,10 @@ class RecordingComm(Comm):
         self._incoming = list(parcel.bulk.values())
         return parcel.letter.encode()
 
-    def _agree(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
+    def _verify(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
         if not call.is_data:
             self.calls.append(Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self.ranks)))
-        return super()._agree(call, messages, timeout=timeout)
+        return super()._verify(call, messages, timeout=timeout)
 
     def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
         mine = replace(frame, body=bodies[self.require_member()])

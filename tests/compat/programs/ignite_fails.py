@@ -19,7 +19,7 @@ def work(local_rank: int, fault: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "leave":
             sys.exit(0)
-        while fault == "never come" and not session_in_force().comm.gone():
+        while fault == "never come" and not session_in_force().comm.dead_ranks():
             time.sleep(0.05)
     idist.all_reduce(1)
 

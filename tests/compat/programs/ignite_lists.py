@@ -33,7 +33,7 @@ if rank == 1:
     time.sleep = lambda _: os._exit(3)  # dies as it waits for rank 2, which comes later
     idist.all_reduce(1, group=[1, 2])
 if rank == 2:
-    while not session_in_force().comm.gone([1]):
+    while not session_in_force().comm.dead_ranks([1]):
         time.sleep(0.01)
     try:
         idist.all_reduce(1, group=[1, 2])

@@ -1,6 +1,6 @@
 """Some ranks that can agree: on who takes part, and on what they do next.
 
-A collective is one `taking_part` block: what it needs of this rank alone, then `agree` or a message, which tells that
+A collective is one `collective` block: what it needs of this rank alone, then `verify` or a message, which tells that
 all ranks do the same, then data. So a rank that fails in its own part is heard of before anybody waits for its data.
 What can fail on one rank comes before an agreement, all memory for the data included: operations on data are prepared
 first, as a `Move`. Where sizes are not known before the ranks have agreed, they agree once more: `move`.
@@ -48,7 +48,7 @@ FRAMED_RANKS: Final = 64
 _WORDS: Final = struct.Struct("<2q")
 
 
-class Members(ABC):
+class ControlPlane(ABC):
     """Some ranks of a world, in an order.
 
     Attributes:
@@ -71,7 +71,7 @@ class Members(ABC):
         self.closed = False
         self.dissolved = False
         self.turns = 0
-        self._parts: weakref.WeakSet[Members] = weakref.WeakSet()
+        self._parts: weakref.WeakSet[ControlPlane] = weakref.WeakSet()
         self._broken = ""
         self._entrance = CallGuard()
         self._pid = os.getpid()
@@ -83,7 +83,7 @@ class Members(ABC):
             part.leave(reason)
         self._parts.clear()
 
-    def take_along(self, part: Members) -> None:
+    def add_child(self, part: ControlPlane) -> None:
         """Close a group of some of these members when this one is closed, if anybody has it still."""
         self._parts.add(part)
         part._entrance.outer = self._entrance
@@ -94,7 +94,7 @@ class Members(ABC):
         self.leave(reason)
 
     @contextmanager
-    def taking_part(self, call: Call) -> Iterator[int]:
+    def collective(self, call: Call) -> Iterator[int]:
         """Take part in a collective; gives this rank's place.
 
         What is raised before the members agreed is raised on all of them: the original here, `RemoteRankError` on the
@@ -128,12 +128,12 @@ class Members(ABC):
         Collective over the members, after the agreement. What `prepare` raises is raised on all of them.
         """
         data = Call(call.operation, call.settings, is_data=True)
-        with self.taking_part(data):
+        with self.collective(data):
             run = prepare()
-            self.agree(data)
+            self.verify(data)
             return run()
 
-    def agree(self, call: Call, message: bytes = b"", *, timeout: float | None = None) -> list[bytes] | None:
+    def verify(self, call: Call, message: bytes = b"", *, timeout: float | None = None) -> list[bytes] | None:
         """Wait until every member is here, and calls the same.
 
         Returns:
@@ -144,9 +144,9 @@ class Members(ABC):
             RemoteRankError: A member failed before it could take part.
             CollectiveError: A member is gone, or did not come in time.
         """
-        return self._agree(call, [message] * self.size, timeout=timeout)
+        return self._verify(call, [message] * self.size, timeout=timeout)
 
-    def place_of(self, global_rank: int, name: str) -> int:
+    def group_rank_of(self, global_rank: int, name: str) -> int:
         """Return a member's place, given its global rank.
 
         Raises:
@@ -175,11 +175,11 @@ class Members(ABC):
             raise InvalidArgumentError(f"this rank is not a member of the group of ranks {list(self.ranks)}")
         return self.rank
 
-    def gone(self, ranks: Container[int] | None = None) -> str:  # noqa: ARG002 - for whom there are others
+    def dead_ranks(self, ranks: Container[int] | None = None) -> str:  # noqa: ARG002 - for whom there are others
         """Return which of these members, or of all, are known to be gone, and why; "" if none is. Does not wait."""
         return ""
 
-    def interrupted_by(self, rank: int) -> bool:  # noqa: ARG002 - for whom there are others
+    def pending_call_from(self, rank: int) -> bool:  # noqa: ARG002 - for whom there are others
         """Return whether a rank calls something here that this one has not called. Does not wait."""
         return False
 
@@ -187,11 +187,11 @@ class Members(ABC):
         """Begin a block in which no collective of the session can begin; its end is to `leave` what this returns."""
         return self._entrance.reserve(call)
 
-    def board(self) -> Store | None:
+    def shared_store(self) -> Store | None:
         """Return where the members leave notes for each other; None if there is nobody to read them."""
         return None
 
-    def _agree(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
+    def _verify(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
         """Tell every member what this one calls, with a message for each, and hear theirs.
 
         Returns:

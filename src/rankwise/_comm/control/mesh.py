@@ -62,7 +62,7 @@ class Mesh:
             connection.setblocking(False)
         _open_meshes.add(self)
 
-    def exchange(
+    def exchange_frames(
         self, frame: Frame, bodies: Sequence[bytes], *, timeout: float, on_pause: Callable[[Sequence[int]], None]
     ) -> dict[int, Frame]:
         """Send a frame to every member, with the body for its place, and return all of them by place.
@@ -130,7 +130,7 @@ class Mesh:
             return None
         peer.receive()
         frame = peer.frames.get(self.sequence + 1)
-        return frame if frame is not None and frame.kind is FrameKind.CALL and not peer.gone else None
+        return frame if frame is not None and frame.kind is FrameKind.CALL and not peer.lost else None
 
     def transfer(
         self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], *, timeout: float
@@ -154,7 +154,7 @@ class Mesh:
             if self._send_some(left) or self._receive_some(room, begun):
                 since = time.monotonic()
                 continue
-            lost = [self._peers[place] for place in left.keys() | room.keys() if self._peers[place].gone]
+            lost = [self._peers[place] for place in left.keys() | room.keys() if self._peers[place].lost]
             if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > _LOSS_SECONDS:
                 raise CollectiveError(_lost(self._call, lost))
             if time.monotonic() - since > timeout:
@@ -165,12 +165,12 @@ class Mesh:
                 events[place] = events.get(place, 0) | select.POLLOUT
             self._poll(_LOSS_SECONDS if lost else SLICE_SECONDS, events)
 
-    def gone(self, ranks: Container[int] | None = None) -> str:
+    def dead_ranks(self, ranks: Container[int] | None = None) -> str:
         """Return which members, of these ranks or of all, are gone and why; "" if none is. Does not wait."""
         peers = [peer for peer in self._peers.values() if ranks is None or peer.rank in ranks]
         for peer in peers:
             peer.receive()
-        return "; ".join(f"{peer.name} {peer.gone}" for peer in peers if peer.gone)
+        return "; ".join(f"{peer.name} {peer.lost}" for peer in peers if peer.lost)
 
     def close(self, reason: str) -> None:
         """Tell the others why this rank takes part no more, and hang up."""
@@ -199,9 +199,9 @@ class Mesh:
                 return
             if any(frame is not None and frame.kind is FrameKind.FAILED for frame in heard):
                 return
-            if any(peer.gone for peer in late):
-                self.gone()  # one that left because of another says so: hear all of them
-                raise CollectiveError(_lost(own.call, [peer for peer in late if peer.gone]))
+            if any(peer.lost for peer in late):
+                self.dead_ranks()  # one that left because of another says so: hear all of them
+                raise CollectiveError(_lost(own.call, [peer for peer in late if peer.lost]))
             waited = time.monotonic() - start
             if waited > timeout:
                 missing = "; ".join(peer.seen for peer in late)
@@ -232,7 +232,7 @@ class Mesh:
         peers: dict[int, Peer] = {}
         for place, wanted in events.items():
             peer = self._peers[place]
-            if not peer.gone:
+            if not peer.lost:
                 poller.register(peer.connection, wanted)
                 peers[peer.connection.fileno()] = peer
         return [(peers[descriptor], event) for descriptor, event in poller.poll(timeout * 1000)]
@@ -244,7 +244,7 @@ class Mesh:
             peer = self._peers[place]
             if peer.outbox:
                 peer.flush()
-            if peer.outbox or peer.gone:
+            if peer.outbox or peer.lost:
                 continue
             sent = peer.send(data)
             peer.midway = sent < len(data)
@@ -287,7 +287,7 @@ def looking_at(mesh: Mesh | None) -> Iterator[Mesh | None]:
 
 
 def _lost(call: str, lost: Sequence[Peer]) -> str:
-    who = "; ".join(f"{peer.name} {peer.gone}{f' (last seen in {peer.last})' if peer.last else ''}" for peer in lost)
+    who = "; ".join(f"{peer.name} {peer.lost}{f' (last seen in {peer.last})' if peer.last else ''}" for peer in lost)
     return f"{call} broke off: {who}"
 
 

@@ -8,27 +8,27 @@ from typing import Final
 import torch
 
 from rankwise._comm.buffers import contents, to_tensor
-from rankwise._comm.control.agreement import Members
+from rankwise._comm.control.agreement import ControlPlane
 from rankwise._comm.control.protocol import Call
 
 _LENGTH_BYTES: Final = 8
 
 
-class Messengers(Members):
+class Messengers(ControlPlane):
     """Members that have something to say to each other; each message is at most a few kilobytes."""
 
-    def exchange(self, call: Call, message: bytes) -> list[bytes]:
+    def all_gather_bytes(self, call: Call, message: bytes) -> list[bytes]:
         """Agree, and return every member's message, in the members' order; they may differ in length."""
-        messages = self.agree(call, message)
+        messages = self.verify(call, message)
         return self.messages(message) if messages is None else messages
 
-    def collect(self, call: Call, message: bytes, dst: int, *, note: bytes = b"") -> list[bytes] | None:
+    def gather_bytes(self, call: Call, message: bytes, dst: int, *, note: bytes = b"") -> list[bytes] | None:
         """Agree, and return every member's message on the one at place `dst`.
 
         On the others every member's note, where frames can carry it, and None in larger groups.
         """
         me = self.require_member()
-        messages = self._agree(call, [message if place == dst else note for place in range(self.size)])
+        messages = self._verify(call, [message if place == dst else note for place in range(self.size)])
         if messages is not None:
             return messages
         if me != dst:
@@ -36,10 +36,10 @@ class Messengers(Members):
             return None
         return [message if place == me else self._receive(place) for place in range(self.size)]
 
-    def announce(self, call: Call, message: bytes, src: int) -> bytes:
+    def broadcast_bytes(self, call: Call, message: bytes, src: int) -> bytes:
         """Agree, and return the message of the member at place `src`; the others' are not looked at."""
         me = self.require_member()
-        messages = self._agree(call, [message if me == src else b""] * self.size)
+        messages = self._verify(call, [message if me == src else b""] * self.size)
         if messages is not None:
             return messages[src]
         length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control)
@@ -49,10 +49,10 @@ class Messengers(Members):
         self._broadcast(data, src)()
         return contents(data)
 
-    def deliver(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
+    def scatter_bytes(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
         """Agree, and return the message that the member at place `src` has for this one."""
         me = self.require_member()
-        delivered = self._agree(call, messages if me == src else [b""] * self.size)
+        delivered = self._verify(call, messages if me == src else [b""] * self.size)
         if delivered is not None:
             return delivered[src]
         if me != src:

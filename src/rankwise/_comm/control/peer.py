@@ -29,7 +29,7 @@ class Peer:
         first: The first exchange that this rank has not finished.
         midway: Some of the data that it was promised was sent, and some was not.
         last: The last call it was seen in.
-        gone: Why it will say nothing more, or "".
+        lost: Why it will say nothing more, or "".
     """
 
     rank: int
@@ -42,7 +42,7 @@ class Peer:
     first: int = 0
     midway: bool = False
     last: str = ""
-    gone: str = ""
+    lost: str = ""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Peer:
 
     def post(self, data: bytes | bytearray) -> None:
         """Send, or keep for later what cannot be sent now."""
-        if self.gone:
+        if self.lost:
             return
         if self.outbox:
             self.outbox += data
@@ -91,7 +91,7 @@ class Peer:
 
     def receive(self) -> None:
         """Read all that there is. Data is left in the connection."""
-        while not (self.gone or self.sends_data or self.is_ahead):
+        while not (self.lost or self.sends_data or self.is_ahead):
             try:
                 piece = self.connection.recv(_PIECE_BYTES)
             except BlockingIOError:
@@ -150,5 +150,5 @@ class Peer:
 
     def end(self, reason: str) -> None:
         """Note why it will say nothing more."""
-        self.gone = self.gone or reason
+        self.lost = self.lost or reason
         self.outbox.clear()

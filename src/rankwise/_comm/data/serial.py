@@ -22,7 +22,7 @@ class SerialComm(Comm):
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
         part = SerialComm(device=self.device, ranks=tuple(ranks))
-        self.take_along(part)
+        self.add_child(part)
         return part
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:  # noqa: ARG002

@@ -89,15 +89,15 @@ class TorchGroupComm(Comm):
         super().dissolve_parts(reason)
         self._world.give_back_dropped()
 
-    def gone(self, ranks: Container[int] | None = None) -> str:
+    def dead_ranks(self, ranks: Container[int] | None = None) -> str:
         with looking_at(self._mesh) as mesh:
-            return "" if mesh is None else mesh.gone(ranks)
+            return "" if mesh is None else mesh.dead_ranks(ranks)
 
-    def interrupted_by(self, rank: int) -> bool:
+    def pending_call_from(self, rank: int) -> bool:
         with looking_at(self._mesh) as mesh:
             return mesh is not None and mesh.waiting(rank) is not None
 
-    def board(self) -> dist.Store | None:
+    def shared_store(self) -> dist.Store | None:
         return dist.PrefixStore(self._name, self._world.store()) if self.size > 1 else None
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
@@ -106,7 +106,7 @@ class TorchGroupComm(Comm):
             group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._world.timeout))
         member_of = group if isinstance(group, dist.ProcessGroup) else None
         part = TorchGroupComm(member_of, ranks=tuple(ranks), world=self._world)
-        self.take_along(part)
+        self.add_child(part)
         self._world.keep(part._name, member_of, part)
         part.connect()
         return part
@@ -115,7 +115,7 @@ class TorchGroupComm(Comm):
         mesh = self._connected()
         wait = self._world.timeout if timeout is None else timeout
         suspects: set[str] = set()
-        frames = mesh.exchange(
+        frames = mesh.exchange_frames(
             frame,
             bodies,
             timeout=wait,
@@ -246,7 +246,7 @@ class TorchGroupComm(Comm):
                     raise
             else:
                 return
-            gone = self._mesh.gone()
+            gone = self._mesh.dead_ranks()
             if gone:
                 lost_since = lost_since or time.monotonic()
                 if time.monotonic() - lost_since > _FAREWELL_SECONDS:
@@ -274,7 +274,7 @@ class TorchGroupComm(Comm):
             if not dist.is_initialized():
                 raise NotJoinedError.destroyed() from error
             where = "" if self.rank is None else f" on rank {self.ranks[self.rank]} of {self.size}"
-            cause = self.gone() or "a rank died, or did not take part in time"
+            cause = self.dead_ranks() or "a rank died, or did not take part in time"
             raise CollectiveError(f"{operation} broke off{where}: {cause}. torch says: {error}") from error
 
 

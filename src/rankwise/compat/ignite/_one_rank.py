@@ -87,9 +87,9 @@ def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
         return
     comm = node_group() if local else session.comm
     call = Call("one_rank_first", {"rank": rank, "local": local})
-    with comm.taking_part(call) as me:
+    with comm.collective(call) as me:
         _check_rank(rank, comm.size)
-        comm.agree(call)
+        comm.verify(call)
     turn = ExclusiveSection(comm, call, rank)
     with turn.reserved():
         if me == rank:

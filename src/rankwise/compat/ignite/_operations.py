@@ -146,9 +146,9 @@ def all_gather_tensors_with_shapes(
             _check_shapes(tensor, 0, shapes, 1)
         return [tensor]
     call = Call("all_gather_tensors_with_shapes")
-    with comm.taking_part(call) as me:
+    with comm.collective(call) as me:
         call.settings = {"shapes": _check_shapes(tensor, me, shapes, comm.size)}
-        comm.agree(call)
+        comm.verify(call)
     return gather.all_gather(tensor.detach(), group=comm)
 
 
@@ -179,13 +179,13 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noq
         return tensor
     comm = session.comm
     call = Call("broadcast", {"src": src, "safe_mode": safe_mode})
-    with comm.taking_part(call) as me:
-        is_src = me == comm.place_of(src, "src")
+    with comm.collective(call) as me:
+        is_src = me == comm.group_rank_of(src, "src")
         _check_payload(tensor, is_src=is_src, safe_mode=safe_mode)
         if not safe_mode:
             call.content = _kind(tensor)
             call.parts = lambda: {"": _kind(tensor)}
-            comm.agree(call)
+            comm.verify(call)
     own = tensor.detach() if isinstance(tensor, torch.Tensor) else tensor
     value = rooted.broadcast(own if is_src else None, src=src, group=comm)
     if is_src:
@@ -217,12 +217,12 @@ def _reduce_bits(value: Any, op: str, comm: Comm) -> Any:  # noqa: ANN401 - a te
     """Reduce integers bit by bit, which few backends can: so they are gathered."""
     is_tensor = isinstance(value, torch.Tensor)
     call = Call("all_reduce", {"op": op}, content=describe(value), parts=lambda: {"": describe(value)})
-    with comm.taking_part(call):
+    with comm.collective(call):
         if is_tensor and (value.is_floating_point() or value.is_complex()):
             raise PayloadTypeError(f"op={op!r} is for bools and integers, got {value.dtype}; compare first")
         if not is_tensor and not isinstance(value, Integral):
             raise PayloadTypeError(f"op={op!r} is for bools and integers, got {value!r}; compare first")
-        comm.agree(call)
+        comm.verify(call)
     reduced = functools.reduce(_BITWISE[op], gather.all_gather(value, group=comm))
     return value.copy_(reduced) if is_tensor else reduced
 

@@ -45,7 +45,7 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
     over = _over.setdefault(group, Counter())
     members = ", ".join(map(str, ranks))
     timeout: timedelta = group.get_group_store().timeout  # type: ignore[attr-defined]  # documented, but not in torch's stubs
-    board = session.comm.board()
+    board = session.comm.shared_store()
     if board is not None and len(ranks) > 1:
         meeting = Meeting(session.comm, session.rank, ranks, timeout.total_seconds())
         while not meeting.takes_place(dist.PrefixStore(f"ranks {members}/{over[members]}", board)):
@@ -100,11 +100,11 @@ class Meeting:
         """Wait until all members have come, or one of them has written an outcome, or one is known not to come."""
         pause, waiting = 0.001, False
         while True:
-            gone = self._comm.gone(self._ranks)
+            gone = self._comm.dead_ranks(self._ranks)
             if gone:  # one that came and is gone since does not make the group either
                 raise CollectiveError(f"the group of ranks {list(self._ranks)} could not be made: {gone}")
             outcome = board.get(_OUTCOME) if board.check([_OUTCOME]) else b""
-            interrupted = {rank for rank in self._ranks if self._comm.interrupted_by(rank)}
+            interrupted = {rank for rank in self._ranks if self._comm.pending_call_from(rank)}
             missing = [rank for rank in self._ranks if not board.check([str(rank)])]
             elsewhere = sorted(interrupted.intersection(missing))
             if waiting and outcome.startswith(_ELSEWHERE):  # found by another member; all that waited raise it
@@ -125,7 +125,7 @@ class Meeting:
         """Raise that members wait in another collective; they hear of it, and so do those that wait here."""
         ranks = list(self._ranks)
         board.compare_set(_OUTCOME, "", " ".join([_ELSEWHERE.decode(), *map(str, elsewhere)]))
-        with self._comm.taking_part(Call(f"a group of ranks {ranks}")):
+        with self._comm.collective(Call(f"a group of ranks {ranks}")):
             raise MismatchError(
                 f"group={ranks} is passed here for the first time, but ranks {elsewhere} wait in a collective over "
                 "all ranks; every rank in the list has to pass it"

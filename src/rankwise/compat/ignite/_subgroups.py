@@ -122,7 +122,7 @@ def _comm_of_ranks(session: Session, ranks: tuple[int, ...]) -> Comm | None:
 
 def refuse(comm: Comm, operation: str, error: Exception) -> NoReturn:
     """Raise an error of this rank's own, and let the others hear of it, who would wait for this rank."""
-    with comm.taking_part(Call(operation)):
+    with comm.collective(Call(operation)):
         raise error
 
 

@@ -46,7 +46,7 @@ def create_tmpdir(rank: int, tmpdir: str | None = None, use_system_tmp: bool = T
         return tmpdir
     if not is_joined():
         return _new_folder(rank, use_system_tmp=use_system_tmp)
-    with comm_of(None).taking_part(Call("create_tmpdir")):
+    with comm_of(None).collective(Call("create_tmpdir")):
         made = _new_folder(rank, use_system_tmp=use_system_tmp)
     try:
         folder = rooted.broadcast(made)
@@ -97,7 +97,7 @@ def all_gather_object_cpu(
 @contextmanager
 def _folder_in(tmpdir: str) -> Iterator[Path]:
     """Make a folder in one of the caller's, which all ranks see, and remove it afterwards."""
-    with comm_of(None).taking_part(Call("all_gather_object_cpu", {"step": "folder"})):
+    with comm_of(None).collective(Call("all_gather_object_cpu", {"step": "folder"})):
         made = ""
         if get_rank() == 0:
             Path(tmpdir).mkdir(parents=True, exist_ok=True)
@@ -119,16 +119,18 @@ def _exchange(folder: Path, data: Any, *, rank_zero_return_only: bool) -> list[A
     """Write this rank's value, and read those of all, if this rank is to have them."""
     comm = comm_of(None)
     call = Call("all_gather_object_cpu", {"rank_zero_return_only": rank_zero_return_only})
-    with comm.taking_part(call) as me:
+    with comm.collective(call) as me:
         size = _write(folder / f"{me}.pkl", data)
-        sizes = [int.from_bytes(message, "little") for message in comm.exchange(call, size.to_bytes(8, "little"))]
+        sizes = [
+            int.from_bytes(message, "little") for message in comm.all_gather_bytes(call, size.to_bytes(8, "little"))
+        ]
     if rank_zero_return_only:
         values = _read(folder, sizes) if me == 0 else None
     else:
         call = Call("all_gather_object_cpu", {"step": "read"})
-        with comm.taking_part(call):
+        with comm.collective(call):
             values = _read(folder, sizes)
-            comm.agree(call)  # then rank zero may remove the files
+            comm.verify(call)  # then rank zero may remove the files
     if not all(sizes) or (values is not None and len(values) < len(sizes)):
         raise CollectiveError(
             f"{folder} has vanished while ranks exchanged files in it; who else removes things there?"

@@ -84,7 +84,7 @@ def pad_to_largest_tensor(tensor: torch.Tensor) -> tuple[list[int], torch.Tensor
         RemoteRankError: That happened on another rank.
     """
     _require_joined("pad_to_largest_tensor")
-    with comm_of(None).taking_part(Call("pad_to_largest_tensor")):
+    with comm_of(None).collective(Call("pad_to_largest_tensor")):
         if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
             raise PayloadTypeError(f"pad_to_largest_tensor takes a tensor, got {describe(tensor)}")
     shapes = all_gather(tuple(tensor.shape))

@@ -80,7 +80,7 @@ def all_reduce_dict(
     if not is_joined() or get_world_size() == 1:
         Op.parse(reduce_op)
         return py_dict
-    with comm_of(None).taking_part(Call("all_reduce_dict", {"op": reduce_op, "to_float": to_float})):
+    with comm_of(None).collective(Call("all_reduce_dict", {"op": reduce_op, "to_float": to_float})):
         op = Op.parse(reduce_op)
         values = {key: _float_half(_checked(key, value), to_float=to_float) for key, value in py_dict.items()}
     reduced = all_reduce(values, op=reduce_op)
