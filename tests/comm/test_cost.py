@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.control.agreement import FRAMED_RANKS, Move
+from rankwise._comm.control.agreement import FRAMED_RANKS, Prepared
 from rankwise._comm.control.protocol import Frame
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
@@ -47,7 +47,7 @@ class CountingComm(Comm):
         self.spent["operations"] += 1
         self.spent["bytes in operations"] += data.nbytes
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         def run() -> None:
             self._backend(tensor)
             if op is Op.SUM:
@@ -55,22 +55,22 @@ class CountingComm(Comm):
 
         return run
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
         raise NotImplementedError
 
-    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         def run() -> list[torch.Tensor]:
             self._backend(data)
             return [data.clone() for _ in self.ranks]
 
         return run
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]:  # noqa: ARG002
+    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
         return lambda: self._backend(data)
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Move[None]:
+    ) -> Prepared[None]:
         raise NotImplementedError
 
 

@@ -11,7 +11,7 @@ from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.serialization import Header, Serialized, bulk_devices, pack, room_for, unpack
 from rankwise._comm.buffers import same_memory, to_tensor
-from rankwise._comm.control.agreement import Move
+from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense
 from rankwise._comm.reduce_ops import Op, require_differentiable
@@ -163,15 +163,15 @@ def _gather(comm: Comm, call: Call, value: T) -> list[T]:
         letters = [Header.decode(message) for message in comm.all_gather_bytes(call, parcel.letter.encode())]
     bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
     if bulk_devices(letters):
-        comm.move(call, lambda: _gather_bulk(comm, me, parcel, letters, bulk))
+        comm.run_prepared(call, lambda: _gather_bulk(comm, me, parcel, letters, bulk))
     return [unpack(letter, parts) for letter, parts in zip(letters, bulk, strict=True)]
 
 
 def _gather_bulk(
     comm: Comm, me: int, parcel: Serialized, letters: Sequence[Header], bulk: Sequence[dict[str, torch.Tensor]]
-) -> Move[None]:
+) -> Prepared[None]:
     """Prepare to gather every member's bulk."""
-    moves: dict[str, Move[Sequence[torch.Tensor]]] = {}
+    moves: dict[str, Prepared[Sequence[torch.Tensor]]] = {}
     for device in bulk_devices(letters):
         sizes = [letter.sizes.get(device, 0) for letter in letters]
         if len(set(sizes)) == 1:
@@ -189,7 +189,7 @@ def _gather_bulk(
 
 def _gather_ragged(
     comm: Comm, me: int, parcel: Serialized, letters: Sequence[Header], device: str
-) -> Move[Sequence[torch.Tensor]]:
+) -> Prepared[Sequence[torch.Tensor]]:
     """Prepare that each sends what it has to each: padding to the largest would cost all as much as the largest."""
     parts = [room_for(letter, comm).get(device, to_tensor(b"")) for letter in letters]
     if device in parcel.bulk:

@@ -13,7 +13,7 @@ import torch
 from rankwise._collectives.arrays import is_array
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.serialization import Header, Serialized, bulk_devices, pack, room_for, unpack
-from rankwise._comm.control.agreement import Move
+from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
 from rankwise.errors import InvalidArgumentError
@@ -54,7 +54,7 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
     letters = [Header.decode(message) for message in said or ()] if me == receiver else []
     bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
     if not comm.framed or any(letter.sizes for letter in letters) or (me != receiver and any(said or ())):
-        comm.move(call, lambda: _gather_bulk(comm, receiver, parcel, letters, bulk))
+        comm.run_prepared(call, lambda: _gather_bulk(comm, receiver, parcel, letters, bulk))
     return [unpack(letter, parts) for letter, parts in zip(letters, bulk, strict=True)] if me == receiver else None
 
 
@@ -90,11 +90,11 @@ def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
         parcel = pack(value) if me == sender else None
         letter = Header.decode(comm.broadcast_bytes(call, b"" if parcel is None else parcel.letter.encode(), sender))
 
-    def prepare() -> Move[dict[str, torch.Tensor]]:
+    def prepare() -> Prepared[dict[str, torch.Tensor]]:
         bulk = room_for(letter, comm) if parcel is None else parcel.copy()
         return _all_of([comm.broadcast(data, sender) for data in bulk.values()], bulk)
 
-    result: T = unpack(letter, comm.move(call, prepare) if letter.sizes else {})
+    result: T = unpack(letter, comm.run_prepared(call, prepare) if letter.sizes else {})
     return result
 
 
@@ -133,7 +133,7 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
         said = comm.scatter_bytes(call, [follows + parcel.letter.encode() for parcel in parcels], sender)
     letter = Header.decode(said[1:])
 
-    def prepare() -> Move[dict[str, torch.Tensor]]:
+    def prepare() -> Prepared[dict[str, torch.Tensor]]:
         if me != sender:
             bulk = room_for(letter, comm)
             return _all_of([comm.transfer([], [(data, sender)]) for data in bulk.values()], bulk)
@@ -143,13 +143,13 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = No
             moves.append(comm.transfer([(data, place) for data, place in outgoing if place != me], []))
         return _all_of(moves, parcels[me].copy())
 
-    result: T = unpack(letter, comm.move(call, prepare) if said[:1] == b"+" else {})
+    result: T = unpack(letter, comm.run_prepared(call, prepare) if said[:1] == b"+" else {})
     return result
 
 
 def _gather_bulk(
     comm: Comm, dst: int, parcel: Serialized, letters: Sequence[Header], bulk: Sequence[dict[str, torch.Tensor]]
-) -> Move[None]:
+) -> Prepared[None]:
     """Prepare to gather bulk at place `dst`, which alone has letters."""
     if comm.rank != dst:
         return _all_of([comm.transfer([(data, dst)], []) for data in parcel.bulk.values()], None)
@@ -162,7 +162,7 @@ def _gather_bulk(
     return _all_of(moves, None)
 
 
-def _all_of(moves: Sequence[Move[None]], result: T) -> Move[T]:
+def _all_of(moves: Sequence[Prepared[None]], result: T) -> Prepared[T]:
     """Return one move of several, which returns the result."""
 
     def run() -> T:

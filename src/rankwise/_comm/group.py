@@ -16,7 +16,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from rankwise._comm.buffers import as_bytes, from_bytes, require_memory
-from rankwise._comm.control.agreement import Finish, Move
+from rankwise._comm.control.agreement import Completion, Prepared
 from rankwise._comm.control.messages import Messengers
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op, fold, plan
@@ -116,7 +116,7 @@ class Comm(Messengers):
         if self.shared:
             raise InvalidArgumentError(self.shared)
 
-    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[Finish[torch.Tensor]]:
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[Completion[torch.Tensor]]:
         """Prepare the reduction of every member's tensor; all have the same shape and type.
 
         Raises:
@@ -126,13 +126,13 @@ class Comm(Messengers):
         wire = how.start(dense(tensor))
         reduce = self.reduce(wire, how.wire_op)
 
-        def run() -> Finish[torch.Tensor]:
+        def run() -> Completion[torch.Tensor]:
             reduce()
             return lambda: how.finish(wire, self.size).reshape(tensor.shape)
 
         return run
 
-    def reduce(self, wire: torch.Tensor, op: Op) -> Move[None]:
+    def reduce(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
         """Prepare to reduce a contiguous tensor in place; its type is one that backends reduce with this operation."""
         if wire.is_complex():
             if op is Op.PRODUCT:  # no backend multiplies complex numbers
@@ -140,7 +140,7 @@ class Comm(Messengers):
             wire = torch.view_as_real(wire)
         return self._all_reduce(wire, op)
 
-    def _multiply(self, wire: torch.Tensor) -> Move[None]:
+    def _multiply(self, wire: torch.Tensor) -> Prepared[None]:
         gather = self.all_gather(wire)
 
         def run() -> None:
@@ -148,7 +148,7 @@ class Comm(Messengers):
 
         return run
 
-    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: Op) -> Move[Finish[torch.Tensor]]:
+    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: Op) -> Prepared[Completion[torch.Tensor]]:
         """Prepare the reduction of every member's tensor for this rank; each passes one for each member.
 
         The tensors are of one type, on one device.
@@ -162,7 +162,7 @@ class Comm(Messengers):
         if len(set(sizes)) == 1 and not flat.is_complex():
             scatter = self._reduce_scatter(flat.split(sizes), how.wire_op)
 
-            def run_scatter() -> Finish[torch.Tensor]:
+            def run_scatter() -> Completion[torch.Tensor]:
                 piece = scatter()
                 return lambda: how.finish(piece, self.size).reshape(shape)
 
@@ -171,24 +171,24 @@ class Comm(Messengers):
         # Pieces of different sizes, and complex ones, are beyond what backends scatter.
         reduce = self.reduce(flat, how.wire_op)
 
-        def run() -> Finish[torch.Tensor]:
+        def run() -> Completion[torch.Tensor]:
             reduce()
             return lambda: how.finish(flat.split(sizes)[me].clone(), self.size).reshape(shape)
 
         return run
 
-    def all_gather(self, tensor: torch.Tensor) -> Move[list[torch.Tensor]]:
+    def all_gather(self, tensor: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         """Prepare to gather every member's tensor, in the members' order; all have the same shape and type."""
         gather = self._all_gather(as_bytes(tensor))
         return lambda: [from_bytes(part, tensor.dtype, tensor.shape) for part in gather()]
 
-    def broadcast(self, data: torch.Tensor, src: int) -> Move[None]:
+    def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         """Prepare to fill `data`, a flat uint8 tensor of one length on all members, from the one at place `src`."""
         return self._broadcast(data, src) if data.numel() else _nothing
 
     def transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Move[None]:
+    ) -> Prepared[None]:
         """Prepare to send flat uint8 tensors to members, and to fill others from members; places, not global ranks.
 
         Empty ones do not travel.

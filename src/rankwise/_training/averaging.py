@@ -12,7 +12,7 @@ import torch
 from rankwise._collectives.gather import all_gather
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
-from rankwise._comm.control.agreement import Finish, Move
+from rankwise._comm.control.agreement import Completion, Prepared
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense, require_dense
 from rankwise._comm.reduce_ops import Op, plan
@@ -51,7 +51,7 @@ def gradient_type(parameter: torch.Tensor) -> torch.dtype:
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
-def forms_everywhere(comm: Comm, call: Call, forms: Sequence[int]) -> Move[Sequence[int]]:
+def forms_everywhere(comm: Comm, call: Call, forms: Sequence[int]) -> Prepared[Sequence[int]]:
     """Prepare to agree on a call, and to learn which gradients each parameter has on any rank."""
     if comm.framed:
 
@@ -76,7 +76,7 @@ def forms_everywhere(comm: Comm, call: Call, forms: Sequence[int]) -> Move[Seque
     return run_in_many
 
 
-def dense_means(parameters: Mapping[int, torch.Tensor], comm: Comm) -> Move[Finish[dict[int, torch.Tensor]]]:
+def dense_means(parameters: Mapping[int, torch.Tensor], comm: Comm) -> Prepared[Completion[dict[int, torch.Tensor]]]:
     """Prepare the means of the dense gradients of parameters, by place; where there is none it counts as zero."""
     buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, parameter in parameters.items():
@@ -86,14 +86,14 @@ def dense_means(parameters: Mapping[int, torch.Tensor], comm: Comm) -> Move[Fini
         grads = [_dense_gradient(parameters[place], dtype).reshape(-1) for place in places]
         moves.append(comm.all_reduce(torch.cat(grads), Op.MEAN))
 
-    def finish(means_of: Sequence[Finish[torch.Tensor]]) -> dict[int, torch.Tensor]:
+    def finish(means_of: Sequence[Completion[torch.Tensor]]) -> dict[int, torch.Tensor]:
         means: dict[int, torch.Tensor] = {}
         for mean, places in zip(means_of, buckets.values(), strict=True):
             parts = mean().split([parameters[place].numel() for place in places])
             means |= {place: part.view(parameters[place].shape) for place, part in zip(places, parts, strict=True)}
         return means
 
-    def run() -> Finish[dict[int, torch.Tensor]]:
+    def run() -> Completion[dict[int, torch.Tensor]]:
         return functools.partial(finish, [move() for move in moves])
 
     return run

@@ -69,7 +69,7 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
             finish = average() if alike else None
         if finish is None:
             others = {place: trained[place] for place, form in enumerate(forms) if not form & SPARSE}
-            finish = comm.move(call, lambda: dense_means(others, comm))
+            finish = comm.run_prepared(call, lambda: dense_means(others, comm))
         sparse = [parameter for parameter, form in zip(trained, forms, strict=True) if form & SPARSE]
         gathered = gather_sparse(sparse, comm) if sparse else []
         # All that ranks wait for is done: what follows takes memory.

@@ -10,7 +10,7 @@ import torch
 
 from rankwise import _torch
 from rankwise._collectives.serialization import pack
-from rankwise._comm.control.agreement import Move
+from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
@@ -102,7 +102,7 @@ class RecordingComm(Comm):
     def _say(self, frame: Frame) -> None:
         """There is nobody to hear it."""
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         def run() -> None:
             if op is Op.SUM:
                 tensor.mul_(self.size)
@@ -111,7 +111,7 @@ class RecordingComm(Comm):
 
         return run
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
         piece = pieces[self.require_member()].clone()
         reduce = self._all_reduce(piece, op)
 
@@ -121,10 +121,10 @@ class RecordingComm(Comm):
 
         return run
 
-    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         return lambda: [data.clone() for _ in range(self.size)]
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]:
+    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         def run() -> None:
             if self.rank != src:
                 data.copy_(self._incoming.pop(0))
@@ -133,7 +133,7 @@ class RecordingComm(Comm):
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Move[None]:
+    ) -> Prepared[None]:
         sent = {place: data for data, place in outgoing}
         if sum(place not in sent for _, place in incoming) > len(self._incoming):
             raise InvalidArgumentError("values beyond 4 KiB cannot be gathered on one rank where there is one rank")

@@ -3,7 +3,7 @@
 A collective is one `collective` block: what it needs of this rank alone, then `verify` or a message, which tells that
 all ranks do the same, then data. So a rank that fails in its own part is heard of before anybody waits for its data.
 What can fail on one rank comes before an agreement, all memory for the data included: operations on data are prepared
-first, as a `Move`. Where sizes are not known before the ranks have agreed, they agree once more: `move`.
+first, as a `Prepared`. Where sizes are not known before the ranks have agreed, they agree once more: `run_prepared`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from rankwise.errors import (
 T = TypeVar("T")
 
 # An operation that has all the memory it needs, and is yet to be done.
-Move = Callable[[], T]
+Prepared = Callable[[], T]
 # What is left to do when the collective is over, for it takes memory: others no longer wait for this rank.
-Finish = Callable[[], T]
+Completion = Callable[[], T]
 
 # In groups of so many, every member sends its frame to every other. In larger ones they reduce their digests.
 FRAMED_RANKS: Final = 64
@@ -122,7 +122,7 @@ class ControlPlane(ABC):
         finally:
             self._entrance.leave()
 
-    def move(self, call: Call, prepare: Callable[[], Move[T]]) -> T:
+    def run_prepared(self, call: Call, prepare: Callable[[], Prepared[T]]) -> T:
         """Move data whose size was not known before the members agreed on a call: `prepare` makes room for it.
 
         Collective over the members, after the agreement. What `prepare` raises is raised on all of them.
@@ -270,24 +270,24 @@ class ControlPlane(ABC):
         """Return every member's message, in the members' order, without agreeing first."""
 
     @abstractmethod
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         """Prepare to reduce a contiguous tensor in place.
 
         This and those below take memory, and raise what this rank alone has to raise; what they return only moves data.
         """
 
     @abstractmethod
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
         """Prepare the reduction of this rank's piece, as a new tensor; all are flat and of one length."""
 
     @abstractmethod
-    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         """Prepare to gather flat uint8 tensors of one length, as new ones."""
 
     @abstractmethod
-    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]: ...
+    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]: ...
 
     @abstractmethod
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Move[None]: ...
+    ) -> Prepared[None]: ...

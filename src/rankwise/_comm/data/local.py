@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from rankwise._comm.buffers import as_bytes, memory_of
-from rankwise._comm.control.agreement import Move
+from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.mesh import Mesh
 from rankwise._comm.reduce_ops import Op, fold
 
@@ -29,7 +29,7 @@ class LocalTransport:
         self._others = [other for other in range(len(mesh.ranks)) if other != place]
         self._timeout = timeout
 
-    def all_reduce(self, wire: torch.Tensor, op: Op) -> Move[None]:
+    def all_reduce(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
         """Prepare to reduce a flat tensor in place: every rank reduces a piece, and gives it to all."""
         size = len(self._mesh.ranks)
         step = min(_PIECE_BYTES // wire.element_size(), -(-wire.numel() // size))
@@ -45,13 +45,13 @@ class LocalTransport:
 
         return run
 
-    def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
+    def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
         """Prepare the reduction of this rank's piece, as a new tensor; all are flat and of one length."""
         room = torch.empty(len(self._others), pieces[0].numel(), dtype=pieces[0].dtype, device="cpu")
         result = torch.empty_like(pieces[0])
         return lambda: self._reduced(pieces, op, [*room, result])
 
-    def all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+    def all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         """Prepare to gather every member's tensor, by place; all are of one length."""
         gathered = [torch.empty_like(data) for _ in self._mesh.ranks]
         gathered[self._me].copy_(data)
@@ -62,7 +62,7 @@ class LocalTransport:
 
         return run
 
-    def broadcast(self, data: torch.Tensor, src: int) -> Move[None]:
+    def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         """Prepare to fill a tensor from the member at place `src`."""
         if self._me == src:
             return lambda: self._transfer(dict.fromkeys(self._others, data), {})

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from rankwise._comm.control.agreement import Move
+from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Frame
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
@@ -25,23 +25,23 @@ class SerialComm(Comm):
         self.add_child(part)
         return part
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:  # noqa: ARG002
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:  # noqa: ARG002
         return _nothing  # the reduction of one tensor is that tensor
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:  # noqa: ARG002
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:  # noqa: ARG002
         piece = pieces[0].clone()
         return lambda: piece
 
-    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         gathered = [data.clone()]
         return lambda: gathered
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]:  # noqa: ARG002
+    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
         return _nothing  # what the only member has is what all have
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Move[None]:
+    ) -> Prepared[None]:
         if outgoing or incoming:
             raise InvalidArgumentError("there is no other rank to transfer to or from")
         return _nothing

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise._comm.buffers import memory_of
-from rankwise._comm.control.agreement import Move
+from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.mesh import SLICE_SECONDS, Mesh, looking_at
 from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.data.local import LocalTransport
@@ -147,7 +147,7 @@ class TorchGroupComm(Comm):
             self._world.meshes.remove(self._mesh)
             self._mesh = self._near = None
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         if self._near is not None and tensor.device.type == "cpu":
             return self._near.all_reduce(tensor.view(-1), op)
         staged = self._stage(tensor)
@@ -160,7 +160,7 @@ class TorchGroupComm(Comm):
 
         return run
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Move[torch.Tensor]:
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
         if self._near is not None and pieces[0].device.type == "cpu":
             return self._near.reduce_scatter(pieces, op)
         staged = [self._stage(piece) for piece in pieces]
@@ -174,7 +174,7 @@ class TorchGroupComm(Comm):
 
         return run
 
-    def _all_gather(self, data: torch.Tensor) -> Move[list[torch.Tensor]]:
+    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         if self._near is not None and data.device.type == "cpu":
             return self._near.all_gather(data)
         staged = self._stage(data)
@@ -187,7 +187,7 @@ class TorchGroupComm(Comm):
 
         return run
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Move[None]:
+    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         if self._near is not None and data.device.type == "cpu":
             return self._near.broadcast(data, src)
         staged = self._stage(data)
@@ -202,7 +202,7 @@ class TorchGroupComm(Comm):
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Move[None]:
+    ) -> Prepared[None]:
         sent = [(self._stage(data), place) for data, place in outgoing]
         received = [(self._stage(data), place) for data, place in incoming]
 
