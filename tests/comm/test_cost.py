@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.control.agreement import FRAMED_RANKS, Prepared
+from rankwise._comm.control.agreement import MAX_MESH_SIZE, Prepared
 from rankwise._comm.control.protocol import Frame
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
@@ -29,7 +29,7 @@ class CountingComm(Comm):
 
     def __init__(self, size: int) -> None:
         cpu = torch.device("cpu")
-        super().__init__(ranks=range(size), global_rank=0, device=cpu, control=cpu)
+        super().__init__(ranks=range(size), global_rank=0, device=cpu, control_device=cpu)
         self.spent: Counter[str] = Counter()
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
@@ -100,7 +100,7 @@ def python_calls(talk: Talk, size: int) -> int:
 
 
 @pytest.mark.parametrize("what", TALKS)
-@pytest.mark.parametrize("size", [2, 8, FRAMED_RANKS])
+@pytest.mark.parametrize("size", [2, 8, MAX_MESH_SIZE])
 def test_a_small_group_sends_a_frame_to_each_member(what: str, size: int) -> None:
     costs = spent(TALKS[what], size)
     assert costs["frames"] == size - 1
@@ -110,16 +110,16 @@ def test_a_small_group_sends_a_frame_to_each_member(what: str, size: int) -> Non
 
 @pytest.mark.parametrize("what", TALKS)
 def test_what_a_large_group_costs_does_not_grow_with_it(what: str) -> None:
-    costs = [spent(TALKS[what], size) for size in (FRAMED_RANKS + 1, 1024, 4096)]
+    costs = [spent(TALKS[what], size) for size in (MAX_MESH_SIZE + 1, 1024, 4096)]
     assert costs[0] == costs[1] == costs[2]
     assert costs[0]["frames"] == 0
     operations = {"barrier": 1, "a tensor": 2, "much": 2, "scalars": 3, "broadcast": 3}
     assert costs[0]["operations"] == operations[what]
-    calls = [python_calls(TALKS[what], size) for size in (FRAMED_RANKS + 1, 4096)]
+    calls = [python_calls(TALKS[what], size) for size in (MAX_MESH_SIZE + 1, 4096)]
     assert calls[0] == calls[1]
 
 
-@pytest.mark.parametrize("size", [2, FRAMED_RANKS, FRAMED_RANKS + 1, 4096])
+@pytest.mark.parametrize("size", [2, MAX_MESH_SIZE, MAX_MESH_SIZE + 1, 4096])
 def test_the_counting_world_counts_a_real_result(size: int) -> None:
     comm = CountingComm(size)
     assert rw.all_reduce({"a": 1, "b": torch.ones(2)}, group=comm)["a"] == size

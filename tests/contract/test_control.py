@@ -262,11 +262,11 @@ def test_ranks_run_one_after_the_other(comm: Comm, tmp_path: Path) -> None:
     assert work() == rw.get_rank()
 
 
-@pytest.mark.parametrize("framed", [True, False], ids=["small", "large"])
-def test_an_error_in_rank_order_reaches_those_before_and_after(comm: Comm, framed: bool) -> None:
+@pytest.mark.parametrize("uses_mesh", [True, False], ids=["small", "large"])
+def test_an_error_in_rank_order_reaches_those_before_and_after(comm: Comm, uses_mesh: bool) -> None:
     """Also as groups do it that are too large for every rank to be connected to every other."""
     rank, middle = rw.get_rank(), comm.size // 2
-    comm.framed = framed
+    comm.uses_mesh = uses_mesh
     entered = []
     wanted = OnlyHereError if rank == middle else rw.RemoteRankError
     with pytest.raises(wanted, match="no disk"), rw.in_rank_order():
@@ -278,7 +278,7 @@ def test_an_error_in_rank_order_reaches_those_before_and_after(comm: Comm, frame
         if mine:
             time.sleep(0.1)
     assert rw.all_reduce(1) == comm.size
-    assert agreement.FRAMED_RANKS == 64
+    assert agreement.MAX_MESH_SIZE == 64
 
 
 def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Comm) -> None:
@@ -322,10 +322,10 @@ def test_a_block_that_cannot_begin_beside_another_thread_fails_everywhere(comm: 
     held = threading.Event(), threading.Event()
 
     def hold() -> None:
-        entrance = comm.reserve(Call("another"))
+        guard = comm.block_collectives(Call("another"))
         held[0].set()
         held[1].wait(60)
-        entrance.leave()
+        guard.release()
 
     thread = threading.Thread(target=hold)
     if rw.get_rank() == 0:

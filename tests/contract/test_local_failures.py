@@ -145,7 +145,7 @@ def test_memory_ends_at_any_step(comm: Comm, collective: str, odd: int) -> None:
 
 def test_a_group_of_many_says_so_as_well(comm: Comm) -> None:
     """Where ranks send no frames to each other, data of which not all knew the size comes after a second agreement."""
-    comm.framed = False
+    comm.uses_mesh = False
     try:
         for collective in ("all_gather of others", "gather", "broadcast", "scatter", "all_reduce", "sync_grads"):
             make, call = COLLECTIVES[collective]
@@ -154,4 +154,4 @@ def test_a_group_of_many_says_so_as_well(comm: Comm) -> None:
             assert isinstance(error, MemoryError if fails else rw.RemoteRankError), collective
             assert attempt(call, make(comm), None) is None
     finally:
-        comm.framed = True
+        comm.uses_mesh = True

@@ -37,17 +37,17 @@ def bodies(module: ModuleType) -> dict[str, Callable[..., None]]:
 def route(name: str, comm: Any) -> Iterator[None]:
     """Take a route, in this process and the groups that it makes."""
     modules = vars(torch_backend), vars(agreement)
-    before = modules[0]["LocalTransport"], modules[1]["FRAMED_RANKS"], comm._near, comm._mesh, comm._world.one_host
+    before = modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._near, comm._mesh, comm._world.one_host
     modules[0]["LocalTransport"] = lambda *_args, **_more: None
     comm._near = None
     if name == "digests":
-        modules[1]["FRAMED_RANKS"] = 1
-        comm.framed, comm._mesh, comm._world.one_host = False, None, False
+        modules[1]["MAX_MESH_SIZE"] = 1
+        comm.uses_mesh, comm._mesh, comm._world.one_host = False, None, False
     try:
         yield
     finally:
-        modules[0]["LocalTransport"], modules[1]["FRAMED_RANKS"], comm._near, comm._mesh, comm._world.one_host = before
-        comm.framed = True
+        modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._near, comm._mesh, comm._world.one_host = before
+        comm.uses_mesh = True
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
@@ -94,8 +94,8 @@ def test_numbers_among_many_are_as_exact(comm: Comm) -> None:
 
 def test_ranks_of_one_host_are_connected_however_many_they_are(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they unpickle would come over the backend else, which listens where other users can connect."""
-    monkeypatch.setattr(agreement, "FRAMED_RANKS", 1)
+    monkeypatch.setattr(agreement, "MAX_MESH_SIZE", 1)
     part = rw.new_group(range(comm.size))
-    assert comm.framed
-    assert part.framed
+    assert comm.uses_mesh
+    assert part.uses_mesh
     assert rw.all_gather("x" * 100_000, group=part) == ["x" * 100_000] * comm.size

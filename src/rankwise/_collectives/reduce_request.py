@@ -107,7 +107,7 @@ class ReduceRequest:
         call.content = f"{tree.text()} {' '.join(described)}"
         call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
-        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.framed and nbytes <= INLINE_BYTES)
+        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_mesh and nbytes <= INLINE_BYTES)
 
     def places_of_tensors(self) -> list[int]:
         """Return which leaves are tensors, and were before: no arrays."""

@@ -53,7 +53,7 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
         said = comm.gather_bytes(call, parcel.letter.encode(), receiver, note=b"bulk" if parcel.bulk else b"")
     letters = [Header.decode(message) for message in said or ()] if me == receiver else []
     bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
-    if not comm.framed or any(letter.sizes for letter in letters) or (me != receiver and any(said or ())):
+    if not comm.uses_mesh or any(letter.sizes for letter in letters) or (me != receiver and any(said or ())):
         comm.run_prepared(call, lambda: _gather_bulk(comm, receiver, parcel, letters, bulk))
     return [unpack(letter, parts) for letter, parts in zip(letters, bulk, strict=True)] if me == receiver else None
 

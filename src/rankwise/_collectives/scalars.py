@@ -55,13 +55,13 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callable[[]
     then folds them, and raises on all ranks alike where they have no result.
     """
     bits = max((number.bit_length() for number in numbers if isinstance(number, int)), default=0)
-    widest = torch.tensor([bits, *(_KINDS.index(type(number)) for number in numbers)], device=comm.control)
+    widest = torch.tensor([bits, *(_KINDS.index(type(number)) for number in numbers)], device=comm.control_device)
     comm.reduce(widest, Op.MAX)()
     bits, *kinds = widest.tolist()
     growth = {Op.SUM: bits + comm.size.bit_length(), Op.PRODUCT: bits * comm.size}
     growth[Op.MEAN] = growth[Op.SUM]
     if growth.get(op, bits) >= _INT64_BITS:
-        rows = [pickle.loads(row) for row in comm.messages(pickle.dumps(numbers))]
+        rows = [pickle.loads(row) for row in comm.all_gather_unverified(pickle.dumps(numbers))]
         return functools.partial(fold_numbers, rows, op)
 
     results: list[Any] = [None] * len(numbers)
@@ -69,7 +69,7 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callable[[]
         places = [place for place, other in enumerate(kinds) if other == kind]
         widen: Callable[[Any], Any] = _KINDS[kind]
         values = [widen(numbers[place]) for place in places]
-        wire = torch.tensor(values, dtype=_DTYPES[kind], device=comm.control)
+        wire = torch.tensor(values, dtype=_DTYPES[kind], device=comm.control_device)
         reduced = comm.all_reduce(wire, Op.SUM if op is Op.MEAN else op)()().tolist()
         for place, value in zip(places, reduced, strict=True):
             results[place] = value / comm.size if op is Op.MEAN else value

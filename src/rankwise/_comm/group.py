@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from rankwise._comm.buffers import as_bytes, from_bytes, require_memory
 from rankwise._comm.control.agreement import Completion, Prepared
-from rankwise._comm.control.messages import Messengers
+from rankwise._comm.control.messages import ByteCollectives
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op, fold, plan
 from rankwise._torch import without_class
@@ -27,7 +27,7 @@ from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeEr
 INLINE_BYTES: Final = 4096
 
 
-class Comm(Messengers):
+class Comm(ByteCollectives):
     """Some ranks of a world, in an order, that can talk.
 
     Made by `rankwise.init()` and `rankwise.new_group()`; what `group=` takes. A group is a context manager, closed on
@@ -45,10 +45,10 @@ class Comm(Messengers):
         ranks: Sequence[int],
         global_rank: int,
         device: torch.device,
-        control: torch.device,
+        control_device: torch.device,
         check: bool = False,
     ) -> None:
-        super().__init__(ranks=ranks, global_rank=global_rank, control=control)
+        super().__init__(ranks=ranks, global_rank=global_rank, control_device=control_device)
         self.device = device
         self.check = check
         self.shared = "the group of all ranks is closed with its session: rankwise.finalize()"

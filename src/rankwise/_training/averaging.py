@@ -53,7 +53,7 @@ def gradient_type(parameter: torch.Tensor) -> torch.dtype:
 
 def forms_everywhere(comm: Comm, call: Call, forms: Sequence[int]) -> Prepared[Sequence[int]]:
     """Prepare to agree on a call, and to learn which gradients each parameter has on any rank."""
-    if comm.framed:
+    if comm.uses_mesh:
 
         def run() -> Sequence[int]:
             said = comm.verify(call, bytes(forms)) or []
@@ -64,7 +64,7 @@ def forms_everywhere(comm: Comm, call: Call, forms: Sequence[int]) -> Prepared[S
 
     # There are no frames that could carry them: the backend finds the greatest of each bit.
     bits = torch.tensor([[form & bit for form in forms] for bit in (NONE, DENSE, SPARSE)], dtype=torch.uint8)
-    bits = bits.to(comm.control)
+    bits = bits.to(comm.control_device)
     reduce = comm.reduce(bits, Op.MAX) if forms else None
 
     def run_in_many() -> Sequence[int]:

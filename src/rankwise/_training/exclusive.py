@@ -55,8 +55,8 @@ class ExclusiveSection:
         self._rank = comm.ranks[place]
         self._readers = comm.size - 1 if readers is None else readers
         self._board = comm.shared_store()
-        comm.turns += 1
-        self._key = f"turn/{comm.turns}"
+        comm.num_exclusive_sections += 1
+        self._key = f"turn/{comm.num_exclusive_sections}"
         self._beating: threading.Thread | None = None
         self._ended = threading.Event()
 
@@ -69,7 +69,7 @@ class ExclusiveSection:
                 others if they wait for this rank.
         """
         try:
-            entrance = self._comm.reserve(self._call)
+            guard = self._comm.block_collectives(self._call)
         except CollectiveError as error:
             if self._comm.rank == self._place:
                 self.end(error)
@@ -77,7 +77,7 @@ class ExclusiveSection:
         try:
             yield
         finally:
-            entrance.leave()
+            guard.release()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -92,7 +92,7 @@ class ExclusiveSection:
 
     def begin(self) -> None:
         """Begin to work: give signs of life, where the connections do not."""
-        if self._board is not None and not self._comm.framed:
+        if self._board is not None and not self._comm.uses_mesh:
             self._beating = threading.Thread(target=self._beat, args=(self._board,), daemon=True, name="rankwise-beat")
             self._beating.start()
 
@@ -144,7 +144,7 @@ class ExclusiveSection:
             if gone and not board.check([self._key]):
                 raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {gone}")
             now = time.monotonic()
-            if not self._comm.framed:
+            if not self._comm.uses_mesh:
                 latest = board.add(f"{self._key}/beat", 0)
                 if latest != beat:
                     beat, heard = latest, now

@@ -57,8 +57,8 @@ class RecordingComm(Comm):
         replies: Iterator[object],
     ) -> None:
         cpu = torch.device("cpu")
-        super().__init__(ranks=ranks, global_rank=rank, device=cpu, control=cpu)
-        self.framed = True
+        super().__init__(ranks=ranks, global_rank=rank, device=cpu, control_device=cpu)
+        self.uses_mesh = True
         self.calls = calls
         self._global_rank = rank
         self._replies = replies

@@ -43,7 +43,7 @@ Prepared = Callable[[], T]
 Completion = Callable[[], T]
 
 # In groups of so many, every member sends its frame to every other. In larger ones they reduce their digests.
-FRAMED_RANKS: Final = 64
+MAX_MESH_SIZE: Final = 64
 
 _WORDS: Final = struct.Struct("<2q")
 
@@ -55,25 +55,25 @@ class ControlPlane(ABC):
         ranks: Their global ranks. Their order is the order of gathered results.
         size: How many there are.
         rank: This process's place among them, or None if it is not one.
-        control: The device that messages travel on that do not travel in frames.
-        framed: Every member sends its frame to every other.
+        control_device: The device that messages travel on that do not travel in frames.
+        uses_mesh: Every member sends its frame to every other.
         closed: The group is closed, or the session that they talked in.
         dissolved: The group is closed, and was before its session.
-        turns: How often one of them worked while the others waited.
+        num_exclusive_sections: How often one of them worked while the others waited.
     """
 
-    def __init__(self, *, ranks: Sequence[int], global_rank: int, control: torch.device) -> None:
+    def __init__(self, *, ranks: Sequence[int], global_rank: int, control_device: torch.device) -> None:
         self.ranks = ranks
         self.size = len(ranks)
         self.rank = ranks.index(global_rank) if global_rank in ranks else None
-        self.control = control
-        self.framed = self.size <= FRAMED_RANKS
+        self.control_device = control_device
+        self.uses_mesh = self.size <= MAX_MESH_SIZE
         self.closed = False
         self.dissolved = False
-        self.turns = 0
+        self.num_exclusive_sections = 0
         self._parts: weakref.WeakSet[ControlPlane] = weakref.WeakSet()
         self._broken = ""
-        self._entrance = CallGuard()
+        self._guard = CallGuard()
         self._pid = os.getpid()
 
     def leave(self, reason: str) -> None:
@@ -86,7 +86,7 @@ class ControlPlane(ABC):
     def add_child(self, part: ControlPlane) -> None:
         """Close a group of some of these members when this one is closed, if anybody has it still."""
         self._parts.add(part)
-        part._entrance.outer = self._entrance
+        part._guard.outer = self._guard
 
     def dissolve(self, reason: str) -> None:
         """As `leave`, of a group that is closed before its session; gives back what was opened for it alone."""
@@ -107,7 +107,7 @@ class ControlPlane(ABC):
             CollectiveError: It has left the group, or is in another collective of it.
         """
         place = self.require_member()
-        self._entrance.enter(call)
+        self._guard.acquire(call)
         try:
             if self._broken:
                 raise CollectiveError(f"{call.text}: this group cannot be used any more: {self._broken}")
@@ -120,7 +120,7 @@ class ControlPlane(ABC):
                 self._end(call, error)
                 raise
         finally:
-            self._entrance.leave()
+            self._guard.release()
 
     def run_prepared(self, call: Call, prepare: Callable[[], Prepared[T]]) -> T:
         """Move data whose size was not known before the members agreed on a call: `prepare` makes room for it.
@@ -183,9 +183,9 @@ class ControlPlane(ABC):
         """Return whether a rank calls something here that this one has not called. Does not wait."""
         return False
 
-    def reserve(self, call: Call) -> CallGuard:
+    def block_collectives(self, call: Call) -> CallGuard:
         """Begin a block in which no collective of the session can begin; its end is to `leave` what this returns."""
-        return self._entrance.reserve(call)
+        return self._guard.block_collectives(call)
 
     def shared_store(self) -> Store | None:
         """Return where the members leave notes for each other; None if there is nobody to read them."""
@@ -202,7 +202,7 @@ class ControlPlane(ABC):
         if self.size == 1:
             return [messages[me]]
         try:
-            if self.framed:
+            if self.uses_mesh:
                 return self._agree_by_frames(call, messages, timeout=timeout)
             self._agree_by_digest(call)
         except (CollectiveError, RemoteRankError):
@@ -223,11 +223,11 @@ class ControlPlane(ABC):
 
     def _agree_by_digest(self, call: Call, error: Exception | None = None) -> None:
         words = _WORDS.unpack(call.digest() if error is None else secrets.token_bytes(_WORDS.size))
-        seen = torch.tensor([*words, *(~word for word in words)], device=self.control)
+        seen = torch.tensor([*words, *(~word for word in words)], device=self.control_device)
         self._all_reduce(seen, Op.MIN)()  # of a word and its complement: so both its least and its greatest are known
         first, second, not_first, not_second = seen.tolist()
         if (first, second) != (~not_first, ~not_second):
-            answers = self.messages(pickle.dumps(Details.of(call, error)))
+            answers = self.all_gather_unverified(pickle.dumps(Details.of(call, error)))
             raise mismatch(self.ranks, [pickle.loads(answer) for answer in answers])
 
     def _end(self, call: Call, error: BaseException) -> None:
@@ -244,7 +244,7 @@ class ControlPlane(ABC):
         call.agreeing = True
         if self.size == 1:
             return
-        if self.framed:
+        if self.uses_mesh:
             self._say(call.frame(FrameKind.FAILED, pickle.dumps(Failure.of(error, call.text))))
         else:
             with suppress(CollectiveError, RemoteRankError):
@@ -266,7 +266,7 @@ class ControlPlane(ABC):
         """Take part in the next swap with a frame, without waiting for the others'."""
 
     @abstractmethod
-    def messages(self, message: bytes) -> list[bytes]:
+    def all_gather_unverified(self, message: bytes) -> list[bytes]:
         """Return every member's message, in the members' order, without agreeing first."""
 
     @abstractmethod

@@ -30,7 +30,7 @@ class CallGuard:
         self._thread = threading.main_thread()
         self._is_reserved = False
 
-    def enter(self, call: Call) -> None:
+    def acquire(self, call: Call) -> None:
         """Begin a collective.
 
         Raises:
@@ -47,21 +47,21 @@ class CallGuard:
         call.site = call.site or call_site()
         self._call, self._thread = call, threading.current_thread()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """End it."""
         self._call = None
         self._is_reserved = False
         self._inside.release()
 
-    def reserve(self, call: Call) -> CallGuard:
+    def block_collectives(self, call: Call) -> CallGuard:
         """Begin a block without collectives, and return the entrance to leave at its end: of the session.
 
         Raises:
             CollectiveError: This rank is in a collective, in this thread or in another.
         """
         if self.outer is not None:
-            return self.outer.reserve(call)
-        self.enter(call)
+            return self.outer.block_collectives(call)
+        self.acquire(call)
         self._is_reserved = True
         return self
 

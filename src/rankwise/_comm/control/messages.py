@@ -14,13 +14,13 @@ from rankwise._comm.control.protocol import Call
 _LENGTH_BYTES: Final = 8
 
 
-class Messengers(ControlPlane):
+class ByteCollectives(ControlPlane):
     """Members that have something to say to each other; each message is at most a few kilobytes."""
 
     def all_gather_bytes(self, call: Call, message: bytes) -> list[bytes]:
         """Agree, and return every member's message, in the members' order; they may differ in length."""
         messages = self.verify(call, message)
-        return self.messages(message) if messages is None else messages
+        return self.all_gather_unverified(message) if messages is None else messages
 
     def gather_bytes(self, call: Call, message: bytes, dst: int, *, note: bytes = b"") -> list[bytes] | None:
         """Agree, and return every member's message on the one at place `dst`.
@@ -42,10 +42,10 @@ class Messengers(ControlPlane):
         messages = self._verify(call, [message if me == src else b""] * self.size)
         if messages is not None:
             return messages[src]
-        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control)
+        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control_device)
         self._broadcast(length, src)()
         data = to_tensor(message) if me == src else torch.empty(_number(length), dtype=torch.uint8, device="cpu")
-        data = data.to(self.control)
+        data = data.to(self.control_device)
         self._broadcast(data, src)()
         return contents(data)
 
@@ -62,24 +62,24 @@ class Messengers(ControlPlane):
                 self._send(message, place)
         return messages[me]
 
-    def messages(self, message: bytes) -> list[bytes]:
+    def all_gather_unverified(self, message: bytes) -> list[bytes]:
         """Return every member's message, in the members' order, without agreeing first."""
-        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control)
+        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control_device)
         lengths = [_number(other) for other in self._all_gather(length)()]
-        padded = self._all_gather(to_tensor(message.ljust(max(lengths), b"\0")).to(self.control))()
+        padded = self._all_gather(to_tensor(message.ljust(max(lengths), b"\0")).to(self.control_device))()
         return [contents(data)[:length] for data, length in zip(padded, lengths, strict=True)]
 
     def _send(self, message: bytes, place: int) -> None:
-        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control)
-        data = to_tensor(message).to(self.control)
+        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control_device)
+        data = to_tensor(message).to(self.control_device)
         self._transfer([(length, place)], [])()
         if message:
             self._transfer([(data, place)], [])()
 
     def _receive(self, place: int) -> bytes:
-        length = torch.empty(_LENGTH_BYTES, dtype=torch.uint8, device=self.control)
+        length = torch.empty(_LENGTH_BYTES, dtype=torch.uint8, device=self.control_device)
         self._transfer([], [(length, place)])()
-        data = torch.empty(_number(length), dtype=torch.uint8, device=self.control)
+        data = torch.empty(_number(length), dtype=torch.uint8, device=self.control_device)
         if data.numel():
             self._transfer([], [(data, place)])()
         return contents(data)

@@ -18,7 +18,7 @@ class SerialComm(Comm):
     """The comm of a process that is alone."""
 
     def __init__(self, *, device: torch.device, ranks: Sequence[int] = range(1)) -> None:
-        super().__init__(ranks=ranks, global_rank=0, device=device, control=torch.device("cpu"))
+        super().__init__(ranks=ranks, global_rank=0, device=device, control_device=torch.device("cpu"))
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
         part = SerialComm(device=self.device, ranks=tuple(ranks))

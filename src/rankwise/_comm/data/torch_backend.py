@@ -43,10 +43,12 @@ class TorchGroupComm(Comm):
 
     def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], world: GroupRegistry) -> None:
         self._backends = _backends(group)
-        control = torch.device("cpu") if "cpu" in self._backends else world.device
-        super().__init__(ranks=ranks, global_rank=world.rank, device=world.device, control=control, check=world.check)
+        control_device = torch.device("cpu") if "cpu" in self._backends else world.device
+        super().__init__(
+            ranks=ranks, global_rank=world.rank, device=world.device, control_device=control_device, check=world.check
+        )
         # On one host the backend listens on loopback, where other users come too: what is unpickled does not go there.
-        self.framed = self.framed or world.one_host
+        self.uses_mesh = self.uses_mesh or world.one_host
         self._group_ref = None if group is None else weakref.ref(group)
         self._world = world
         self._name = f"group/{world.made}"
@@ -68,7 +70,7 @@ class TorchGroupComm(Comm):
         Raises:
             CollectiveError: They could not be reached, or did not come in time.
         """
-        if self._mesh is None and self.framed and self.size > 1 and self.rank is not None:
+        if self._mesh is None and self.uses_mesh and self.size > 1 and self.rank is not None:
             self._mesh = self._world.introduce(self._name, self.ranks)
             if self._mesh.near:
                 self._near = LocalTransport(self._mesh, self.rank, timeout=self._world.timeout)
@@ -255,10 +257,10 @@ class TorchGroupComm(Comm):
     def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor on a device that the group can send from: itself, if it can."""
         if tensor.device.type == "cpu":
-            return tensor.to(self.control)
+            return tensor.to(self.control_device)
         backend = self._backends.get(tensor.device.type, "gloo")
         # gloo takes CUDA tensors in some operations and not in others: it gets none.
-        return tensor.to(self.control) if backend == "gloo" else tensor
+        return tensor.to(self.control_device) if backend == "gloo" else tensor
 
     @contextmanager
     def _explained(self, operation: str) -> Iterator[dist.ProcessGroup]:
