@@ -35,12 +35,12 @@ class CountingComm(Comm):
     def new_group(self, ranks: Sequence[int]) -> Comm:
         return CountingComm(len(ranks))
 
-    def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
+    def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
         self.spent["frames"] += self.size - 1
         self.spent["bytes in frames"] += sum(len(frame.encode(body)) for body in bodies[1:])
         return {place: replace(frame, body=bodies[0]) for place in range(self.size)}
 
-    def _say(self, frame: Frame) -> None:
+    def _post_frame(self, frame: Frame) -> None:
         raise NotImplementedError
 
     def _backend(self, data: torch.Tensor) -> None:

@@ -290,17 +290,17 @@ def test_a_store_that_fails_is_an_error_of_ours() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = TCPStore("127.0.0.1", store.port, wait_for_workers=False)
     del store
-    world = GroupRegistry(
+    registry = GroupRegistry(
         rank=1,  # which asks for the address of rank 0
         device=torch.device("cpu"),
         timeout=10.0,
         check=False,
         one_host=True,
         store=lambda: client,
-        reach=lambda: "127.0.0.1",
+        own_address=lambda: "127.0.0.1",
     )
     with pytest.raises(rw.CollectiveError, match="the store where they meet failed"):
-        world.introduce("group", range(2))
+        registry.connect("group", range(2))
 
 
 def test_members_that_do_not_come_are_named() -> None:

@@ -37,16 +37,18 @@ def bodies(module: ModuleType) -> dict[str, Callable[..., None]]:
 def route(name: str, comm: Any) -> Iterator[None]:
     """Take a route, in this process and the groups that it makes."""
     modules = vars(torch_backend), vars(agreement)
-    before = modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._near, comm._mesh, comm._world.one_host
+    before = modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._local, comm._mesh, comm._registry.one_host
     modules[0]["LocalTransport"] = lambda *_args, **_more: None
-    comm._near = None
+    comm._local = None
     if name == "digests":
         modules[1]["MAX_MESH_SIZE"] = 1
-        comm.uses_mesh, comm._mesh, comm._world.one_host = False, None, False
+        comm.uses_mesh, comm._mesh, comm._registry.one_host = False, None, False
     try:
         yield
     finally:
-        modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._near, comm._mesh, comm._world.one_host = before
+        modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._local, comm._mesh, comm._registry.one_host = (
+            before
+        )
         comm.uses_mesh = True
 
 

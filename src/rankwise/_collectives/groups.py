@@ -99,7 +99,7 @@ def new_group(ranks: Iterable[int]) -> Comm:
         call.settings = {"ranks": sorted(members)}
         comm.verify(call)
         group = comm.new_group(sorted(members))
-    group.shared = ""
+    group.close_refusal = ""
     return group
 
 
@@ -131,7 +131,9 @@ def node_group() -> Comm:
         # groups the process has, so members that had different ones before would wait for each other for ever.
         groups = {other: session.comm.new_group(ranks) for other, ranks in nodes.items()}
     session.node_comm = groups[node]
-    session.node_comm.shared = "the group of a node is made once, and closed with its session: rankwise.finalize()"
+    session.node_comm.close_refusal = (
+        "the group of a node is made once, and closed with its session: rankwise.finalize()"
+    )
     return session.node_comm
 
 

@@ -36,7 +36,7 @@ class Comm(ByteCollectives):
     Attributes:
         device: Where received tensors go that come from another rank's accelerator.
         check: Single tensors on an accelerator are checked too.
-        shared: Why this one is not for its users to close: it is the session's; "" if it is.
+        close_refusal: Why this one is not for its users to close: it is the session's; "" if it is.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Comm(ByteCollectives):
         super().__init__(ranks=ranks, global_rank=global_rank, control_device=control_device)
         self.device = device
         self.check = check
-        self.shared = "the group of all ranks is closed with its session: rankwise.finalize()"
+        self.close_refusal = "the group of all ranks is closed with its session: rankwise.finalize()"
 
     def __repr__(self) -> str:
         place = "not a member" if self.rank is None else f"rank {self.rank}"
@@ -86,9 +86,9 @@ class Comm(ByteCollectives):
                     self.verify(call)
         except CollectiveError:
             if self.dead_ranks():  # and will never agree
-                self.dissolve("closed the group")
+                self.close_locally("closed the group")
             raise
-        self.dissolve("closed the group")
+        self.close_locally("closed the group")
 
     def __enter__(self) -> Comm:  # noqa: PYI034 - whatever its class, and Self is not in Python 3.10
         self._require_own()
@@ -100,12 +100,12 @@ class Comm(ByteCollectives):
         if error is None:
             self.close()
         elif not self.closed and self._pid == os.getpid():
-            self.dissolve(f"left the group with {type(error).__name__}")
+            self.close_locally(f"left the group with {type(error).__name__}")
 
-    def dissolve_parts(self, reason: str) -> None:
+    def close_children(self, reason: str) -> None:
         """Close the groups that were made of these members, without waiting for others."""
-        for part in list(self._parts):
-            part.dissolve(reason)
+        for part in list(self._children):
+            part.close_locally(reason)
 
     def _require_own(self) -> None:
         """Check that users may close this.
@@ -113,8 +113,8 @@ class Comm(ByteCollectives):
         Raises:
             InvalidArgumentError: They may not.
         """
-        if self.shared:
-            raise InvalidArgumentError(self.shared)
+        if self.close_refusal:
+            raise InvalidArgumentError(self.close_refusal)
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[Completion[torch.Tensor]]:
         """Prepare the reduction of every member's tensor; all have the same shape and type.

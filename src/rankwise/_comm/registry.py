@@ -29,12 +29,12 @@ class GroupRegistry:
         check: Single tensors on an accelerator are checked too.
         one_host: All ranks are known to be on this host, so nothing of theirs need leave it.
         store: Returns what the ranks share.
-        reach: Returns the name or address that other hosts reach this one by.
-        lost: Returns why it is in vain to wait for some ranks, or ""; does not wait.
-        made: How many groups were made; all ranks make all groups, in one order.
+        own_address: Returns the name or address that other hosts reach this one by.
+        find_dead_ranks: Returns why it is in vain to wait for some ranks, or ""; does not wait.
+        num_groups: How many groups were made; all ranks make all groups, in one order.
         meshes: The connections in all groups that this rank is a member of.
-        made_for: The process groups that were made for groups of ranks, by the groups' names.
-        dropped: The names of those groups that nothing refers to any more, and that were not closed.
+        process_groups: The process groups that were made for groups of ranks, by the groups' names.
+        unreferenced: The names of those groups that nothing refers to any more, and that were not closed.
     """
 
     rank: int
@@ -43,21 +43,21 @@ class GroupRegistry:
     check: bool
     one_host: bool
     store: Callable[[], dist.Store]
-    reach: Callable[[], str]
-    lost: Callable[[Sequence[int]], str] = lambda _: ""
-    made: int = 0
+    own_address: Callable[[], str]
+    find_dead_ranks: Callable[[Sequence[int]], str] = lambda _: ""
+    num_groups: int = 0
     meshes: list[Mesh] = field(default_factory=list)
-    made_for: dict[str, weakref.ref[dist.ProcessGroup]] = field(default_factory=dict)
-    dropped: list[str] = field(default_factory=list)
+    process_groups: dict[str, weakref.ref[dist.ProcessGroup]] = field(default_factory=dict)
+    unreferenced: list[str] = field(default_factory=list)
 
-    def introduce(self, name: str, ranks: Sequence[int]) -> Mesh:
+    def connect(self, name: str, ranks: Sequence[int]) -> Mesh:
         """Connect to the other members of a group.
 
         Collective over the members.
         """
 
         def check(awaited: Callable[[], Sequence[int]]) -> None:
-            gone = self._gone(ranks) and self._gone(awaited())  # which costs more to ask
+            gone = self._dead_ranks(ranks) and self._dead_ranks(awaited())  # which costs more to ask
             if gone:
                 raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {gone}")
 
@@ -68,7 +68,7 @@ class GroupRegistry:
                 ranks=ranks,
                 place=ranks.index(self.rank),
                 one_host=self.one_host,
-                reach=self.reach,
+                reach=self.own_address,
                 timeout=self.timeout,
                 check=check,
             ).connect()
@@ -81,7 +81,7 @@ class GroupRegistry:
         self.meshes.append(mesh)
         return mesh
 
-    def _gone(self, ranks: Sequence[int]) -> str:
+    def _dead_ranks(self, ranks: Sequence[int]) -> str:
         """Return which of these ranks are gone and why, as far as the groups tell that no other thread is in."""
         found = []
         for mesh in list(self.meshes):
@@ -89,39 +89,39 @@ class GroupRegistry:
                 if free is not None:
                     found.append(free.dead_ranks(ranks))
         if not self.meshes:  # the first group of all is being made
-            found.append(self.lost(ranks))
+            found.append(self.find_dead_ranks(ranks))
         return "; ".join(filter(None, found))
 
-    def keep(self, name: str, group: dist.ProcessGroup | None, user: object) -> None:
+    def track_process_group(self, name: str, group: dist.ProcessGroup | None, user: object) -> None:
         """Note a process group, to be destroyed with what uses it."""
         if group is not None:
-            self.made_for[name] = weakref.ref(group)
+            self.process_groups[name] = weakref.ref(group)
             # Not closed where it becomes garbage: that may be anywhere, in another collective or at the end of Python.
-            weakref.finalize(user, self.dropped.append, name).atexit = False
+            weakref.finalize(user, self.unreferenced.append, name).atexit = False
 
-    def give_back(self, name: str) -> None:
+    def destroy_process_group(self, name: str) -> None:
         """Destroy the process group that was made for a group of ranks, if there is one."""
-        group = self.made_for.pop(name, lambda: None)()
+        group = self.process_groups.pop(name, lambda: None)()
         if group is not None:
             await_rest()
             with suppress(ValueError):  # other code has destroyed it, and has it still
                 dist.destroy_process_group(group)
 
-    def hang_up(self, reason: str) -> None:
+    def close_meshes(self, reason: str) -> None:
         """Close the connections of all groups."""
         while self.meshes:
             self.meshes.pop().close(reason)
 
-    def give_back_dropped(self) -> None:
+    def close_unreferenced(self) -> None:
         """Close the groups that this rank cannot use any more, since nothing refers to them."""
-        while self.dropped:
-            name = self.dropped.pop()
+        while self.unreferenced:
+            name = self.unreferenced.pop()
             for mesh in [mesh for mesh in self.meshes if mesh.name == name]:
                 self.meshes.remove(mesh)
                 mesh.close("has no reference to the group any more")
-            self.give_back(name)
+            self.destroy_process_group(name)
 
-    def look_elsewhere(self, mesh: Mesh, frame: Frame, missing: Sequence[int], suspects: set[str]) -> None:
+    def detect_cross_group_deadlock(self, mesh: Mesh, frame: Frame, missing: Sequence[int], suspects: set[str]) -> None:
         """See whether a rank that is missing here waits for this one in another group: then neither would ever end.
 
         Only what is seen at two looks counts. At one, what it had to say here may still have been on its way.
@@ -138,7 +138,7 @@ class GroupRegistry:
                 else:
                     suspects.add(free.name)
 
-    def follow(self, mesh: Mesh, frame: Frame, elsewhere: WaitingInOtherGroup) -> None:
+    def notify_other_group(self, mesh: Mesh, frame: Frame, elsewhere: WaitingInOtherGroup) -> None:
         """Let those know who wait in another group that this rank was here, and not on its way to them."""
         for other in list(self.meshes):
             with looking_at(other if other.name == elsewhere.group else None) as free:

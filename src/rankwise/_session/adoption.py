@@ -46,7 +46,7 @@ def adopt(
     world = _adopted_world(group, reading, ranks, device, check=read_check() if check is None else check)
     return Session(
         reading,
-        comm=TorchGroupComm(group, ranks=ranks, world=world),
+        comm=TorchGroupComm(group, ranks=ranks, registry=world),
         device=device,
         group=group,
         backend=dist.get_backend_config(group),
@@ -97,8 +97,8 @@ def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
     """
     ranks = dist.get_process_group_ranks(group)
     world = _adopted_world(group, session.reading, ranks, session.device, check=session.comm.check)
-    part = TorchGroupComm(group, ranks=ranks, world=world)
-    part.shared = ""
+    part = TorchGroupComm(group, ranks=ranks, registry=world)
+    part.close_refusal = ""
     session.comm.add_child(part)
     return part
 
@@ -123,7 +123,7 @@ def _adopted_world(
     def part() -> dist.Store:
         return dist.PrefixStore(prefix(), group_store())
 
-    def reach() -> str:
+    def own_address() -> str:
         return socket.gethostname() if reading.host is None else address_towards(reading.host.value, 1)
 
     return GroupRegistry(
@@ -133,7 +133,7 @@ def _adopted_world(
         check=check,
         one_host=reading.is_one_host,
         store=part,
-        reach=reach,
+        own_address=own_address,
     )
 
 

@@ -126,8 +126,8 @@ def finalize() -> None:
 def _leave_adopted(comm: Comm, reason: str) -> None:
     """Close what a session opened over a process group that other code opened, and leave that open."""
     current.forget()
-    comm.dissolve_parts(reason)
-    comm.leave(reason)
+    comm.close_children(reason)
+    comm.shutdown(reason)
 
 
 def _reading(

@@ -87,7 +87,7 @@ class _Opened:
         self.forget()
         self.met.leave_port()  # at once: ranks that have closed already may be on their way to the next world
         still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
-        self.comm.leave(reason)
+        self.comm.shutdown(reason)
         if still_ours:
             dist.destroy_process_group()
         await_rest()
@@ -242,8 +242,8 @@ def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endp
         check=check,
         one_host=one_host,
         store=lambda: store,
-        reach=lambda: LOOPBACK if endpoint is None else address_towards(endpoint.host, endpoint.ports[0]),
-        lost=met.watch.lost,
+        own_address=lambda: LOOPBACK if endpoint is None else address_towards(endpoint.host, endpoint.ports[0]),
+        find_dead_ranks=met.watch.lost,
     )
 
 
@@ -263,12 +263,12 @@ def _open_group(met: _Met, world: GroupRegistry, backend: str, forget: Callable[
                 # Bound early to its device, NCCL connects now and not in the first collective.
                 device_id=None if world.device.type in {"cpu", "mps"} else world.device,
             )
-        comm = TorchGroupComm(dist.group.WORLD, ranks=range(world_size), world=world)
+        comm = TorchGroupComm(dist.group.WORLD, ranks=range(world_size), registry=world)
         comm.connect()
     except Exception as error:
         sys.excepthook = excepthook
         if comm is not None:
-            comm.leave("could not join")
+            comm.shutdown("could not join")
             dist.destroy_process_group()
         lost = met.watch.lost(range(world_size))
         why = f"{lost}. {error}" if lost and lost not in str(error) else str(error)

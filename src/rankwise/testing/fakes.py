@@ -95,11 +95,11 @@ class RecordingComm(Comm):
             self.calls.append(Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self.ranks)))
         return super()._verify(call, messages, timeout=timeout)
 
-    def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
+    def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
         mine = replace(frame, body=bodies[self.require_member()])
         return dict.fromkeys(range(self.size), mine)
 
-    def _say(self, frame: Frame) -> None:
+    def _post_frame(self, frame: Frame) -> None:
         """There is nobody to hear it."""
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:

@@ -45,11 +45,11 @@ def test_a_list_of_ranks_makes_one_group(comm: Comm) -> None:
     if rw.backend() is None:
         return
     idist.all_reduce(1, group=[0, 1])
-    before = len(comm._parts)
+    before = len(comm._children)
     for _ in range(3):
         idist.all_reduce(1, group=[1, 0])
         idist.all_gather("x", group=(0, 1))
-    assert len(comm._parts) == before
+    assert len(comm._children) == before
 
 
 @worlds

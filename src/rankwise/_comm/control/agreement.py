@@ -58,7 +58,7 @@ class ControlPlane(ABC):
         control_device: The device that messages travel on that do not travel in frames.
         uses_mesh: Every member sends its frame to every other.
         closed: The group is closed, or the session that they talked in.
-        dissolved: The group is closed, and was before its session.
+        closed_before_session: The group is closed, and was before its session.
         num_exclusive_sections: How often one of them worked while the others waited.
     """
 
@@ -69,29 +69,29 @@ class ControlPlane(ABC):
         self.control_device = control_device
         self.uses_mesh = self.size <= MAX_MESH_SIZE
         self.closed = False
-        self.dissolved = False
+        self.closed_before_session = False
         self.num_exclusive_sections = 0
-        self._parts: weakref.WeakSet[ControlPlane] = weakref.WeakSet()
+        self._children: weakref.WeakSet[ControlPlane] = weakref.WeakSet()
         self._broken = ""
         self._guard = CallGuard()
         self._pid = os.getpid()
 
-    def leave(self, reason: str) -> None:
+    def shutdown(self, reason: str) -> None:
         """Let go of what the members talked over, and of the groups that go with this one; tell the others why."""
         self.closed = True
-        for part in list(self._parts):
-            part.leave(reason)
-        self._parts.clear()
+        for child in list(self._children):
+            child.shutdown(reason)
+        self._children.clear()
 
-    def add_child(self, part: ControlPlane) -> None:
+    def add_child(self, child: ControlPlane) -> None:
         """Close a group of some of these members when this one is closed, if anybody has it still."""
-        self._parts.add(part)
-        part._guard.outer = self._guard
+        self._children.add(child)
+        child._guard.outer = self._guard
 
-    def dissolve(self, reason: str) -> None:
-        """As `leave`, of a group that is closed before its session; gives back what was opened for it alone."""
-        self.dissolved = True
-        self.leave(reason)
+    def close_locally(self, reason: str) -> None:
+        """As `shutdown`, of a group that is closed before its session; gives back what was opened for it alone."""
+        self.closed_before_session = True
+        self.shutdown(reason)
 
     @contextmanager
     def collective(self, call: Call) -> Iterator[int]:
@@ -167,7 +167,7 @@ class ControlPlane(ABC):
         """
         if self._pid != os.getpid() and self.rank is not None:
             raise NotJoinedError.forked(self.ranks[self.rank])
-        if self.dissolved:
+        if self.closed_before_session:
             raise InvalidArgumentError("this group is closed; make another, with rankwise.new_group(ranks)")
         if self.closed:
             raise NotJoinedError("the session of this group is closed; call rankwise.init(), and make the group anew")
@@ -184,7 +184,7 @@ class ControlPlane(ABC):
         return False
 
     def block_collectives(self, call: Call) -> CallGuard:
-        """Begin a block in which no collective of the session can begin; its end is to `leave` what this returns."""
+        """Begin a block in which no collective of the session can begin; its end is to `shutdown` what this returns."""
         return self._guard.block_collectives(call)
 
     def shared_store(self) -> Store | None:
@@ -211,11 +211,11 @@ class ControlPlane(ABC):
         return None
 
     def _agree_by_frames(self, call: Call, messages: Sequence[bytes], *, timeout: float | None) -> list[bytes]:
-        frames = self._swap(call.frame(), messages, timeout)
+        frames = self._exchange_frames(call.frame(), messages, timeout)
         problem = verdict(self.ranks, frames)
         if problem is None and any(frame.digest != frames[0].digest for frame in frames.values()):
             details = [pickle.dumps(Details.of(call))] * self.size
-            answers = self._swap(call.frame(FrameKind.DETAILS), details, timeout)
+            answers = self._exchange_frames(call.frame(FrameKind.DETAILS), details, timeout)
             problem = mismatch(self.ranks, [pickle.loads(answers[place].body) for place in range(self.size)])
         if problem is not None:
             raise problem
@@ -245,7 +245,7 @@ class ControlPlane(ABC):
         if self.size == 1:
             return
         if self.uses_mesh:
-            self._say(call.frame(FrameKind.FAILED, pickle.dumps(Failure.of(error, call.text))))
+            self._post_frame(call.frame(FrameKind.FAILED, pickle.dumps(Failure.of(error, call.text))))
         else:
             with suppress(CollectiveError, RemoteRankError):
                 self._agree_by_digest(call, error)
@@ -255,14 +255,14 @@ class ControlPlane(ABC):
         self._broken = self._broken or reason
 
     @abstractmethod
-    def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:
+    def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:
         """Send a frame to every member, with the body for its place, and return theirs and this one's by place.
 
         Some may be left out if one of them tells of a failure.
         """
 
     @abstractmethod
-    def _say(self, frame: Frame) -> None:
+    def _post_frame(self, frame: Frame) -> None:
         """Take part in the next swap with a frame, without waiting for the others'."""
 
     @abstractmethod

@@ -46,10 +46,10 @@ class SerialComm(Comm):
             raise InvalidArgumentError("there is no other rank to transfer to or from")
         return _nothing
 
-    def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
+    def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
         return {0: replace(frame, body=bodies[0])}
 
-    def _say(self, frame: Frame) -> None:
+    def _post_frame(self, frame: Frame) -> None:
         """There is nobody to hear it."""
 
 

@@ -41,21 +41,25 @@ class TorchGroupComm(Comm):
     held by torch and its users alone: see docs/decisions/0006-letting-go-of-a-group.md.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], world: GroupRegistry) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry: GroupRegistry) -> None:
         self._backends = _backends(group)
-        control_device = torch.device("cpu") if "cpu" in self._backends else world.device
+        control_device = torch.device("cpu") if "cpu" in self._backends else registry.device
         super().__init__(
-            ranks=ranks, global_rank=world.rank, device=world.device, control_device=control_device, check=world.check
+            ranks=ranks,
+            global_rank=registry.rank,
+            device=registry.device,
+            control_device=control_device,
+            check=registry.check,
         )
         # On one host the backend listens on loopback, where other users come too: what is unpickled does not go there.
-        self.uses_mesh = self.uses_mesh or world.one_host
+        self.uses_mesh = self.uses_mesh or registry.one_host
         self._group_ref = None if group is None else weakref.ref(group)
-        self._world = world
-        self._name = f"group/{world.made}"
-        self._is_whole = world.made == 0
-        world.made += 1
+        self._registry = registry
+        self._name = f"group/{registry.num_groups}"
+        self._is_whole = registry.num_groups == 0
+        registry.num_groups += 1
         self._mesh: Mesh | None = None
-        self._near: LocalTransport | None = None
+        self._local: LocalTransport | None = None
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -71,25 +75,25 @@ class TorchGroupComm(Comm):
             CollectiveError: They could not be reached, or did not come in time.
         """
         if self._mesh is None and self.uses_mesh and self.size > 1 and self.rank is not None:
-            self._mesh = self._world.introduce(self._name, self.ranks)
+            self._mesh = self._registry.connect(self._name, self.ranks)
             if self._mesh.near:
-                self._near = LocalTransport(self._mesh, self.rank, timeout=self._world.timeout)
+                self._local = LocalTransport(self._mesh, self.rank, timeout=self._registry.timeout)
 
-    def leave(self, reason: str) -> None:
+    def shutdown(self, reason: str) -> None:
         """Hang up, and forget the process group and those that were made from it."""
-        super().leave(reason)
+        super().shutdown(reason)
         self._group_ref = None
-        self._hang_up(reason)
+        self._close_mesh(reason)
         if self._is_whole:  # groups that nothing refers to are closed now
-            self._world.hang_up(reason)
+            self._registry.close_meshes(reason)
 
-    def dissolve(self, reason: str) -> None:
-        super().dissolve(reason)
-        self._world.give_back(self._name)
+    def close_locally(self, reason: str) -> None:
+        super().close_locally(reason)
+        self._registry.destroy_process_group(self._name)
 
-    def dissolve_parts(self, reason: str) -> None:
-        super().dissolve_parts(reason)
-        self._world.give_back_dropped()
+    def close_children(self, reason: str) -> None:
+        super().close_children(reason)
+        self._registry.close_unreferenced()
 
     def dead_ranks(self, ranks: Container[int] | None = None) -> str:
         with looking_at(self._mesh) as mesh:
@@ -100,38 +104,38 @@ class TorchGroupComm(Comm):
             return mesh is not None and mesh.waiting(rank) is not None
 
     def shared_store(self) -> dist.Store | None:
-        return dist.PrefixStore(self._name, self._world.store()) if self.size > 1 else None
+        return dist.PrefixStore(self._name, self._registry.store()) if self.size > 1 else None
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
-        self._world.give_back_dropped()
-        with self._explained("new_group"), gloo_on_loopback() if self._world.one_host else nullcontext():
-            group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._world.timeout))
+        self._registry.close_unreferenced()
+        with self._explained("new_group"), gloo_on_loopback() if self._registry.one_host else nullcontext():
+            group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._registry.timeout))
         member_of = group if isinstance(group, dist.ProcessGroup) else None
-        part = TorchGroupComm(member_of, ranks=tuple(ranks), world=self._world)
+        part = TorchGroupComm(member_of, ranks=tuple(ranks), registry=self._registry)
         self.add_child(part)
-        self._world.keep(part._name, member_of, part)
+        self._registry.track_process_group(part._name, member_of, part)
         part.connect()
         return part
 
-    def _swap(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:
+    def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:
         mesh = self._connected()
-        wait = self._world.timeout if timeout is None else timeout
+        wait = self._registry.timeout if timeout is None else timeout
         suspects: set[str] = set()
         frames = mesh.exchange_frames(
             frame,
             bodies,
             timeout=wait,
-            on_pause=lambda missing: self._world.look_elsewhere(mesh, frame, missing, suspects),
+            on_pause=lambda missing: self._registry.detect_cross_group_deadlock(mesh, frame, missing, suspects),
         )
         for other in frames.values():
             if other.kind is FrameKind.ELSEWHERE:
-                self._world.follow(mesh, frame, pickle.loads(other.body))
+                self._registry.notify_other_group(mesh, frame, pickle.loads(other.body))
         return frames
 
-    def _say(self, frame: Frame) -> None:
+    def _post_frame(self, frame: Frame) -> None:
         mesh = self._connected()
         with mesh.lock:
-            mesh.skip(frame, timeout=self._world.timeout)
+            mesh.skip(frame, timeout=self._registry.timeout)
 
     def _connected(self) -> Mesh:
         self.connect()
@@ -141,17 +145,17 @@ class TorchGroupComm(Comm):
 
     def _break_off(self, reason: str) -> None:
         super()._break_off(reason)
-        self._hang_up(reason)
+        self._close_mesh(reason)
 
-    def _hang_up(self, reason: str) -> None:
+    def _close_mesh(self, reason: str) -> None:
         if self._mesh is not None:
             self._mesh.close(reason)
-            self._world.meshes.remove(self._mesh)
-            self._mesh = self._near = None
+            self._registry.meshes.remove(self._mesh)
+            self._mesh = self._local = None
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
-        if self._near is not None and tensor.device.type == "cpu":
-            return self._near.all_reduce(tensor.view(-1), op)
+        if self._local is not None and tensor.device.type == "cpu":
+            return self._local.all_reduce(tensor.view(-1), op)
         staged = self._stage(tensor)
 
         def run() -> None:
@@ -163,8 +167,8 @@ class TorchGroupComm(Comm):
         return run
 
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        if self._near is not None and pieces[0].device.type == "cpu":
-            return self._near.reduce_scatter(pieces, op)
+        if self._local is not None and pieces[0].device.type == "cpu":
+            return self._local.reduce_scatter(pieces, op)
         staged = [self._stage(piece) for piece in pieces]
         reduced = torch.empty_like(staged[0])
 
@@ -177,8 +181,8 @@ class TorchGroupComm(Comm):
         return run
 
     def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        if self._near is not None and data.device.type == "cpu":
-            return self._near.all_gather(data)
+        if self._local is not None and data.device.type == "cpu":
+            return self._local.all_gather(data)
         staged = self._stage(data)
         gathered = [torch.empty_like(staged) for _ in self.ranks]
 
@@ -190,8 +194,8 @@ class TorchGroupComm(Comm):
         return run
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
-        if self._near is not None and data.device.type == "cpu":
-            return self._near.broadcast(data, src)
+        if self._local is not None and data.device.type == "cpu":
+            return self._local.broadcast(data, src)
         staged = self._stage(data)
 
         def run() -> None:
@@ -213,7 +217,7 @@ class TorchGroupComm(Comm):
                 self._mesh.transfer(
                     {place: memory_of(data) for data, place in sent},
                     {place: memory_of(data) for data, place in received},
-                    timeout=self._world.timeout,
+                    timeout=self._registry.timeout,
                 )
             else:
                 self._transfer_by_group(sent, received)

@@ -73,7 +73,7 @@ def finalize() -> None:
     comm = None if current.foreign_group() is None else session.comm
     session.close()
     if comm is not None and current.foreign_group() is not None:  # opened by other code, and adopted
-        comm.leave("left the session")
+        comm.shutdown("left the session")
         current.forget()
         dist.destroy_process_group()
 
@@ -215,7 +215,7 @@ def _meet_in_file(path: str, backend: str, reading: LaunchEnvironment, *, timeou
 
     def close(reason: str, _: bool) -> None:
         current.forget()
-        comm.leave(reason)
+        comm.shutdown(reason)
         if dist.is_initialized() and dist.group.WORLD is group:
             dist.destroy_process_group()
         sys.excepthook = hook
