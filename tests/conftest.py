@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from rankwise._comm.group import Comm
-from rankwise._session.current import forget, opened_session
+from rankwise._session.current import opened_session, reset_current
 from rankwise._session.session import Session
 
 pytest_plugins = ["pytester"]
@@ -104,10 +104,10 @@ def _command(process: psutil.Process) -> list[str]:
 @pytest.fixture(autouse=True)
 def leak_police() -> Iterator[None]:
     """Fail a test that leaves something behind."""
-    forget()
+    reset_current()
     before = _state()
     yield
-    forget()
+    reset_current()
     after = _state()
     leaked = [_difference(name, before[name], after[name]) for name in before if before[name] != after[name]]
     if leaked:

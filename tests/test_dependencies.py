@@ -40,7 +40,7 @@ def run(environ: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]
         "rw.device()",
         "rw.launch(print, nproc=2)",
         "rw.Comm",
-        "from rankwise._session.current import session_in_force as s; s().comm",
+        "from rankwise._session.current import current_session as s; s().comm",
     ],
 )
 def test_what_needs_torch_names_it(without_torch: dict[str, str], call: str) -> None:

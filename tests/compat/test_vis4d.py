@@ -18,7 +18,7 @@ from torch import nn
 
 import rankwise as rw
 from rankwise._comm.group import Comm
-from rankwise._session.current import forget
+from rankwise._session.current import reset_current
 from rankwise.compat import vis4d
 from tests.compat.adapted import PROGRAMS
 from tests.session.worlds import clean_environ
@@ -52,7 +52,7 @@ def test_the_shell_of_a_job_is_alone(record: str, sizes: set[int], monkeypatch: 
         with monkeypatch.context() as patch:
             for name, value in rank.items():
                 patch.setenv(name, value)
-            forget()
+            reset_current()
             seen.append((vis4d.get_rank(), vis4d.get_world_size()))
     assert {size for _, size in seen} == sizes
     assert [rank for rank, _ in seen] == list(range(len(ranks)))
@@ -61,7 +61,7 @@ def test_the_shell_of_a_job_is_alone(record: str, sizes: set[int], monkeypatch: 
 def test_a_local_rank_that_nobody_knows_is_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    forget()
+    reset_current()
     assert (vis4d.get_rank(), vis4d.get_world_size()) == (3, 4)
     with pytest.raises(rw.NotJoinedError, match="local_rank cannot be known"):
         vis4d.get_local_rank()
@@ -71,7 +71,7 @@ def test_ranks_that_have_not_joined_are_told_so(monkeypatch: pytest.MonkeyPatch)
     """The original finds a world of four in the environment, and nobody to talk to."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    forget()
+    reset_current()
     for gather in (vis4d.all_gather_object_gpu, vis4d.all_gather_object_cpu):
         with pytest.raises(rw.NotJoinedError, match=r"rank 0 .* of 4"):
             gather("data")
@@ -83,7 +83,7 @@ def test_ranks_that_have_not_joined_are_told_so(monkeypatch: pytest.MonkeyPatch)
 def test_garbage_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "first")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    forget()
+    reset_current()
     with pytest.raises(rw.LauncherEnvironmentError, match="RANK='first' is not a whole number"):
         vis4d.get_rank()
 

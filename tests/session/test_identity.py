@@ -15,7 +15,7 @@ import torch
 
 import rankwise as rw
 from rankwise._environment.detect import detect
-from rankwise._session.current import forget, put_in_force, rank_of_this_thread
+from rankwise._session.current import rank_of_this_thread, reset_current, set_current
 from rankwise._session.session import Session
 
 GETTERS = [
@@ -31,7 +31,7 @@ GETTERS = [
 def set_variables(monkeypatch: pytest.MonkeyPatch, **variables: int | str) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-    forget()
+    reset_current()
 
 
 def test_alone() -> None:
@@ -126,10 +126,10 @@ def test_the_reading_is_dropped_on_fork(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_with_a_session_a_getter_only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 2: not even the environment, and certainly no other rank; this session has no comm to talk with."""
-    put_in_force(Session(detect({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})))
+    set_current(Session(detect({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})))
     monkeypatch.setattr("rankwise._session.environ.detect", None)
     assert [rw.get_rank(), rw.get_world_size(), rw.get_local_rank(), rw.get_local_world_size()] == [5, 8, 1, 2]
-    forget()
+    reset_current()
 
 
 def test_a_thread_that_is_a_rank_has_its_own_session() -> None:

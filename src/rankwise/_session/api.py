@@ -84,19 +84,19 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
     check_sources(launcher, environ, address)
     checks = None if check is None else as_bool(check, "check")
     opened = current.opened_session()
-    if opened is not None and current.has_lost_its_group(opened):
+    if opened is not None and current.has_destroyed_group(opened):
         opened.close(failed=True)
         opened = None
     if opened is not None:
         return join_in(opened, backend, device, given)
-    group = current.foreign_group()
+    group = current.default_group()
     if group is not None:
         reading = place_in_group(group, given, launcher, environ)
         session = adopt(
             group,
             reading,
             check=checks,
-            pid=current.opener(group),
+            pid=current.opening_pid(group),
             close=lambda reason, _failed: _leave_adopted(comm, reason),
         )
         comm = session.comm
@@ -105,9 +105,9 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
         reading = _reading(launcher, environ, given, address)
         checked = read_check(environ) if checks is None else checks
         session = open_session(
-            reading, backend=backend, device=device, timeout=timeout, check=checked, forget=current.forget
+            reading, backend=backend, device=device, timeout=timeout, check=checked, reset=current.reset_current
         )
-    current.put_in_force(session)
+    current.set_current(session)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)
     return session
 
@@ -120,12 +120,12 @@ def finalize() -> None:
     Example:
         >>> finalize()
     """
-    current.close_in_force()
+    current.close_current()
 
 
 def _leave_adopted(comm: Comm, reason: str) -> None:
     """Close what a session opened over a process group that other code opened, and leave that open."""
-    current.forget()
+    current.reset_current()
     comm.close_children(reason)
     comm.shutdown(reason)
 

@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from rankwise._environment.facts import Fact
-from rankwise._session.current import Current, in_force, session_in_force
+from rankwise._session.current import Current, current_session, thread_local
 from rankwise.errors import NotJoinedError
 from rankwise.topology import Topology, unknown
 
@@ -26,12 +26,12 @@ def get_rank() -> int:
         >>> get_rank()
         0
     """
-    # What session_in_force() does first, without the call: programs ask for their rank in every log line.
-    session = in_force.session
+    # What current_session() does first, without the call: programs ask for their rank in every log line.
+    session = thread_local.session
     if session is None:
-        session = Current.stand_in
+        session = Current.inferred
     if session is None or not (session.settled or Current.groups.WORLD is session.group_ref()):
-        session = session_in_force()
+        session = current_session()
     return session.rank
 
 
@@ -47,7 +47,7 @@ def get_world_size() -> int:
         >>> get_world_size()
         1
     """
-    return session_in_force().world_size
+    return current_session().world_size
 
 
 def get_local_rank() -> int:
@@ -126,7 +126,7 @@ def topology() -> Topology:
         >>> topology()
         Topology(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_nodes=1)
     """
-    return session_in_force().topology
+    return current_session().topology
 
 
 def hostname() -> str:
@@ -149,7 +149,7 @@ def device() -> torch.device:
         >>> device().type in {"cpu", "cuda", "mps", "xpu"}
         True
     """
-    return session_in_force().device
+    return current_session().device
 
 
 def backend() -> str | None:
@@ -157,7 +157,7 @@ def backend() -> str | None:
 
     Local.
     """
-    return session_in_force().backend
+    return current_session().backend
 
 
 def explain() -> str:
@@ -168,7 +168,7 @@ def explain() -> str:
     Raises:
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
-    session = session_in_force()
+    session = current_session()
     lines = [("launcher", session.reading.launcher, ""), *fact_lines(session.reading.facts())]
     if session.backend is not None:
         lines.append(("backend", session.backend, "the process group"))
@@ -188,7 +188,7 @@ def fact_lines(facts: dict[str, Fact[int] | Fact[str] | None]) -> list[tuple[str
 
 
 def _known(name: str) -> int:
-    reading = session_in_force().reading
+    reading = current_session().reading
     fact: Fact[int] | None = getattr(reading, name)
     if fact is None:
         raise NotJoinedError(unknown(reading, name))

@@ -81,10 +81,10 @@ class _Opened:
     met: _Met
     hooks: tuple[Callable[..., object], Callable[..., object]]
     timeout: float
-    forget: Callable[[], None]
+    reset: Callable[[], None]
 
     def close(self, reason: str, failed: bool) -> None:
-        self.forget()
+        self.reset()
         self.met.leave_port()  # at once: ranks that have closed already may be on their way to the next world
         still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
         self.comm.shutdown(reason)
@@ -115,9 +115,9 @@ def open_session(
     device: str | torch.device | None,
     timeout: float,
     check: bool,
-    forget: Callable[[], None],
+    reset: Callable[[], None],
 ) -> Session:
-    """Open the session of a process that has none, and no process group either; closing it calls `forget` first.
+    """Open the session of a process that has none, and no process group either; closing it calls `reset` first.
 
     Raises:
         JoinError: The ranks could not meet, or do not make one world.
@@ -130,7 +130,7 @@ def open_session(
         met = _meet_with_device(reading, endpoint, backend, device, timeout=timeout, check=check)
     own = _get_ready(met, backend, device, timeout=timeout)
     world = _world(met, own, timeout=timeout, check=check, endpoint=endpoint)
-    return _open_group(met, world, choose_backend(backend, own), forget)
+    return _open_group(met, world, choose_backend(backend, own), reset)
 
 
 def _meet_with_device(
@@ -247,7 +247,7 @@ def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endp
     )
 
 
-def _open_group(met: _Met, world: GroupRegistry, backend: str, forget: Callable[[], None]) -> Session:
+def _open_group(met: _Met, world: GroupRegistry, backend: str, reset: Callable[[], None]) -> Session:
     load_what_would_keep_a_group()
     excepthook = sys.excepthook
     rank, world_size = met.reading.rank.value, met.reading.world_size.value
@@ -277,7 +277,7 @@ def _open_group(met: _Met, world: GroupRegistry, backend: str, forget: Callable[
             met.watch.tell(text)
         met.close()
         raise JoinError(text) from error
-    opened = _Opened(comm=comm, met=met, hooks=(excepthook, sys.excepthook), timeout=world.timeout, forget=forget)
+    opened = _Opened(comm=comm, met=met, hooks=(excepthook, sys.excepthook), timeout=world.timeout, reset=reset)
     return Session(
         met.reading,
         comm=comm,

@@ -16,7 +16,7 @@ from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
 from rankwise._integers import as_integer
-from rankwise._session.current import forget, opened_session, put_in_force, session_in_force
+from rankwise._session.current import current_session, opened_session, reset_current, set_current
 from rankwise._session.environ import read_environment
 from rankwise._session.session import Session
 from rankwise.errors import InvalidArgumentError, shown
@@ -173,7 +173,7 @@ def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] =
         raise InvalidArgumentError(f"replies={shown(replies)} are not what other ranks send, one after the other")
     comm = RecordingComm(rank=rank, ranks=range(world_size), calls=[], replies=iter(replies))
     reading = read_environment(environ=fake_torchrun(world_size)[rank])
-    with _in_force(Session(reading, comm=comm, device=comm.device)):
+    with _as_current(Session(reading, comm=comm, device=comm.device)):
         yield comm
 
 
@@ -198,8 +198,8 @@ def fake_group(*, rank: int = 0, world_size: int = 2) -> Iterator[Session]:
         (5, 4096)
     """
     rank, world_size = _place(rank, world_size)
-    with _torch.fake_process_group(rank, world_size), _in_force(None):
-        yield session_in_force()
+    with _torch.fake_process_group(rank, world_size), _as_current(None):
+        yield current_session()
 
 
 def _place(rank: int, world_size: int) -> tuple[int, int]:
@@ -217,14 +217,14 @@ def _place(rank: int, world_size: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _in_force(session: Session | None) -> Iterator[None]:
+def _as_current(session: Session | None) -> Iterator[None]:
     before = opened_session()
-    forget()
+    reset_current()
     if session is not None:
-        put_in_force(session)
+        set_current(session)
     try:
         yield
     finally:
-        forget()
+        reset_current()
         if before is not None:
-            put_in_force(before)
+            set_current(before)

@@ -19,7 +19,7 @@ import rankwise.compat.ignite as idist
 from rankwise._comm.group import Comm
 from rankwise._environment.detect import detect
 from rankwise._environment.hostlist import expand
-from rankwise._session.current import forget, put_in_force
+from rankwise._session.current import reset_current, set_current
 from rankwise._session.session import Session
 
 TEXTS = ("é", "héllo", "日本", "🙂" * 2000, "\0", "ascii")
@@ -107,9 +107,9 @@ def test_uneven_nodes_are_what_their_launcher_says() -> None:
     """Two nodes, of one rank and of three: the original computes what cannot be from the largest."""
     environ = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environ |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2"}
-    put_in_force(Session(detect(environ)))
+    set_current(Session(detect(environ)))
     places = [idist.get_nproc_per_node(), idist.get_nnodes(), idist.get_node_rank(), idist.get_local_rank()]
-    forget()
+    reset_current()
     assert places == [1, 2, 0, 0]
 
 
@@ -123,14 +123,14 @@ def test_device_says_nothing_of_indices(own_group: None) -> None:
 
 def test_a_hint_is_forgotten_in_the_end() -> None:
     session = Session(detect({"RANK": "3", "WORLD_SIZE": "4"}))
-    put_in_force(session)
+    set_current(session)
     idist.set_local_rank(2)
     hinted = idist.get_local_rank()
     idist.finalize()
-    put_in_force(session)
+    set_current(session)
     with pytest.raises(rw.NotJoinedError, match="local_rank cannot be known"):
         idist.get_local_rank()
-    forget()
+    reset_current()
     assert hinted == 2
     for index in (-1, True, "0", None):
         with pytest.raises(ValueError, match="is not a local rank"):

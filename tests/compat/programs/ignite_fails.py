@@ -7,7 +7,7 @@ import time
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from rankwise._session.current import session_in_force
+from rankwise._session.current import current_session
 
 
 def work(local_rank: int, fault: str) -> None:
@@ -19,7 +19,7 @@ def work(local_rank: int, fault: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "leave":
             sys.exit(0)
-        while fault == "never come" and not session_in_force().comm.dead_ranks():
+        while fault == "never come" and not current_session().comm.dead_ranks():
             time.sleep(0.05)
     idist.all_reduce(1)
 

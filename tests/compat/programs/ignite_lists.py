@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from rankwise._session.current import session_in_force
+from rankwise._session.current import current_session
 
 folder = Path(sys.argv[1])
 idist.initialize("gloo", timeout=60)
@@ -33,7 +33,7 @@ if rank == 1:
     time.sleep = lambda _: os._exit(3)  # dies as it waits for rank 2, which comes later
     idist.all_reduce(1, group=[1, 2])
 if rank == 2:
-    while not session_in_force().comm.dead_ranks([1]):
+    while not current_session().comm.dead_ranks([1]):
         time.sleep(0.01)
     try:
         idist.all_reduce(1, group=[1, 2])

@@ -70,11 +70,11 @@ def finalize() -> None:
     session = joined()
     if session is None:
         return
-    comm = None if current.foreign_group() is None else session.comm
+    comm = None if current.default_group() is None else session.comm
     session.close()
-    if comm is not None and current.foreign_group() is not None:  # opened by other code, and adopted
+    if comm is not None and current.default_group() is not None:  # opened by other code, and adopted
         comm.shutdown("left the session")
-        current.forget()
+        current.reset_current()
         dist.destroy_process_group()
 
 
@@ -214,7 +214,7 @@ def _meet_in_file(path: str, backend: str, reading: LaunchEnvironment, *, timeou
         ) from error
 
     def close(reason: str, _: bool) -> None:
-        current.forget()
+        current.reset_current()
         comm.shutdown(reason)
         if dist.is_initialized() and dist.group.WORLD is group:
             dist.destroy_process_group()
@@ -223,7 +223,7 @@ def _meet_in_file(path: str, backend: str, reading: LaunchEnvironment, *, timeou
     group = cast("dist.ProcessGroup", dist.group.WORLD)  # it is open now
     session = adopt(group, reading, close=close)
     comm = session.comm
-    current.put_in_force(session)
+    current.set_current(session)
     try:
         learn_places(session)
     except Exception as error:

@@ -39,13 +39,13 @@ def joined() -> Session | None:
     """
     opened = current.opened_session()
     if opened is not None:
-        if not current.has_lost_its_group(opened):
+        if not current.has_destroyed_group(opened):
             return opened
         opened.close(failed=True)
-        current.forget()
-    if current.foreign_group() is None:
+        current.reset_current()
+    if current.default_group() is None:
         return None
-    return current.session_in_force()
+    return current.current_session()
 
 
 def place(name: str) -> int:

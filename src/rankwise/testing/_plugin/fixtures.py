@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from rankwise._environment.variables import VARIABLES
 from rankwise._session.api import init
-from rankwise._session.current import Current, close_in_force, forget
+from rankwise._session.current import Current, close_current, reset_current
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise._session.environ import read_environment
 from rankwise._session.session import Session
@@ -49,18 +49,18 @@ def joined(item: pytest.Item) -> Iterator[Session]:
         closed: list[object] = [dist.group.WORLD]
         item.stash[CLOSED] = closed
         failure = item.stash.get(FAILURE, "")
-        close_in_force(reason=f"left with {failure}" if failure else "left the test", failed=bool(failure))
+        close_current(reason=f"left with {failure}" if failure else "left the test", failed=bool(failure))
 
 
 @contextmanager
 def alone(item: pytest.Item) -> Iterator[Session]:
     """Be this process with nothing joined, whatever launcher started pytest. Local."""
     ranks = ranks_of(item)
-    forget()
+    reset_current()
     with pytest.MonkeyPatch.context() as patch:
         for name in VARIABLES:
             patch.delenv(name, raising=False)
         device = choose_device(0, "cpu" if ranks is None else ranks.device)
-        Current.stand_in = Session(read_environment(), device=device)
-        yield Current.stand_in
-    close_in_force()
+        Current.inferred = Session(read_environment(), device=device)
+        yield Current.inferred
+    close_current()
