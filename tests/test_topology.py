@@ -7,11 +7,11 @@ import pytest
 from rankwise.errors import TopologyError
 from rankwise.topology import Topology
 
-PLACE = {"rank": 2, "world_size": 3, "local_rank": 0, "local_world_size": 1, "node_rank": 1, "num_nodes": 2}
+TOPOLOGY = {"rank": 2, "world_size": 3, "local_rank": 0, "local_world_size": 1, "node_rank": 1, "num_nodes": 2}
 
 
 def test_uneven_nodes_are_fine() -> None:
-    assert not Topology(**PLACE).is_rank_zero
+    assert not Topology(**TOPOLOGY).is_rank_zero
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_uneven_nodes_are_fine() -> None:
 )
 def test_numbers_that_do_not_fit_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(TopologyError):
-        Topology(**(PLACE | change))
+        Topology(**(TOPOLOGY | change))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rankwise._environment.facts import PLACE, Fact, LaunchEnvironment, check_place
+from rankwise._environment.facts import TOPOLOGY_FIELDS, Fact, LaunchEnvironment, check_topology
 from rankwise._integers import as_integer
 from rankwise.errors import NotJoinedError, TopologyError
 
@@ -42,9 +42,9 @@ class Topology:
     num_nodes: int
 
     def __post_init__(self) -> None:
-        for name in PLACE:
+        for name in TOPOLOGY_FIELDS:
             object.__setattr__(self, name, as_integer(getattr(self, name), name))
-        check_place({name: Fact(getattr(self, name), "Topology") for name in PLACE})
+        check_topology({name: Fact(getattr(self, name), "Topology") for name in TOPOLOGY_FIELDS})
         if (self.num_nodes == 1) != (self.local_world_size == self.world_size):
             raise TopologyError(
                 f"{self.local_world_size} of {self.world_size} ranks on this node do not fit num_nodes={self.num_nodes}"
@@ -62,11 +62,11 @@ class Topology:
         Raises:
             NotJoinedError: The launcher's variables leave some of it out; the message names what.
         """
-        place = reading.place()
-        missing = [name for name in PLACE if name not in place]
+        known = reading.known_topology()
+        missing = [name for name in TOPOLOGY_FIELDS if name not in known]
         if missing:
             raise NotJoinedError(unknown(reading, *missing))
-        return cls(**{name: fact.value for name, fact in place.items()})
+        return cls(**{name: fact.value for name, fact in known.items()})
 
 
 def unknown(reading: LaunchEnvironment, *names: str) -> str:

@@ -53,7 +53,7 @@ SLURM_ALONE = SLURM | {
 def test_nothing_set_is_a_world_of_one() -> None:
     reading = detect({})
     assert reading.launcher == "none"
-    assert {name: fact.value for name, fact in reading.place().items()} == {
+    assert {name: fact.value for name, fact in reading.known_topology().items()} == {
         "rank": 0,
         "world_size": 1,
         "local_rank": 0,

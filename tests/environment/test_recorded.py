@@ -113,7 +113,7 @@ def test_slurm_nodes_are_where_the_tasks_ran(case: Recorded) -> None:
     here = case.environ["SLURMD_NODENAME"]
     nodes = sorted({peer["SLURMD_NODENAME"] for peer in case.peers.values()})
     mine = sorted(rank for rank, peer in case.peers.items() if peer["SLURMD_NODENAME"] == here)
-    assert {name: fact.value for name, fact in reading.place().items()} == {
+    assert {name: fact.value for name, fact in reading.known_topology().items()} == {
         "rank": case.rank,
         "world_size": case.world_size,
         "local_rank": mine.index(case.rank),

@@ -18,7 +18,7 @@ import rankwise as rw
 from rankwise._comm.group import Comm
 from rankwise.testing import environments, fakes
 
-PLACE = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_nodes": 1}
+TOPOLOGY = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_nodes": 1}
 
 
 class Odd:
@@ -106,9 +106,9 @@ def by_name(call: Callable[..., object], name: str, **others: object) -> Callabl
 
 
 def rows() -> Iterator[Row]:
-    for name in PLACE:
+    for name in TOPOLOGY:
         takes = ONES if name in {"world_size", "local_world_size", "num_nodes"} else {"zero"}
-        yield Row(f"Topology {name}", by_name(rw.Topology, name, **PLACE), takes)
+        yield Row(f"Topology {name}", by_name(rw.Topology, name, **TOPOLOGY), takes)
         if name in {"rank", "world_size", "local_rank", "local_world_size"}:
             yield Row(f"init {name}", by_name(init, name), {"none"}, {*ONES, "zero"})
     yield Row("init backend", by_name(init, "backend"), {"none"})

@@ -53,7 +53,7 @@ OVERRIDES: Final = tuple(
 )
 
 # The numbers that place a rank, in the order in which they are shown.
-PLACE = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
+TOPOLOGY_FIELDS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class LaunchEnvironment:
 
     def __post_init__(self) -> None:
         try:
-            check_place(self.place())
+            check_topology(self.known_topology())
         except TopologyError as error:
             raise LauncherEnvironmentError(f"what launcher {self.launcher!r} says cannot be true: {error}") from None
 
@@ -97,21 +97,21 @@ class LaunchEnvironment:
         """Whether all ranks are known to be on one host."""
         return self.local_world_size is not None and self.local_world_size.value == self.world_size.value
 
-    def place(self) -> dict[str, Fact[int]]:
+    def known_topology(self) -> dict[str, Fact[int]]:
         """Return the known numbers that place this rank, by name."""
-        known = ((name, getattr(self, name)) for name in PLACE)
+        known = ((name, getattr(self, name)) for name in TOPOLOGY_FIELDS)
         return {name: fact for name, fact in known if fact is not None}
 
-    def placed(self, **place: Fact[int]) -> LaunchEnvironment:
+    def with_topology(self, **topology: Fact[int]) -> LaunchEnvironment:
         """Return the reading with some of the numbers that place this rank replaced."""
-        return replace(self, **place)  # type: ignore[arg-type]  # mypy does not see that the names are those of PLACE
+        return replace(self, **topology)  # type: ignore[arg-type]  # the names are those of TOPOLOGY_FIELDS
 
     def facts(self) -> dict[str, Fact[int] | Fact[str] | None]:
         """Return every fact by name, None where nothing says."""
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name in PLACE or field.name in {"host", "port", "job"}
+            if field.name in TOPOLOGY_FIELDS or field.name in {"host", "port", "job"}
         }
 
 
@@ -136,33 +136,33 @@ class Launcher(Protocol):
         """
 
 
-def check_place(place: Mapping[str, Fact[int]]) -> None:
+def check_topology(topology: Mapping[str, Fact[int]]) -> None:
     """Check that the numbers that place a rank can all be true at once; unknown ones are left out.
 
     Raises:
         TopologyError: They cannot; the message names both numbers and their sources.
     """
-    for name, fact in place.items():
+    for name, fact in topology.items():
         least = 1 if name in {"world_size", "local_world_size", "num_nodes"} else 0
         if fact.value < least:
             raise TopologyError(f"{name} {shown(fact.value)} (from {fact.source}) is below {least}")
         if fact.value > MAX_RANKS:
             raise TopologyError(f"{name} {shown(fact.value)} (from {fact.source}) is above {MAX_RANKS}")
-    _below(place, "rank", "world_size")
-    _below(place, "local_rank", "local_world_size")
-    _below(place, "node_rank", "num_nodes")
-    _at_most(place, "local_world_size", "world_size")
-    _at_most(place, "num_nodes", "world_size")
+    _below(topology, "rank", "world_size")
+    _below(topology, "local_rank", "local_world_size")
+    _below(topology, "node_rank", "num_nodes")
+    _at_most(topology, "local_world_size", "world_size")
+    _at_most(topology, "num_nodes", "world_size")
 
 
-def _below(place: Mapping[str, Fact[int]], name: str, limit: str) -> None:
-    if name in place and limit in place and place[name].value >= place[limit].value:
-        raise TopologyError(f"{name} {place[name]} is not below {limit} {place[limit]}")
+def _below(topology: Mapping[str, Fact[int]], name: str, limit: str) -> None:
+    if name in topology and limit in topology and topology[name].value >= topology[limit].value:
+        raise TopologyError(f"{name} {topology[name]} is not below {limit} {topology[limit]}")
 
 
-def _at_most(place: Mapping[str, Fact[int]], name: str, limit: str) -> None:
-    if name in place and limit in place and place[name].value > place[limit].value:
-        raise TopologyError(f"{name} {place[name]} is above {limit} {place[limit]}")
+def _at_most(topology: Mapping[str, Fact[int]], name: str, limit: str) -> None:
+    if name in topology and limit in topology and topology[name].value > topology[limit].value:
+        raise TopologyError(f"{name} {topology[name]} is above {limit} {topology[limit]}")
 
 
 def read_int(environ: Environ, *names: str) -> Fact[int] | None:

@@ -141,7 +141,7 @@ class JoinReply:
         def learned(known: Fact[int] | None, value: int) -> Fact[int]:
             return known or Fact(value, source)
 
-        return reading.placed(
+        return reading.with_topology(
             local_rank=learned(reading.local_rank, self.local_rank),
             local_world_size=learned(reading.local_world_size, self.local_world_size),
             node_rank=learned(reading.node_rank, self.node_rank),

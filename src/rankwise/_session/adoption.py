@@ -39,7 +39,7 @@ def adopt(
     Rank and world size are the group's; the other numbers are the launcher's, if it agrees on who this is.
     """
     if reading is None:
-        reading = place_in_group(group, {}, "auto", None)
+        reading = environment_in_group(group, {}, "auto", None)
     world_size = group.size()
     device = _group_device(group)
     ranks = range(world_size)
@@ -55,7 +55,7 @@ def adopt(
     )
 
 
-def place_in_group(
+def environment_in_group(
     group: dist.ProcessGroup, given: Mapping[str, Fact[int]], launcher: str, environ: Mapping[str, str] | None
 ) -> LaunchEnvironment:
     """Return who this process is in a group that is open: its group knows, so variables that cannot be read may stand.
@@ -86,7 +86,7 @@ def place_in_group(
         reading = (
             read_environment("none") if alone else LaunchEnvironment(launcher="none", rank=rank, world_size=world_size)
         )
-    return reading.placed(**given).placed(rank=rank, world_size=world_size)
+    return reading.with_topology(**given).with_topology(rank=rank, world_size=world_size)
 
 
 def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:

@@ -15,9 +15,9 @@ from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._integers import as_bool
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import current
-from rankwise._session.adoption import adopt, place_in_group
+from rankwise._session.adoption import adopt, environment_in_group
 from rankwise._session.environ import read_check, read_environment
-from rankwise._session.init_arguments import check_sources, given_place, join_in, require_same
+from rankwise._session.init_arguments import check_sources, given_topology, join_in, require_same
 from rankwise._session.lifecycle import open_session
 from rankwise._session.session import Session
 
@@ -80,7 +80,7 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
     """
     timeout = as_seconds(timeout, "timeout", most=_LONGEST_SECONDS)
     explicit = {"rank": rank, "world_size": world_size, "local_rank": local_rank, "local_world_size": local_world_size}
-    given = given_place(explicit)
+    given = given_topology(explicit)
     check_sources(launcher, environ, address)
     checks = None if check is None else as_bool(check, "check")
     opened = current.opened_session()
@@ -91,7 +91,7 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
         return join_in(opened, backend, device, given)
     group = current.default_group()
     if group is not None:
-        reading = place_in_group(group, given, launcher, environ)
+        reading = environment_in_group(group, given, launcher, environ)
         session = adopt(
             group,
             reading,
@@ -150,7 +150,7 @@ def _reading(
             )
     else:
         reading = read_environment(launcher, environ)
-    reading = reading.placed(**given)
+    reading = reading.with_topology(**given)
     if address is not None:
         host, port = parse_address(address)
         reading = replace(reading, host=host, port=port, agent_store=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from rankwise._environment.detect import check_environ, launcher_named
-from rankwise._environment.facts import Fact, check_place
+from rankwise._environment.facts import Fact, check_topology
 from rankwise._integers import as_integer
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session.device import choose_device
@@ -15,7 +15,7 @@ from rankwise._session.session import Session
 from rankwise.errors import InvalidArgumentError, TopologyError, shown
 
 
-def given_place(explicit: Mapping[str, object]) -> dict[str, Fact[int]]:
+def given_topology(explicit: Mapping[str, object]) -> dict[str, Fact[int]]:
     """Return the numbers that the caller gives as facts.
 
     Raises:
@@ -30,7 +30,7 @@ def given_place(explicit: Mapping[str, object]) -> dict[str, Fact[int]]:
         missing = "world_size" if "rank" in given else "rank"
         raise InvalidArgumentError(f"{missing} is not given, but {' and '.join(given)} is: pass rank and world_size")
     try:
-        check_place(given)
+        check_topology(given)
     except TopologyError as error:
         raise InvalidArgumentError(str(error)) from None
     return given

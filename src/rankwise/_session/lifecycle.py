@@ -170,7 +170,7 @@ def _get_ready(met: _Met, backend: str | None, device: str | torch.device | None
     problem: Exception | None = None
     own = torch.device("cpu")
     try:
-        own = choose_device(met.reading.place()["local_rank"].value, device)
+        own = choose_device(met.reading.known_topology()["local_rank"].value, device)
         choose_backend(backend, own)
         bind(own)
     except Exception as error:  # noqa: BLE001 - raised again below, once the others have heard of it
@@ -234,7 +234,7 @@ def _complete(reading: LaunchEnvironment, answer: JoinReply, endpoint: Endpoint,
 def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endpoint: Endpoint | None) -> GroupRegistry:
     store = dist.PrefixStore("rankwise", met.store)
     # What the launcher says counts first: what was learned in the meeting, others may have had a hand in.
-    one_host = (endpoint is not None and endpoint.one_host) or met.reading.place()["num_nodes"].value == 1
+    one_host = (endpoint is not None and endpoint.one_host) or met.reading.known_topology()["num_nodes"].value == 1
     return GroupRegistry(
         rank=met.reading.rank.value,
         device=device,

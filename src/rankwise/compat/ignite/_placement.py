@@ -137,9 +137,9 @@ def learn_places(session: Session) -> None:
     }
     if _hint.local_rank is not None:
         learned["local_rank"] = _hint.local_rank
-    known = session.reading.place()
+    known = session.reading.known_topology()
     unknown = {name: Fact(value, "the other ranks") for name, value in learned.items() if name not in known}
-    session.reading = session.reading.placed(**unknown)
+    session.reading = session.reading.with_topology(**unknown)
 
 
 def _meets_on_loopback(group: dist.ProcessGroup) -> bool:
