@@ -14,7 +14,7 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.group import Comm
-from rankwise._session.session import summary
+from rankwise._session.session import summary_with_location
 from rankwise._user_frames import raised_at
 from tests.session.worlds import clean_environ
 
@@ -92,8 +92,8 @@ def test_places_in_messages_are_the_users(comm: Comm) -> None:
         rw.barrier(f"epoch {comm.rank}")
     line = caught.value.__traceback__ and caught.value.__traceback__.tb_lineno
     assert raised_at(caught.value) == f"test_user_frames.py:{line}"
-    assert summary(caught.value).endswith(f"(test_user_frames.py:{line})")
-    assert summary(rw.RankwiseError("never raised")) == "RankwiseError: never raised"
+    assert summary_with_location(caught.value).endswith(f"(test_user_frames.py:{line})")
+    assert summary_with_location(rw.RankwiseError("never raised")) == "RankwiseError: never raised"
 
 
 def test_development_mode_shows_all_frames(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 _RUNS_SHOWN: Final = 8
 
 
-def placed_text(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+def ranks_on_hosts_text(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     """Return "ranks 0-2 on node1; rank 5 on node2", as far as hosts are given."""
     parts: dict[str, list[int]] = {}
     for rank in ranks:

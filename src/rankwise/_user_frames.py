@@ -39,7 +39,7 @@ def raised_at(error: BaseException) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{line}"
 
 
-def hide_below(entry: TracebackType | None, error: BaseException) -> None:
+def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> None:
     """Cut an error's traceback below the first frame that is not the user's, if it is an error of rankwise's own.
 
     Nothing is cut above a frame of the user's, as of a `__reduce__` that raised.

@@ -222,7 +222,7 @@ def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("place", ["one host", "several hosts"])
 def test_strangers_that_speak_slowly_or_not_hold_no_member_up(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a few seconds altogether, and nobody waits for one of them alone."""
-    monkeypatch.setattr(acceptor, "SECONDS_TO_GREET", 0.2)
+    monkeypatch.setattr(acceptor, "IDENTIFY_SECONDS", 0.2)
     if place == "several hosts":
         monkeypatch.setattr(connect, "network_id", lambda: str(threading.get_ident()))
     near, ended = place == "one host", threading.Event()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._comm.group import Comm
-from rankwise._session.adoption import adopt_part
+from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.current import current_session
 
 
@@ -19,7 +19,7 @@ def test_a_part_that_other_code_made_is_adopted(comm: Comm) -> None:
     group = dist.new_group(members)
     if isinstance(group, dist.ProcessGroup) and rank in members:
         for _ in range(2):
-            part = adopt_part(group, current_session())
+            part = adopt_subgroup(group, current_session())
             assert list(part.ranks) == members
             assert rw.all_gather(torch.full((rank * 3000,), rank), group=part)[-1].shape == (3000 * members[-1],)
             assert rw.all_reduce(rank, group=part) == sum(members)

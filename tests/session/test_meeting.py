@@ -229,7 +229,7 @@ def test_strangers_that_stay_and_say_nothing_hold_nobody_up() -> None:
 
 
 def test_a_stranger_that_speaks_slowly_is_sent_away_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor, "SECONDS_TO_GREET", 0.3)
+    monkeypatch.setattr(acceptor, "IDENTIFY_SECONDS", 0.3)
     port = free_port()
     with ThreadPoolExecutor(max_workers=1) as pool:
         world = pool.submit(meet, endpoint(port), [hello(0, 2)], timeout=4.0)

@@ -11,7 +11,7 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
 from rankwise._integers import as_integer
 from rankwise._session.current import joined_session
-from rankwise._user_frames import hide_below
+from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown
 
 
@@ -28,7 +28,7 @@ def comm_of(group: Comm | None) -> Comm:
         try:
             return joined_session().comm
         except RankwiseError as error:
-            hide_below(error.__traceback__, error)
+            strip_internal_frames(error.__traceback__, error)
             raise
     if not isinstance(group, Comm):
         raise InvalidArgumentError(f"group={shown(group)} is not a group; make one with rankwise.new_group(ranks)")

@@ -19,7 +19,7 @@ from rankwise._net.addresses import LOOPBACK
 from rankwise.errors import JoinError
 
 # How long somebody who connected may take to say who it is, however it spends that time.
-SECONDS_TO_GREET: Final = 5.0
+IDENTIFY_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 1.0
 _PIECE_BYTES: Final = 65536
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -98,7 +98,7 @@ class Acceptor:
                 heard.append(key.data)
             elif isinstance(key.fileobj, socket.socket):
                 self._let_in(key.fileobj)
-        latest = time.monotonic() - SECONDS_TO_GREET
+        latest = time.monotonic() - IDENTIFY_SECONDS
         for client in list(self._unidentified):
             if client.since > latest:
                 break

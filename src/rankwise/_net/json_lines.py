@@ -24,12 +24,12 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 _MOST: Final = 1 << 63
 
 
-def encoded(value: DataclassInstance) -> str:
+def encode_line(value: DataclassInstance) -> str:
     """Return a value of numbers and texts as a line."""
     return json.dumps(asdict(value))
 
 
-def decoded(kind: type[T], line: str | bytes) -> T:
+def decode_line(kind: type[T], line: str | bytes) -> T:
     """Return the value in a line, its texts without what a terminal might obey.
 
     Raises:

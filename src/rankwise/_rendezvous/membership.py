@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rankwise._environment.facts import MAX_PORT, Fact, LaunchEnvironment
-from rankwise._net.json_lines import decoded, encoded
-from rankwise._text import placed_text, ranks_text
+from rankwise._net.json_lines import decode_line, encode_line
+from rankwise._text import ranks_on_hosts_text, ranks_text
 from rankwise.errors import JoinError, JoinTimeoutError, shortened
 
 # What fits into a line of the meeting, however it has to be escaped.
@@ -73,7 +73,7 @@ class JoinRequest:
         )
 
     def encode(self) -> str:
-        return encoded(self)
+        return encode_line(self)
 
     @classmethod
     def decode(cls, text: str | bytes) -> JoinRequest:
@@ -82,7 +82,7 @@ class JoinRequest:
         Raises:
             ValueError: No rank says that.
         """
-        hello = decoded(cls, text)
+        hello = decode_line(cls, text)
         if not 0 <= hello.rank < hello.world_size:
             raise ValueError(f"rank {hello.rank} of {hello.world_size}")
         return hello
@@ -108,7 +108,7 @@ class JoinReply:
     store_port: int = 0
 
     def encode(self) -> str:
-        return encoded(replace(self, error=shortened(self.error, _LONGEST_ERROR)))
+        return encode_line(replace(self, error=shortened(self.error, _LONGEST_ERROR)))
 
     @classmethod
     def decode(cls, text: str | bytes) -> JoinReply:
@@ -118,7 +118,7 @@ class JoinReply:
             JoinError: It is no answer.
         """
         try:
-            answer = decoded(cls, text)
+            answer = decode_line(cls, text)
             if not 0 <= answer.store_port <= MAX_PORT:
                 raise ValueError(f"port {answer.store_port}")  # noqa: TRY301 - as what cannot be read
         except ValueError as error:
@@ -215,7 +215,7 @@ def missing(arrived: Mapping[int, JoinRequest], world_size: int, *, timeout: flo
     """Return the message for ranks that did not arrive in time."""
     absent = [rank for rank in range(world_size) if rank not in arrived]
     hosts = {rank: hello.host for rank, hello in arrived.items()}
-    present = placed_text(sorted(arrived), hosts if len(set(hosts.values())) > 1 else {})
+    present = ranks_on_hosts_text(sorted(arrived), hosts if len(set(hosts.values())) > 1 else {})
     return (
         f"{ranks_text(absent)} of {world_size} did not arrive within {timeout:g} s; {present} did. "
         "Were they started, with the same WORLD_SIZE, and can they reach rank zero?"

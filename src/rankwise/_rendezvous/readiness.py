@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankwise._net.addresses import LOOPBACK
-from rankwise._text import placed_text
+from rankwise._text import ranks_on_hosts_text
 from rankwise.errors import JoinError, JoinTimeoutError, printable
 
 # Rank zero knows who is late: the others wait for its answer that much longer.
@@ -96,7 +96,9 @@ class Watch:
                 if remaining <= 0 and problems:
                     break
                 if remaining <= 0:
-                    late = placed_text(sorted(key.data for key in selector.get_map().values()), self._addresses())
+                    late = ranks_on_hosts_text(
+                        sorted(key.data for key in selector.get_map().values()), self._addresses()
+                    )
                     raise JoinTimeoutError(f"{late} met the others, but took no device within {timeout:g} s")
                 for key, _ in selector.select(remaining):
                     selector.unregister(key.fileobj)

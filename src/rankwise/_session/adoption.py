@@ -89,7 +89,7 @@ def environment_in_group(
     return reading.with_topology(**given).with_topology(rank=rank, world_size=world_size)
 
 
-def adopt_part(group: dist.ProcessGroup, session: Session) -> Comm:
+def adopt_subgroup(group: dist.ProcessGroup, session: Session) -> Comm:
     """Return a comm over a process group that somebody else made between some ranks of a session. Does not talk.
 
     Its ranks connect to each other in their first collective. It is closed with the session, or before; the process

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rankwise._session.environ import own_environment, read_environment
-from rankwise._session.session import Session, summary
+from rankwise._session.session import Session, summary_with_location
 from rankwise._torch import keep_groups_for_good
 from rankwise.errors import NotJoinedError
 
@@ -187,7 +187,7 @@ def _close_at_exit() -> None:
     if error is None:
         close_current()
     else:
-        close_current(reason=f"left with {summary(error)}", failed=True)
+        close_current(reason=f"left with {summary_with_location(error)}", failed=True)
 
 
 def _begin_anew_in_child() -> None:

@@ -99,7 +99,7 @@ class _Opened:
         self.met.close()
 
 
-def load_what_would_keep_a_group() -> None:
+def preload_torch_functional() -> None:
     """Import what takes the default group of that moment for a default argument, before there is one.
 
     Imported while a group is open, as by building an optimizer, it keeps that group alive for good. For the same reason
@@ -248,7 +248,7 @@ def _world(met: _Met, device: torch.device, *, timeout: float, check: bool, endp
 
 
 def _open_group(met: _Met, world: GroupRegistry, backend: str, reset: Callable[[], None]) -> Session:
-    load_what_would_keep_a_group()
+    preload_torch_functional()
     excepthook = sys.excepthook
     rank, world_size = met.reading.rank.value, met.reading.world_size.value
     comm: TorchGroupComm | None = None

@@ -157,8 +157,8 @@ class Session:
         if failed and self._close is not None and self.world_size > 1:
             # Closing breaks off what the others are doing, and their errors may end this process before Python prints
             # this one, which is the cause: so it is said first.
-            log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary(error))
-        self.close(reason=f"left with {summary(error)}" if failed else "left the session", failed=failed)
+            log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary_with_location(error))
+        self.close(reason=f"left with {summary_with_location(error)}" if failed else "left the session", failed=failed)
 
     def _unsettle(self, _: weakref.ref[dist.ProcessGroup]) -> None:
         self.settled = False
@@ -180,7 +180,7 @@ def _no_group() -> None:
     """Stands for the reference to a group where there is none."""
 
 
-def summary(error: BaseException | None) -> str:
+def summary_with_location(error: BaseException | None) -> str:
     """Return an error and the line of the user's that raised it, in one line: "ValueError: no data (train.py:12)"."""
     place = "" if error is None else raised_at(error)
     where = f" ({place})" if place else ""

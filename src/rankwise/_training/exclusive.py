@@ -17,7 +17,7 @@ from torch.distributed import Store
 
 from rankwise._comm.control.protocol import Call, Failure
 from rankwise._comm.group import Comm
-from rankwise._net.json_lines import decoded, encoded
+from rankwise._net.json_lines import decode_line, encode_line
 from rankwise.errors import CollectiveError, RemoteRankError
 
 _BEAT_SECONDS: Final = 2.0
@@ -111,7 +111,7 @@ class ExclusiveSection:
             )
         if self._board is not None and self._readers:
             with contextlib.suppress(RuntimeError):  # nobody serves the store any more: then nobody waits
-                self._board.set(self._key, encoded(note))
+                self._board.set(self._key, encode_line(note))
                 # To set is not to be answered, and what this rank does next may be heard of before the note is there;
                 # an answer on the same connection comes after it.
                 self._board.check([self._key])
@@ -159,7 +159,7 @@ class ExclusiveSection:
             for key in (self._key, f"{self._key}/readers", f"{self._key}/beat"):
                 board.delete_key(key)
         try:
-            return decoded(_Note, text)
+            return decode_line(_Note, text)
         except ValueError as error:
             raise CollectiveError(
                 f"{self._call.text}: how the turn of rank {self._rank} ended cannot be read in the store: {error}; "

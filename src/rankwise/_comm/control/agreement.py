@@ -26,7 +26,7 @@ from rankwise._comm.control.call_guard import CallGuard
 from rankwise._comm.control.protocol import Call, Details, Failure, Frame, FrameKind, mismatch, verdict
 from rankwise._comm.reduce_ops import Op
 from rankwise._integers import as_integer
-from rankwise._user_frames import hide_below
+from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import (
     CollectiveError,
     InvalidArgumentError,
@@ -116,7 +116,7 @@ class ControlPlane(ABC):
                 yield place
             except BaseException as error:
                 if error.__traceback__ is not None:  # its first entry is of this function, and goes
-                    hide_below(error.__traceback__.tb_next, error)
+                    strip_internal_frames(error.__traceback__.tb_next, error)
                 self._end(call, error)
                 raise
         finally:

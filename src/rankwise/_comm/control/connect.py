@@ -25,8 +25,8 @@ from rankwise._comm.control.mesh import Mesh
 from rankwise._net.acceptor import Acceptor, Client, listen
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import host_id, network_id
-from rankwise._net.json_lines import decoded, encoded
-from rankwise._text import placed_text
+from rankwise._net.json_lines import decode_line, encode_line
+from rankwise._text import ranks_on_hosts_text
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError, printable, shortened
 
 _SECRET_BYTES: Final = 16
@@ -63,7 +63,7 @@ class _Address:
             CollectiveError: No member says that.
         """
         try:
-            address = decoded(cls, text)
+            address = decode_line(cls, text)
             if len(bytes.fromhex(address.secret)) != _SECRET_BYTES or not re.fullmatch(r"[-a-z0-9]+", address.local):
                 raise ValueError(f"{address.local!r} is no address")  # noqa: TRY301 - as what cannot be read
         except ValueError as error:
@@ -126,7 +126,7 @@ class Introduction:
                 port=0 if near else listeners[-1].getsockname()[1],
                 secret=secret.hex(),
             )
-            self.store.set(f"{self.name}/address/{self.place}", encoded(own))
+            self.store.set(f"{self.name}/address/{self.place}", encode_line(own))
             for other, text in enumerate(self._read("address", self.place, deadline, hosts)):
                 address = _Address.read(text, self.ranks[other])
                 is_local = near or address.host == host
@@ -249,7 +249,7 @@ class Introduction:
     def _late(self, ranks: Sequence[int], hosts: Mapping[int, str], strangers: str = "") -> CollectiveTimeoutError:
         own = self.ranks[self.place]
         return CollectiveTimeoutError(
-            f"{placed_text(ranks, hosts)} did not connect to rank {own} in {self.timeout:g} s.{strangers}"
+            f"{ranks_on_hosts_text(ranks, hosts)} did not connect to rank {own} in {self.timeout:g} s.{strangers}"
         )
 
 

@@ -16,7 +16,7 @@ from rankwise._session import current
 from rankwise._session.adoption import adopt
 from rankwise._session.api import init
 from rankwise._session.environ import read_environment
-from rankwise._session.lifecycle import load_what_would_keep_a_group
+from rankwise._session.lifecycle import preload_torch_functional
 from rankwise._session.session import Session
 from rankwise.compat.ignite._models import available_backends
 from rankwise.compat.ignite._placement import forget_hint, joined, learn_places
@@ -202,7 +202,7 @@ def _meet_in_file(path: str, backend: str, reading: LaunchEnvironment, *, timeou
     """Open a process group whose ranks meet in a file, which is torch's way, and adopt it."""
     rank, world_size = reading.rank.value, reading.world_size.value
     hook = sys.excepthook
-    load_what_would_keep_a_group()
+    preload_torch_functional()
     try:
         dist.init_process_group(
             backend, init_method=f"file://{path}", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)

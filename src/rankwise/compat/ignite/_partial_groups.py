@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
-from rankwise._session.adoption import adopt_part
+from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
 from rankwise._torch import gloo_on_loopback, local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError
@@ -57,7 +57,7 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
             part = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
     except (RuntimeError, ValueError) as error:
         raise CollectiveError(f"the group of ranks {members} could not be made: torch says: {error}") from error
-    return adopt_part(cast("dist.ProcessGroup", part), session)
+    return adopt_subgroup(cast("dist.ProcessGroup", part), session)
 
 
 class Meeting:

@@ -14,7 +14,7 @@ from rankwise._collectives import groups
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.group import Comm
-from rankwise._session.adoption import adopt_part
+from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
 from rankwise.compat.ignite._partial_groups import make_group
 from rankwise.compat.ignite._placement import joined
@@ -94,7 +94,7 @@ def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - 
     if isinstance(group, dist.ProcessGroup):
         adopted = _groups_of(session).by_group
         if group not in adopted:
-            adopted[group] = adopt_part(group, session)
+            adopted[group] = adopt_subgroup(group, session)
         return adopted[group]
     error = InvalidArgumentError(
         f"Argument group should be list of int or ProcessGroup, got {type(group)}, group={group!r}; make one with "

@@ -31,7 +31,7 @@ from rankwise._environment.nesting import run_marks
 from rankwise._launch.forkserver.ipc import packed, receive
 from rankwise._launch.forkserver.worker import pickled_error
 from rankwise._launch.rank_traceback import is_consequence
-from rankwise._session.session import summary
+from rankwise._session.session import summary_with_location
 from rankwise.testing._plugin import coverage, shared_output
 from rankwise.testing._plugin.collection import Collecting
 from rankwise.testing._plugin.debugging import Debugging, put_back_handler
@@ -123,7 +123,7 @@ def _phase(when: str, report: dict[str, Any], error: BaseException | None) -> Ph
         report=report,
         consequence=is_consequence(error),
         time_ns=time.monotonic_ns(),
-        raised=summary(error),
+        raised=summary_with_location(error),
         error=pickled_error(error) if "pytest_rerunfailures" in sys.modules else b"",
     )
 
@@ -217,7 +217,7 @@ class _Rank:
         report = yield
         self._error = None if call.excinfo is None else call.excinfo.value
         if self._error is not None:
-            item.stash[FAILURE] = summary(self._error)
+            item.stash[FAILURE] = summary_with_location(self._error)
         return report
 
     @pytest.hookimpl(trylast=True)
