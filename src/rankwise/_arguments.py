@@ -1,11 +1,61 @@
-"""Durations and texts in arguments. Integers and bools are in `integers`."""
+"""Which values an argument takes: integers, bools, durations and texts.
+
+Integers and bools are Python's, numpy's and those of tensors without dimensions; a bool is never taken as an integer,
+nor an integer as a bool.
+"""
 
 from __future__ import annotations
 
+import operator
+from contextlib import suppress
 from numbers import Real
 
-from rankwise._integers import integer
 from rankwise.errors import InvalidArgumentError, shown
+
+
+def integer(value: object) -> int | None:
+    """Return an integer as Python's; None for anything else, bools included.
+
+    Example:
+        >>> integer(3), integer(True), integer(3.0), integer("3")
+        (3, None, None, None)
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return int(value)
+    try:
+        if _is_of_bools(value) or getattr(value, "ndim", None):
+            return None
+        return operator.index(value)  # type: ignore[arg-type]  # which is what is to be found out
+    except Exception:  # noqa: BLE001 - whatever a class raises that is no integer; meta tensors a RuntimeError
+        return None
+
+
+def as_integer(value: object, name: str) -> int:
+    """Return an integer argument as Python's.
+
+    Raises:
+        InvalidArgumentError: It is no integer, or a bool; `name` names the argument in the message.
+    """
+    found = integer(value)
+    if found is None:
+        raise InvalidArgumentError(f"{name}={shown(value)}, of type {type(value).__qualname__}, is not an integer")
+    return found
+
+
+def as_bool(value: object, name: str) -> bool:
+    """Return a bool argument as Python's.
+
+    Raises:
+        InvalidArgumentError: It is something else, be it as true or false as 1, "" and None.
+    """
+    if isinstance(value, bool):
+        return value
+    with suppress(Exception):  # whatever a class raises
+        if _is_of_bools(value) and not getattr(value, "ndim", None):
+            return bool(value)
+    raise InvalidArgumentError(f"{name}={shown(value)}, of type {type(value).__qualname__}, is not True or False")
 
 
 def as_seconds(value: object, name: str, *, most: float | None = None) -> float:
@@ -47,3 +97,7 @@ def as_text(value: object, name: str) -> str:
     if isinstance(value, str):
         return str(value)
     raise InvalidArgumentError(f"{name}={shown(value)}, of type {type(value).__qualname__}, is not a string")
+
+
+def _is_of_bools(value: object) -> bool:
+    return str(getattr(value, "dtype", "")) in {"bool", "torch.bool"}

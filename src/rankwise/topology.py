@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from rankwise._arguments import as_integer
 from rankwise._environment.facts import TOPOLOGY_FIELDS, Fact, LaunchEnvironment, check_topology
-from rankwise._integers import as_integer
 from rankwise.errors import NotJoinedError, TopologyError
 
 # The source of what a process group that other code opened says.

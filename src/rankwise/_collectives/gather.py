@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from rankwise._arguments import as_bool, as_integer
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.serialization import Header, Serialized, bulk_devices, pack, room_for, unpack
@@ -15,7 +16,6 @@ from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense
 from rankwise._comm.reduce_ops import Op, require_differentiable
-from rankwise._integers import as_bool, as_integer
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 T = TypeVar("T")

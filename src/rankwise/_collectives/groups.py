@@ -6,10 +6,9 @@ import socket
 from collections.abc import Iterable
 from itertools import islice
 
-from rankwise._arguments import as_seconds, as_text
+from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
-from rankwise._integers import as_integer
 from rankwise._session.current import joined_session
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown

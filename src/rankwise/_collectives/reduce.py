@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
+from rankwise._arguments import as_bool
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce_request import ReduceRequest
@@ -14,7 +15,6 @@ from rankwise._comm.buffers import is_expanded, overwrite, same_memory
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense
 from rankwise._comm.reduce_ops import Op, plan
-from rankwise._integers import as_bool
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 T = TypeVar("T")

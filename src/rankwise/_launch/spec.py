@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from rankwise._arguments import integer
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import OVERRIDES
 from rankwise._environment.nesting import run_marks
-from rankwise._integers import integer
 from rankwise._launch.forkserver.ipc import Request
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown

@@ -9,10 +9,9 @@ from typing import Final
 
 import torch
 
-from rankwise._arguments import as_seconds
+from rankwise._arguments import as_bool, as_seconds
 from rankwise._comm.group import Comm
 from rankwise._environment.facts import Fact, LaunchEnvironment
-from rankwise._integers import as_bool
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import current
 from rankwise._session.adoption import adopt, environment_in_group

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from rankwise._arguments import as_integer
 from rankwise._environment.detect import check_environ, launcher_named
 from rankwise._environment.facts import Fact, check_topology
-from rankwise._integers import as_integer
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session.device import choose_device
 from rankwise._session.session import Session

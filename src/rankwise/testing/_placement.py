@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
+from rankwise._arguments import as_integer, integer
 from rankwise._environment.facts import MAX_RANKS
-from rankwise._integers import as_integer, integer
 from rankwise.errors import InvalidArgumentError, shown
 
 

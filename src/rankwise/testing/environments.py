@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rankwise._arguments import as_text
+from rankwise._arguments import as_text, integer
 from rankwise._environment.facts import MAX_PORT
-from rankwise._integers import integer
 from rankwise.testing._placement import between, compressed, places, tasks_per_node
 
 Environs = list[dict[str, str]]

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from rankwise import _torch
+from rankwise._arguments import as_integer
 from rankwise._collectives.serialization import pack
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
-from rankwise._integers import as_integer
 from rankwise._session.current import current_session, opened_session, reset_current, set_current
 from rankwise._session.environ import read_environment
 from rankwise._session.session import Session

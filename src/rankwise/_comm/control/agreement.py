@@ -21,11 +21,11 @@ from typing import Final, TypeVar
 import torch
 from torch.distributed import Store
 
+from rankwise._arguments import as_integer
 from rankwise._comm.buffers import require_memory_of_new
 from rankwise._comm.control.call_guard import CallGuard
 from rankwise._comm.control.protocol import Call, Details, Failure, Frame, FrameKind, mismatch, verdict
 from rankwise._comm.reduce_ops import Op
-from rankwise._integers import as_integer
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import (
     CollectiveError,

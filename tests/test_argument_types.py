@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankwise._integers import as_bool, as_integer, integer
+from rankwise._arguments import as_bool, as_integer, integer
 from rankwise.errors import InvalidArgumentError
 
 
