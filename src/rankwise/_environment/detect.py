@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, LaunchEnvironment, Launcher
+from rankwise._environment.hydra import Hydra
 from rankwise._environment.nesting import own_variables
-from rankwise._environment.openmpi import Hydra, OpenMpi
+from rankwise._environment.openmpi import OpenMpi
 from rankwise._environment.plain import TorchVariables
 from rankwise._environment.single import SingleProcess, refuse_half, refuse_half_an_override
 from rankwise._environment.slurm import Slurm
@@ -26,7 +27,7 @@ LAUNCHERS: Final[tuple[Launcher, ...]] = (
     Torchrun(),  # before MPI and Slurm: it is started through them, once for each node, and their ranks are not its own
     _PLAIN,  # likewise: whoever sets RANK by hand knows more than the scheduler
     OpenMpi(),  # before Slurm: mpirun starts one daemon a node through srun, and its ranks inherit the daemon's SLURM_*
-    Hydra(name="intelmpi", mark="I_MPI_HYDRA_UUID"),  # likewise
+    Hydra(name="intelmpi", marker="I_MPI_HYDRA_UUID"),  # likewise
     Hydra(name="mpich"),  # likewise, and after Intel MPI, which sets the same variables, and another
     Slurm(),  # the outermost: only what no inner launcher has claimed is a rank of its own
     SingleProcess(),  # nobody: a world of one
