@@ -295,7 +295,7 @@ def test_functions_run_on_several_hosts() -> None:
     endpoint = f"127.0.0.1:{free_port()}"
 
     def host(number: int) -> list[float]:
-        nodes = Nodes(least=2, most=2, backend="static", endpoint=endpoint, run_id="run", node_rank=number)
+        nodes = Nodes(min_nodes=2, max_nodes=2, backend="static", endpoint=endpoint, run_id="run", node_rank=number)
         return launch_call(FunctionCall.of(add, (number,)), nproc=2, nodes=nodes)
 
     with ThreadPoolExecutor(2) as hosts:

@@ -28,8 +28,8 @@ def taken_port() -> Iterator[int]:
 def launch_on(port: int, rank: int, *, most: int = 2, timeout: str = "2") -> list[int] | Exception:
     """Launch ranks that say who they are, as host `rank`, and return what came of it."""
     nodes = Nodes(
-        least=most,
-        most=most,
+        min_nodes=most,
+        max_nodes=most,
         backend="static",
         endpoint=f"127.0.0.1:{port}",
         run_id="test",
@@ -113,7 +113,7 @@ def test_two_hosts_of_one_number_are_told() -> None:
 @pytest.mark.parametrize("options", [{"timeout": "soon"}, {}])
 def test_hosts_that_cannot_be_are_refused(options: dict[str, str]) -> None:
     nodes = Nodes(
-        least=2, most=2, backend="static", endpoint="127.0.0.1:1", run_id="test", node_rank=2, options=options
+        min_nodes=2, max_nodes=2, backend="static", endpoint="127.0.0.1:1", run_id="test", node_rank=2, options=options
     )
     with pytest.raises(rw.InvalidArgumentError, match="no number of seconds" if options else "not one of 2 hosts"):
         launch_call(FunctionCall.of(who_am_i, ()), nproc=1, nodes=nodes)

@@ -72,8 +72,8 @@ def between_hosts(nodes: Nodes) -> RendezvousHandler:
             backend=nodes.backend,
             endpoint=nodes.endpoint,
             run_id=nodes.run_id,
-            min_nodes=nodes.least,
-            max_nodes=nodes.most,
+            min_nodes=nodes.min_nodes,
+            max_nodes=nodes.max_nodes,
             **options,
         )
     )

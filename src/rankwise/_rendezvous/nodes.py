@@ -11,7 +11,7 @@ class Nodes:
     """The hosts of a world, each with a launcher of its own, and how these find each other. As torchrun's flags say.
 
     Attributes:
-        least, most: How many hosts.
+        min_nodes, max_nodes: The least and the greatest number of hosts.
         backend: "static", "c10d", or another that torch knows.
         endpoint: Where they meet: "host:port".
         run_id: The same for all hosts of one run.
@@ -19,8 +19,8 @@ class Nodes:
         options: The backend's own.
     """
 
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     backend: str
     endpoint: str
     run_id: str

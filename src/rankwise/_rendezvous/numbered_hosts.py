@@ -60,8 +60,10 @@ class NumberedHosts(FixedRendezvous):
             raise InvalidArgumentError(
                 f"timeout={nodes.options['timeout']!r}, for hosts to meet, is no number of seconds"
             ) from error
-        if not 0 <= nodes.node_rank < nodes.most:
-            raise InvalidArgumentError(f"node_rank={nodes.node_rank} is not one of {nodes.most} hosts, counted from 0")
+        if not 0 <= nodes.node_rank < nodes.max_nodes:
+            raise InvalidArgumentError(
+                f"node_rank={nodes.node_rank} is not one of {nodes.max_nodes} hosts, counted from 0"
+            )
         self._store: Store | None = None
         self._rounds = 0
 
@@ -87,7 +89,7 @@ class NumberedHosts(FixedRendezvous):
                 f"for the others; see what it printed: {error}"
             ) from error
         meeting = RendezvousStoreInfo(self._host, self._port)
-        return RendezvousInfo(store, self._nodes.node_rank, self._nodes.most, meeting)
+        return RendezvousInfo(store, self._nodes.node_rank, self._nodes.max_nodes, meeting)
 
     def _serve(self) -> Store:
         try:
@@ -117,7 +119,7 @@ class NumberedHosts(FixedRendezvous):
         Raises:
             LaunchError: One did not come in time, or they do not make one world.
         """
-        own, number = self._nodes.node_rank, self._nodes.most
+        own, number = self._nodes.node_rank, self._nodes.max_nodes
         if store.add(f"count/{own}", 1) > 1:
             raise LaunchError(f"two launchers say that they are host {own} of {number}; give each its own number")
         store.set(f"host/{own}", str(number))

@@ -199,8 +199,8 @@ def _nodes(flags: Mapping[str, Any]) -> Nodes | None:
             )
         endpoint = f"{flags['master_addr']}:{flags['master_port']}"
     return Nodes(
-        least=least,
-        most=most,
+        min_nodes=least,
+        max_nodes=most,
         backend=flags["rdzv_backend"],
         endpoint=endpoint,
         run_id=flags["rdzv_id"],

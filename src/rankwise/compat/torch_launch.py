@@ -137,8 +137,8 @@ def _nodes(args: argparse.Namespace) -> Nodes | None:
         return None
     endpoint = f"{args.master_addr}:{args.master_port}"
     return Nodes(
-        least=args.nnodes,
-        most=args.nnodes,
+        min_nodes=args.nnodes,
+        max_nodes=args.nnodes,
         backend="static",
         endpoint=endpoint,
         run_id=endpoint,

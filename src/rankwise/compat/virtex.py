@@ -85,8 +85,8 @@ def launch(
         endpoint = dist_url.removeprefix(_TCP)
         _address(dist_url)
         nodes = Nodes(
-            least=num_machines,
-            most=num_machines,
+            min_nodes=num_machines,
+            max_nodes=num_machines,
             backend="static",
             endpoint=endpoint,
             run_id=endpoint,

@@ -122,7 +122,9 @@ def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
             f"init_method={kwargs.get('init_method')!r}"
         )
     least = most = int(count)
-    return Nodes(least=least, most=most, backend="static", endpoint=endpoint, run_id="ignite", node_rank=int(node_rank))
+    return Nodes(
+        min_nodes=least, max_nodes=most, backend="static", endpoint=endpoint, run_id="ignite", node_rank=int(node_rank)
+    )
 
 
 def check_nproc_per_node(count: object) -> None:
