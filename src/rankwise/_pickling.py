@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import cloudpickle
 
-from rankwise._definitions import NAMES_OF_MAIN, adopt, fingerprint_of, local, name_in_main
+from rankwise._main_definitions import NAMES_OF_MAIN, adopt, fingerprint_of, local, name_in_main
 
 _PROTOCOL: Final = 5
 # What pickles call by these names is the unpickler's.

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Final, cast
 
-from rankwise._definitions import NAMES_OF_MAIN
+from rankwise._main_definitions import NAMES_OF_MAIN
 from rankwise.errors import LaunchError
 
 _IMPORTED: Final = NAMES_OF_MAIN[1]

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from rankwise._net.addresses import LOOPBACK
 from rankwise._rendezvous.nodes import Nodes
-from rankwise._rendezvous.numbered_hosts import FixedRendezvous, NumberedHosts
+from rankwise._rendezvous.static_rendezvous import FixedRendezvous, NumberedHosts
 from rankwise._rendezvous.store import serve
 from rankwise.errors import JoinError, LaunchError
 

@@ -25,9 +25,9 @@ from rankwise._rendezvous import handshake, store
 from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.membership import JoinReply, JoinRequest
 from rankwise._rendezvous.readiness import Watch
-from rankwise._session.closing import outlive
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise._session.session import Session
+from rankwise._session.shutdown import outlive
 from rankwise._torch import gloo_on_loopback
 from rankwise.errors import JoinError, RankwiseError
 

@@ -7,8 +7,8 @@ from typing import Final
 import click
 
 from rankwise._environment.detect import LAUNCHERS
-from rankwise.cli.launching import launch
-from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
+from rankwise.cli.exit_status import FOUND_A_FAULT, MISUSED, fail
+from rankwise.cli.launch_command import launch
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 _NAMES: Final = ", ".join(launcher.name for launcher in LAUNCHERS)

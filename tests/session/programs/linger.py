@@ -3,9 +3,9 @@
 import time
 
 import rankwise as rw
-from rankwise._session import closing
+from rankwise._session import shutdown
 
-closing._PATIENCE_SECONDS = 0.2
+shutdown._PATIENCE_SECONDS = 0.2
 with rw.init(timeout=30.0):
     rw.barrier()
     if rw.get_rank() == 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from rankwise.cli.refusal import FOUND_A_FAULT, MISUSED, fail
+from rankwise.cli.exit_status import FOUND_A_FAULT, MISUSED, fail
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
