@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.testing._plugin.messages import Place
+from rankwise.testing._plugin.messages import ItemId
 
 
 def name_of(item: pytest.Item) -> str:
@@ -37,13 +37,13 @@ class Collecting:
         self._problem = ""
         self._problems: dict[str, str] = {}
 
-    def find(self, session: pytest.Session, place: Place) -> pytest.Item | None:
+    def find(self, session: pytest.Session, place: ItemId) -> pytest.Item | None:
         """Return a test, or None if it is not there: see `problem`."""
         if place.path not in self._items:
             self._collect(session, place.path)
         return self._items[place.path].get(place.name)
 
-    def problem(self, place: Place) -> str:
+    def problem(self, place: ItemId) -> str:
         """Return why a test was not found."""
         missing = f"{place.name} does not exist on this rank; do names of tests differ between processes?"
         return self._problems[place.path] or missing

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 from _pytest.capture import DontReadFromInput
 
-from rankwise.testing._plugin.messages import Debugged
+from rankwise.testing._plugin.messages import DebuggerEvent
 
 _BETWEEN: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/")
 
@@ -48,7 +48,7 @@ class Debugging:
 
     def _note(self, *, begins: bool) -> None:
         if os.getpid() == self._process:
-            self._tell(Debugged(begins=begins))
+            self._tell(DebuggerEvent(begins=begins))
 
 
 def put_back_handler() -> None:

@@ -12,7 +12,7 @@ from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLoca
 from rankwise._text import ranks_text
 from rankwise.errors import shortened
 from rankwise.testing._plugin import tracebacks
-from rankwise.testing._plugin.messages import PHASES, Phase
+from rankwise.testing._plugin.messages import PHASES, PhaseReport
 from rankwise.testing._plugin.runner import Attempt, Outcome
 
 # In pytest's summary; below the test are all.
@@ -228,7 +228,7 @@ def _stopped_in(attempt: Attempt) -> str:
     )
 
 
-def _story(phase: Phase, report: pytest.TestReport) -> _Story:
+def _story(phase: PhaseReport, report: pytest.TestReport) -> _Story:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(report.longrepr) if crash is None else str(crash.message)
     where = text if crash is None else f"{crash.path}:{crash.lineno}"

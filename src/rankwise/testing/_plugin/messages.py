@@ -10,7 +10,7 @@ PHASES: Final = ("setup", "call", "teardown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunConfig:
     """A run of pytest, as its ranks have to know it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ItemId:
     """Where a test is found.
 
     Attributes:
@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class RunTest:
     """A test that a rank is to run.
 
     Attributes:
@@ -57,19 +57,19 @@ class Task:
         folder: What `tmp_path` is, once a rank asks for it.
     """
 
-    place: Place
-    following: Place | None
+    place: ItemId
+    following: ItemId | None
     environ: Mapping[str, str]
     folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class Started:
     """A rank has found the test, and begins with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class PhaseReport:
     """How one phase of a test went on a rank.
 
     Attributes:
@@ -90,7 +90,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aside:
+class SubtestReport:
     """A report that is not of a phase: of a subtest.
 
     Attributes:
@@ -101,7 +101,7 @@ class Aside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
+class RecordedWarning:
     """A warning on a rank.
 
     Attributes:
@@ -119,7 +119,7 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Debugged:
+class DebuggerEvent:
     """Somebody debugs a rank.
 
     Attributes:
@@ -130,7 +130,7 @@ class Debugged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Finished:
     """A rank has ended a test.
 
     Attributes:
@@ -143,7 +143,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
+class Aborted:
     """A rank cannot run the test: it is not there, or pytest failed.
 
     Attributes:

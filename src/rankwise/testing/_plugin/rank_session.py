@@ -36,7 +36,17 @@ from rankwise.testing._plugin import coverage, shared_output
 from rankwise.testing._plugin.collection import Collecting
 from rankwise.testing._plugin.debugging import Debugging, put_back_handler
 from rankwise.testing._plugin.leaks import RandomState, State
-from rankwise.testing._plugin.messages import PHASES, Aside, Begun, Broken, Done, Phase, Run, Task, Warned
+from rankwise.testing._plugin.messages import (
+    PHASES,
+    Aborted,
+    Finished,
+    PhaseReport,
+    RecordedWarning,
+    RunConfig,
+    RunTest,
+    Started,
+    SubtestReport,
+)
 from rankwise.testing._plugin.snapshots import EndInTurn
 from rankwise.testing._plugin.teardown import LettingGo
 
@@ -71,7 +81,7 @@ def load_plugins() -> None:
     config._ensure_unconfigure()  # noqa: SLF001 - a configuration that was not used has no other end
 
 
-def be_rank(connection: socket.socket, crashes: int, run: Run) -> None:
+def be_rank(connection: socket.socket, crashes: int, run: RunConfig) -> None:
     """Run tests until there are no more.
 
     Args:
@@ -114,11 +124,11 @@ def travels(value: object) -> bool:
     return True
 
 
-def _phase(when: str, report: dict[str, Any], error: BaseException | None) -> Phase:
+def _phase(when: str, report: dict[str, Any], error: BaseException | None) -> PhaseReport:
     """Return what to tell of a phase."""
     if error is None:
-        return Phase(when=when, report=report, time_ns=time.monotonic_ns())
-    return Phase(
+        return PhaseReport(when=when, report=report, time_ns=time.monotonic_ns())
+    return PhaseReport(
         when=when,
         report=report,
         consequence=is_consequence(error),
@@ -176,18 +186,18 @@ class _Rank:
         return True
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        self._tell(Broken(text=f"pytest failed on this rank:\n{excrepr}"))
+        self._tell(Aborted(text=f"pytest failed on this rank:\n{excrepr}"))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         error = excinfo.value
         if isinstance(error, pytest.exit.Exception):
-            self._tell(Broken(text=f"called pytest.exit: {error.msg}", stop=(str(error.msg), error.returncode)))
+            self._tell(Aborted(text=f"called pytest.exit: {error.msg}", stop=(str(error.msg), error.returncode)))
         else:
-            self._tell(Broken(text=f"raised {type(error).__name__}"))
+            self._tell(Aborted(text=f"raised {type(error).__name__}"))
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
         self._tell(
-            Warned(
+            RecordedWarning(
                 text=str(warning_message.message),
                 category=warning_message.category.__name__,
                 filename=warning_message.filename,
@@ -227,14 +237,14 @@ class _Rank:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         data = {name: value if travels(value) else repr(value) for name, value in data.items()}
         if type(report) is not pytest.TestReport:
-            self._tell(Aside(report=data))
+            self._tell(SubtestReport(report=data))
             return
         self._tell(_phase(report.when, data, self._error if report.failed else None))
         self._reported = report.when
         if report.when != PHASES[-1]:
             self._wait_for_others()
 
-    def _run(self, session: pytest.Session, task: Task) -> None:
+    def _run(self, session: pytest.Session, task: RunTest) -> None:
         os.environ.update(task.environ)
         os.environ.update(run_marks(os.environ))
         shared_output.name_rank(self._output, int(task.environ["RANK"]), int(task.environ["WORLD_SIZE"]))
@@ -242,19 +252,19 @@ class _Rank:
         item = self._tests.find(session, task.place)
         following = None if task.following is None else self._tests.find(session, task.following)
         if item is None:
-            self._tell(Broken(text=self._tests.problem(task.place)))
+            self._tell(Aborted(text=self._tests.problem(task.place)))
             return
         faulthandler.enable(self._crashes)  # pytest takes it at first, and torch where a function has its `record`
         self._state.begin()
         self._reported = ""
-        self._tell(Begun())
+        self._tell(Started())
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if not self._reported:
-            self._tell(Broken(text=_NOT_REPORTED))
+            self._tell(Aborted(text=_NOT_REPORTED))
             return
         self._error = None  # whose traceback holds what the test has held
         put_back_handler()
-        self._tell(Done(left=self._state.left(), joined=torch.distributed.is_initialized()))
+        self._tell(Finished(left=self._state.left(), joined=torch.distributed.is_initialized()))
         if following is None:
             self._state.forget()
             self._make_folder_anew()

@@ -15,7 +15,16 @@ import pytest
 
 from rankwise._launch.oom import kills, word
 from rankwise.errors import LaunchError
-from rankwise.testing._plugin.messages import PHASES, Aside, Begun, Broken, Debugged, Done, Phase, Warned
+from rankwise.testing._plugin.messages import (
+    PHASES,
+    Aborted,
+    DebuggerEvent,
+    Finished,
+    PhaseReport,
+    RecordedWarning,
+    Started,
+    SubtestReport,
+)
 from rankwise.testing._plugin.worker_pool import WarmRanks
 
 # How long ranks that are alive may take to start, with the modules of the tests.
@@ -42,15 +51,15 @@ class Attempt:
         warned: Its warnings.
     """
 
-    phases: dict[str, Phase] = field(default_factory=dict)
+    phases: dict[str, PhaseReport] = field(default_factory=dict)
     printed: dict[str, tuple[str, str]] = field(default_factory=dict)
     ended: str = ""
     ended_ns: int = 0
     stack: str = ""
     left: tuple[str, ...] | None = None
     joined: bool = False
-    asides: list[Aside] = field(default_factory=list)
-    warned: list[Warned] = field(default_factory=list)
+    asides: list[SubtestReport] = field(default_factory=list)
+    warned: list[RecordedWarning] = field(default_factory=list)
 
     @property
     def has_failed(self) -> bool:
@@ -94,7 +103,7 @@ class Outcome:
         )
 
 
-def is_failure(phase: Phase) -> bool:
+def is_failure(phase: PhaseReport) -> bool:
     """Return whether a phase failed, expected or not."""
     return phase.report["outcome"] == "failed" or (phase.report["outcome"] == "skipped" and "wasxfail" in phase.report)
 
@@ -204,19 +213,19 @@ class Conductor:
                 attempt.stack = rank.stack()
 
     def _note(self, number: int, attempt: Attempt, message: Any) -> None:  # noqa: ANN401 - one of several classes
-        if isinstance(message, Begun):
+        if isinstance(message, Started):
             self._note_begin(number)
-        elif isinstance(message, Phase):
+        elif isinstance(message, PhaseReport):
             self._note_phase(number, attempt, message)
-        elif isinstance(message, Aside):
+        elif isinstance(message, SubtestReport):
             attempt.asides.append(message)
-        elif isinstance(message, Warned):
+        elif isinstance(message, RecordedWarning):
             attempt.warned.append(message)
-        elif isinstance(message, Debugged):
+        elif isinstance(message, DebuggerEvent):
             self._note_debugged(number, begins=message.begins)
-        elif isinstance(message, Done):
+        elif isinstance(message, Finished):
             attempt.left, attempt.joined = message.left, message.joined
-        elif isinstance(message, Broken):
+        elif isinstance(message, Aborted):
             self._stop = self._stop or message.stop
             self._end(number, attempt, message.text)
         elif message.traceback:  # of what runs the tests
@@ -230,7 +239,7 @@ class Conductor:
         if self._first_failed is not None:
             self._hurry(self._first_failed)
 
-    def _note_phase(self, number: int, attempt: Attempt, phase: Phase) -> None:
+    def _note_phase(self, number: int, attempt: Attempt, phase: PhaseReport) -> None:
         attempt.phases[phase.when] = phase
         attempt.printed[phase.when] = self._ranks.ranks[number].printed()
         if phase.when != "teardown" and phase.report["outcome"] != "passed":

@@ -19,7 +19,7 @@ from rankwise._launch.reaper import MARK, SECONDS_TO_END
 from rankwise._launch.report import ending
 from rankwise._launch.spec import common_environ
 from rankwise.errors import LaunchError, RankFailure
-from rankwise.testing._plugin.messages import Broken
+from rankwise.testing._plugin.messages import Aborted
 from rankwise.testing._plugin.rank_session import STACKS
 
 # How long ranks may take to put away their fixtures of wider scope and write their coverage, and then to end.
@@ -62,7 +62,7 @@ class WarmRank:
 
     def problems(self, number: int) -> list[str]:
         """Return what went wrong when it ended."""
-        texts = [message.text for message in self.heard if isinstance(message, Broken)]
+        texts = [message.text for message in self.heard if isinstance(message, Aborted)]
         outcomes = [message for message in self.heard if isinstance(message, Outcome)]
         texts += [f"failed at its end\n{outcome.traceback}" for outcome in outcomes if outcome.traceback]
         if not texts and not self.is_over:

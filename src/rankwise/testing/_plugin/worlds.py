@@ -27,7 +27,7 @@ from rankwise.errors import LaunchError
 from rankwise.testing._plugin import coverage
 from rankwise.testing._plugin.collection import name_of
 from rankwise.testing._plugin.marker import Ranks
-from rankwise.testing._plugin.messages import Place, Run, Task
+from rankwise.testing._plugin.messages import ItemId, RunConfig, RunTest
 from rankwise.testing._plugin.rank_session import be_rank, travels
 from rankwise.testing._plugin.runner import START_SECONDS, Conductor, Outcome
 from rankwise.testing._plugin.snapshots import DISABLE_UNUSED
@@ -197,7 +197,7 @@ class Worlds:
             rank.heard.clear()
             rank.printed()
             environ = environs[number] | {"TORCHELASTIC_ERROR_FILE": str(errors / f"{self._number}-{number}.json")}
-            rank.tell(Task(place=place, following=following_place, environ=environ, folder=folder))
+            rank.tell(RunTest(place=place, following=following_place, environ=environ, folder=folder))
         return store
 
     def _call(self, item: pytest.Item, number: int) -> bytes:
@@ -213,7 +213,7 @@ class Worlds:
         options["inifilename"] = None if self._config.inipath is None else str(self._config.inipath)
         # All of the run's, for what conftest files declare; packages by name are found by the file of the test.
         args = [str(item.path)] if self._config.getoption("pyargs") else list(self._config.args)
-        run = Run(
+        run = RunConfig(
             options=options,
             args=[*map("-pno:{}".format, self._switched_off()), *args],
             workerinput=self._workerinput,
@@ -254,5 +254,5 @@ class Worlds:
         return base
 
 
-def _place(item: pytest.Item) -> Place:
-    return Place(path=str(item.path), name=name_of(item))
+def _place(item: pytest.Item) -> ItemId:
+    return ItemId(path=str(item.path), name=name_of(item))
