@@ -12,7 +12,7 @@ from rankwise.errors import InvalidArgumentError, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Task:
     """A rank's place among tasks that fill one node after the other."""
 
     rank: int
@@ -61,12 +61,12 @@ def between(least: int, most: int, value: object, name: str) -> int:
     return number
 
 
-def places(per_node: Sequence[int]) -> Iterator[Place]:
+def places(per_node: Sequence[int]) -> Iterator[Task]:
     """Give the place of each rank, in order."""
     rank = 0
     for node, count in enumerate(per_node):
         for local_rank in range(count):
-            yield Place(rank=rank + local_rank, local_rank=local_rank, local_size=count, node=node, first=rank)
+            yield Task(rank=rank + local_rank, local_rank=local_rank, local_size=count, node=node, first=rank)
         rank += count
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from rankwise._dependencies import require_torch
 from rankwise.errors import InvalidArgumentError
-from rankwise.testing._plugin.marker import PARAMETER, SERIAL, name_of, ranks_of, size_of
+from rankwise.testing._plugin.marker import PARAMETER, SERIAL, read_marker, size_id, world_size_of
 
 if TYPE_CHECKING:
     from rankwise._session.session import Session
@@ -40,33 +40,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
     if not _is_rank(config):
-        from rankwise.testing._plugin.scheduler import Dispatch  # noqa: PLC0415 - ranks do not need it
+        from rankwise.testing._plugin.scheduler import Scheduler  # noqa: PLC0415 - ranks do not need it
 
-        config.pluginmanager.register(Dispatch(config), "rankwise-dispatch")
+        config.pluginmanager.register(Scheduler(config), "rankwise-scheduler")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ranks = None
     with contextlib.suppress(InvalidArgumentError):  # with which the test will fail, and no other
-        ranks = ranks_of(metafunc.definition)
+        ranks = read_marker(metafunc.definition)
     if ranks is not None and len(ranks.sizes) > 1:
         metafunc.fixturenames.append(PARAMETER)
-        metafunc.parametrize(PARAMETER, ranks.sizes, ids=name_of, indirect=True)
+        metafunc.parametrize(PARAMETER, ranks.sizes, ids=size_id, indirect=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     is_rank = _is_rank(item.config)
-    ranks = ranks_of(item) if is_rank or size_of(item) == SERIAL else None
+    ranks = read_marker(item) if is_rank or world_size_of(item) == SERIAL else None
     if ranks is not None and ranks.wants_more_than_the_cpu:
-        from rankwise.testing._plugin.fixtures import take_device  # noqa: PLC0415 - imports torch
+        from rankwise.testing._plugin.fixtures import select_device  # noqa: PLC0415 - imports torch
 
-        take_device(ranks, is_rank=is_rank)
+        select_device(ranks, is_rank=is_rank)
 
 
 @pytest.fixture(name=PARAMETER)
 def _size(request: pytest.FixtureRequest) -> int | str:
     """The size of the world that this test runs in, or "serial"."""
-    return size_of(request.node)
+    return world_size_of(request.node)
 
 
 @pytest.fixture
@@ -76,9 +76,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[Session]:
     In a world of ranks there is a process group, of this test alone. In the serial one nothing is joined.
     """
     require_torch("the fixture `world`")
-    from rankwise.testing._plugin.fixtures import alone, joined  # noqa: PLC0415 - imports torch
+    from rankwise.testing._plugin.fixtures import joined_session, serial_session  # noqa: PLC0415 - imports torch
 
-    with joined(request.node) if _is_rank(request.config) else alone(request.node) as session:
+    with joined_session(request.node) if _is_rank(request.config) else serial_session(request.node) as session:
         yield session
 
 

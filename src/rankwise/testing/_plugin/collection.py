@@ -14,12 +14,12 @@ import pytest
 from rankwise.testing._plugin.messages import ItemId
 
 
-def name_of(item: pytest.Item) -> str:
+def name_in_file(item: pytest.Item) -> str:
     """Return a test's name in its file; how pytest spells the file depends on where it was started."""
     return item.nodeid.partition("::")[2]
 
 
-class Collecting:
+class LazyCollection:
     """The hooks that collect one file at a time."""
 
     def __init__(self, config: pytest.Config, settle: Callable[[], None]) -> None:
@@ -88,6 +88,6 @@ class Collecting:
             self._problem = str(error)
         finally:
             self._collects = False
-        self._items[path] = {name_of(item): item for item in session.items}
+        self._items[path] = {name_in_file(item): item for item in session.items}
         self._problems[path] = self._problem
         self._settle()

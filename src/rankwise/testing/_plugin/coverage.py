@@ -34,7 +34,7 @@ def settings(base: Path) -> dict[str, Any]:
     """Return what of the coverage this process measures, {} if it does not.
 
     Args:
-        base: A folder of this run, for what `take_in` takes.
+        base: A folder of this run, for what `combine` takes.
     """
     current = _current()
     if current is None:
@@ -44,7 +44,7 @@ def settings(base: Path) -> dict[str, Any]:
     return found | {_DATA_FILE: str(base / _FOLDER / "ranks")}
 
 
-def take_in(base: Path) -> None:
+def combine(base: Path) -> None:
     """Add what ranks have measured to what this process measures, but for files that are broken."""
     current = _current()
     files = list((base / _FOLDER).glob("ranks.*"))
@@ -82,7 +82,7 @@ def measured(found: Mapping[str, Any]) -> Iterator[None]:
         measuring.save()
 
 
-class Contexts:
+class CoverageContexts:
     """What `--cov-context=test` does: lines are noted with the test, and its phase, that ran them."""
 
     @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ from rankwise.testing._plugin.messages import DebuggerEvent
 _BETWEEN: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/")
 
 
-class Debugging:
+class DebuggerHooks:
     """The hooks of a debugger in a rank."""
 
     def __init__(self, tell: Callable[[object], None], *, is_captured: bool) -> None:
@@ -51,7 +51,7 @@ class Debugging:
             self._tell(DebuggerEvent(begins=begins))
 
 
-def put_back_handler() -> None:
+def restore_sigint_handler() -> None:
     """Let Ctrl-C be what it was before a debugger took it, which it does whenever it lets a program go on."""
     handler = signal.getsignal(signal.SIGINT)
     if isinstance(getattr(handler, "__self__", None), bdb.Bdb):

@@ -15,14 +15,14 @@ from rankwise._session.current import Current, close_current, reset_current
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise._session.environ import read_environment
 from rankwise._session.session import Session
-from rankwise.testing._plugin.marker import Ranks, ranks_of
-from rankwise.testing._plugin.rank_session import CLOSED, FAILURE
+from rankwise.testing._plugin.marker import RanksMarker, read_marker
+from rankwise.testing._plugin.rank_session import CLOSED_GROUP, FAILURE
 
 # Beyond the test's own limit, which tells more, and does not pass while somebody debugs a rank.
 _LATER_SECONDS: Final = 24 * 3600.0
 
 
-def take_device(ranks: Ranks, *, is_rank: bool) -> None:
+def select_device(ranks: RanksMarker, *, is_rank: bool) -> None:
     """Make the device that a marker asks for the current one of a rank, whether or not its test joins. Local.
 
     Raises:
@@ -37,9 +37,9 @@ def take_device(ranks: Ranks, *, is_rank: bool) -> None:
 
 
 @contextmanager
-def joined(item: pytest.Item) -> Iterator[Session]:
+def joined_session(item: pytest.Item) -> Iterator[Session]:
     """Join the world of a test that runs in ranks, and leave it. Collective over the world."""
-    ranks = ranks_of(item)
+    ranks = read_marker(item)
     if ranks is None:
         raise TypeError("the test has no marker")
     session = init(backend=ranks.backend, device=ranks.device, timeout=ranks.timeout + _LATER_SECONDS)
@@ -47,15 +47,15 @@ def joined(item: pytest.Item) -> Iterator[Session]:
         yield session
     finally:
         closed: list[object] = [dist.group.WORLD]
-        item.stash[CLOSED] = closed
+        item.stash[CLOSED_GROUP] = closed
         failure = item.stash.get(FAILURE, "")
         close_current(reason=f"left with {failure}" if failure else "left the test", failed=bool(failure))
 
 
 @contextmanager
-def alone(item: pytest.Item) -> Iterator[Session]:
+def serial_session(item: pytest.Item) -> Iterator[Session]:
     """Be this process with nothing joined, whatever launcher started pytest. Local."""
-    ranks = ranks_of(item)
+    ranks = read_marker(item)
     reset_current()
     with pytest.MonkeyPatch.context() as patch:
         for name in VARIABLES:

@@ -47,7 +47,7 @@ class RandomState:
             sys.modules["numpy"].random.set_state(self._numpy)
 
 
-class State:
+class LeakDetector:
     """This process as it was when a test began; `left` says what has changed since.
 
     What a fixture of a class, module or session changes is none of the test's: it may stay, and may be put back.

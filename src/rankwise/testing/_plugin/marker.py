@@ -14,14 +14,14 @@ SERIAL: Final = "serial"
 # The name of the parameter that tells the worlds of one test apart.
 PARAMETER: Final = "_ranks"
 
-Size = int | str
+WorldSize = int | str
 
 _LARGEST: Final = 256
 _LONGEST_SECONDS: Final = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class RanksMarker:
     """What a marker asks for.
 
     Attributes:
@@ -31,7 +31,7 @@ class Ranks:
         device: Each rank's device, as `rankwise.init` takes it.
     """
 
-    sizes: tuple[Size, ...]
+    sizes: tuple[WorldSize, ...]
     backend: str | None = None
     timeout: float
     device: str = "cpu"
@@ -42,7 +42,7 @@ class Ranks:
         return self.device != "cpu" or self.backend is not None
 
 
-def ranks_of(item: pytest.Item) -> Ranks | None:
+def read_marker(item: pytest.Item) -> RanksMarker | None:
     """Return what a test's marker asks for, or None if it has none. The closest counts: function, class, module.
 
     Raises:
@@ -59,13 +59,13 @@ def ranks_of(item: pytest.Item) -> Ranks | None:
     return _read(marker, item.config.getini("ranks_timeout"))
 
 
-def size_of(item: pytest.Item) -> Size:
+def world_size_of(item: pytest.Item) -> WorldSize:
     """Return the size of the world that a test runs in; "serial" without a marker.
 
     Raises:
         InvalidArgumentError: The marker cannot be used.
     """
-    ranks = ranks_of(item)
+    ranks = read_marker(item)
     if ranks is None:
         return SERIAL
     if len(ranks.sizes) == 1:
@@ -76,16 +76,16 @@ def size_of(item: pytest.Item) -> Size:
             f"ranks{ranks.sizes} cannot make several tests of this one: it is a method of unittest.TestCase, or was "
             "marked by pytest.param or after it was collected; give ranks() one size"
         )
-    size: Size = params[PARAMETER]
+    size: WorldSize = params[PARAMETER]
     return size
 
 
-def name_of(size: Size) -> str:
+def size_id(size: WorldSize) -> str:
     """Return how a world is called in the name of a test: "serial", "1rank", "4ranks"."""
     return str(size) if isinstance(size, str) else f"{size}rank{'s' if size > 1 else ''}"
 
 
-def _read(marker: pytest.Mark, timeout: str) -> Ranks:
+def _read(marker: pytest.Mark, timeout: str) -> RanksMarker:
     options = {"backend": None, "timeout": timeout, "device": "cpu", **marker.kwargs}
     with contextlib.suppress(TypeError, ValueError):
         options["timeout"] = float(options["timeout"])
@@ -103,7 +103,7 @@ def _read(marker: pytest.Mark, timeout: str) -> Ranks:
         problem = f"wants a timeout in seconds, above 0, got {options['timeout']!r}; ranks_timeout is the default"
     if problem:
         raise InvalidArgumentError(f"@pytest.mark.ranks {problem}")
-    return Ranks(sizes=marker.args, **options)
+    return RanksMarker(sizes=marker.args, **options)
 
 
 def _is_size(size: object) -> bool:

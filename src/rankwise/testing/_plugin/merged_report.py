@@ -13,7 +13,7 @@ from rankwise._text import ranks_text
 from rankwise.errors import shortened
 from rankwise.testing._plugin import tracebacks
 from rankwise.testing._plugin.messages import PHASES, PhaseReport
-from rankwise.testing._plugin.runner import Attempt, Outcome
+from rankwise.testing._plugin.runner import RankResult, WorldResult
 
 # In pytest's summary; below the test are all.
 _STORIES_NAMED: Final = 3
@@ -24,7 +24,7 @@ _FAILED: Final = "failed: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Story:
+class _Failure:
     """How a phase failed on one rank.
 
     Attributes:
@@ -40,21 +40,21 @@ class _Story:
     order: tuple[bool, int]
 
 
-def fold(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
+def merged_reports(item: pytest.Item, outcome: WorldResult) -> list[pytest.TestReport]:
     """Return one report for each phase that any rank began."""
-    phases = [_WorldPhase(item, outcome, when) for when in PHASES]
+    phases = [_MergedPhase(item, outcome, when) for when in PHASES]
     reports = [*_subtests(item, outcome), *(phase.report() for phase in phases if phase.attempts)]
     if outcome.afterwards:
-        reports.append(broken(item, "\n".join(outcome.afterwards), "teardown"))
+        reports.append(error_report(item, "\n".join(outcome.afterwards), "teardown"))
     return reports
 
 
-def broken(item: pytest.Item, text: str, when: Literal["setup", "teardown"] = "setup") -> pytest.TestReport:
+def error_report(item: pytest.Item, text: str, when: Literal["setup", "teardown"] = "setup") -> pytest.TestReport:
     """Return the report of what went wrong before a test, or after it."""
     return pytest.TestReport(item.nodeid, item.location, _keywords(item), "failed", text, when)
 
 
-def _subtests(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
+def _subtests(item: pytest.Item, outcome: WorldResult) -> list[pytest.TestReport]:
     """Return the reports of subtests, of which the same on several ranks is told once."""
     read: Callable[..., Any] = item.config.hook.pytest_report_from_serializable
     told: dict[tuple[str, str, str], pytest.TestReport] = {}
@@ -67,10 +67,10 @@ def _subtests(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
     return list(told.values())
 
 
-class _WorldPhase:
+class _MergedPhase:
     """One phase of a test on all ranks that began it."""
 
-    def __init__(self, item: pytest.Item, outcome: Outcome, when: str) -> None:
+    def __init__(self, item: pytest.Item, outcome: WorldResult, when: str) -> None:
         self.attempts = {
             rank: attempt
             for rank, attempt in outcome.attempts.items()
@@ -138,7 +138,7 @@ class _WorldPhase:
         unexpected = {getattr(report, "wasxfail", None) for report in self._reports.values()}
         return "passed", None, unexpected.pop() if len(unexpected) == 1 else None
 
-    def _stories(self) -> dict[int, _Story]:
+    def _stories(self) -> dict[int, _Failure]:
         """Return what each rank has to tell that failed, the first in time first."""
         stories = {}
         for rank, attempt in self.attempts.items():
@@ -148,12 +148,12 @@ class _WorldPhase:
             elif attempt.ended and _stopped_in(attempt) == self._when:
                 what, _, rest = attempt.ended.partition("\n")
                 details = f"{rest}\n{tracebacks.trimmed(attempt.stack)}".strip()
-                stories[rank] = _Story(
+                stories[rank] = _Failure(
                     what=what, where=f"{what}\n{details}", details=details, order=(False, attempt.ended_ns)
                 )
         return dict(sorted(stories.items(), key=lambda entry: entry[1].order))
 
-    def _told(self, stories: Mapping[int, _Story], late: Mapping[int, str]) -> ExceptionChainRepr:
+    def _told(self, stories: Mapping[int, _Failure], late: Mapping[int, str]) -> ExceptionChainRepr:
         """Return the failures as pytest shows one, with a headline; what one place raised is shown once."""
         file = str(self._item.path)
         size = len(self._outcome.attempts)
@@ -219,7 +219,7 @@ def _keywords(item: pytest.Item) -> dict[str, Literal[1]]:
     return dict.fromkeys(item.keywords, 1)
 
 
-def _stopped_in(attempt: Attempt) -> str:
+def _stopped_in(attempt: RankResult) -> str:
     """Return the phase in which a rank ended."""
     setup = attempt.phases.get("setup")
     no_body = setup is not None and setup.report["outcome"] != "passed"
@@ -228,12 +228,12 @@ def _stopped_in(attempt: Attempt) -> str:
     )
 
 
-def _story(phase: PhaseReport, report: pytest.TestReport) -> _Story:
+def _story(phase: PhaseReport, report: pytest.TestReport) -> _Failure:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(report.longrepr) if crash is None else str(crash.message)
     where = text if crash is None else f"{crash.path}:{crash.lineno}"
     what = text.partition("\n")[0]
-    return _Story(
+    return _Failure(
         what=_UNEXPECTED if what.startswith(_UNEXPECTED) else f"{_FAILED}{what}",
         where=where,
         details=report.longrepr,
@@ -241,7 +241,7 @@ def _story(phase: PhaseReport, report: pytest.TestReport) -> _Story:
     )
 
 
-def _grouped(stories: Mapping[int, _Story]) -> list[dict[str, list[int]]]:
+def _grouped(stories: Mapping[int, _Failure]) -> list[dict[str, list[int]]]:
     """Return stories of one place together: what happened, and to which ranks."""
     places: dict[str, dict[str, list[int]]] = {}
     for rank, story in stories.items():

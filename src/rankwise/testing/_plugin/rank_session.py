@@ -33,9 +33,9 @@ from rankwise._launch.forkserver.worker import pickled_error
 from rankwise._launch.rank_traceback import is_consequence
 from rankwise._session.session import summary_with_location
 from rankwise.testing._plugin import coverage, shared_output
-from rankwise.testing._plugin.collection import Collecting
-from rankwise.testing._plugin.debugging import Debugging, put_back_handler
-from rankwise.testing._plugin.leaks import RandomState, State
+from rankwise.testing._plugin.collection import LazyCollection
+from rankwise.testing._plugin.debugging import DebuggerHooks, restore_sigint_handler
+from rankwise.testing._plugin.leaks import LeakDetector, RandomState
 from rankwise.testing._plugin.messages import (
     PHASES,
     Aborted,
@@ -47,8 +47,8 @@ from rankwise.testing._plugin.messages import (
     Started,
     SubtestReport,
 )
-from rankwise.testing._plugin.snapshots import EndInTurn
-from rankwise.testing._plugin.teardown import LettingGo
+from rankwise.testing._plugin.snapshots import SessionFinishLock
+from rankwise.testing._plugin.teardown import GroupTeardown
 
 # The name under which what makes a process a rank is registered with pytest.
 PLUGIN: Final = "rankwise-rank"
@@ -57,7 +57,7 @@ STACKS: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
 # Why a test failed here, for the fixture that closes the session.
 FAILURE: Final = pytest.StashKey[str]()
 # The closed process group of a test, which is let go of once all has been told.
-CLOSED: Final = pytest.StashKey[list[object]]()
+CLOSED_GROUP: Final = pytest.StashKey[list[object]]()
 
 # Where torch logs every error of a collective in a long line, by default to nowhere; pytest would show it.
 _LOGS_FOR_NOBODY: Final = "c10d-NullHandler-default"
@@ -81,7 +81,7 @@ def load_plugins() -> None:
     config._ensure_unconfigure()  # noqa: SLF001 - a configuration that was not used has no other end
 
 
-def be_rank(connection: socket.socket, crashes: int, run: RunConfig) -> None:
+def run_rank(connection: socket.socket, crashes: int, run: RunConfig) -> None:
     """Run tests until there are no more.
 
     Args:
@@ -92,7 +92,7 @@ def be_rank(connection: socket.socket, crashes: int, run: RunConfig) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     logging.getLogger(_LOGS_FOR_NOBODY).disabled = True
     _leave_asserts_alone()
-    output = shared_output.share(run.turns) if run.turns else []
+    output = shared_output.share_standard_streams(run.turns) if run.turns else []
     random_state = RandomState()
     with coverage.measured(run.measured):
         config = pytest.Config.fromdictargs(dict(run.options), run.args)
@@ -103,10 +103,10 @@ def be_rank(connection: socket.socket, crashes: int, run: RunConfig) -> None:
         config.get_terminal_writer = lambda: create_terminal_writer(config)  # type: ignore[method-assign]
         for marker in run.markers:
             config.addinivalue_line("markers", marker)
-        config.pluginmanager.register(_Rank(connection, crashes, config, random_state, output), PLUGIN)
+        config.pluginmanager.register(_RankHooks(connection, crashes, config, random_state, output), PLUGIN)
         if run.options.get("cov_context") == "test":
-            config.pluginmanager.register(coverage.Contexts())
-        EndInTurn(run.ends).register(config.pluginmanager)
+            config.pluginmanager.register(coverage.CoverageContexts())
+        SessionFinishLock(run.ends).register(config.pluginmanager)
         config.hook.pytest_cmdline_main(config=config)
 
 
@@ -115,7 +115,7 @@ def _leave_asserts_alone() -> None:
     rankwise.__doc__ = f"{rankwise.__doc__}\nPYTEST_DONT_REWRITE"
 
 
-def travels(value: object) -> bool:
+def is_picklable(value: object) -> bool:
     """Return whether a value can be carried to another process; what cannot is some plugin's, of one process."""
     try:
         pickle.dumps(value)
@@ -138,7 +138,7 @@ def _phase(when: str, report: dict[str, Any], error: BaseException | None) -> Ph
     )
 
 
-class _Rank:
+class _RankHooks:
     """The hooks by which a session of pytest becomes a rank."""
 
     def __init__(
@@ -147,7 +147,7 @@ class _Rank:
         crashes: int,
         config: pytest.Config,
         random_state: RandomState,
-        output: list[shared_output.Labelled],
+        output: list[shared_output.LabelledStream],
     ) -> None:
         self._connection = connection
         self._output = output
@@ -157,12 +157,12 @@ class _Rank:
         self._folder = ""
         self._basetemp = config.option.basetemp
         self._folders = 1
-        self._state = State(config.rootpath, random_state)
-        self._tests = Collecting(config, self._state.settle)
+        self._state = LeakDetector(config.rootpath, random_state)
+        self._tests = LazyCollection(config, self._state.settle)
         config.pluginmanager.register(self._tests)
-        config.pluginmanager.register(Debugging(self._tell, is_captured=not output))
+        config.pluginmanager.register(DebuggerHooks(self._tell, is_captured=not output))
         self._error: BaseException | None = None
-        self._letting_go = LettingGo()
+        self._letting_go = GroupTeardown()
         self._reported = ""
         self._may_go_on = False
         self._over = False
@@ -235,7 +235,7 @@ class _Rank:
         # Here it is as plugins have left it, but for those that look when it is shown, and those of subtests come too.
         self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        data = {name: value if travels(value) else repr(value) for name, value in data.items()}
+        data = {name: value if is_picklable(value) else repr(value) for name, value in data.items()}
         if type(report) is not pytest.TestReport:
             self._tell(SubtestReport(report=data))
             return
@@ -247,7 +247,7 @@ class _Rank:
     def _run(self, session: pytest.Session, task: RunTest) -> None:
         os.environ.update(task.environ)
         os.environ.update(run_marks(os.environ))
-        shared_output.name_rank(self._output, int(task.environ["RANK"]), int(task.environ["WORLD_SIZE"]))
+        shared_output.set_label(self._output, int(task.environ["RANK"]), int(task.environ["WORLD_SIZE"]))
         self._folder = task.folder
         item = self._tests.find(session, task.place)
         following = None if task.following is None else self._tests.find(session, task.following)
@@ -263,13 +263,13 @@ class _Rank:
             self._tell(Aborted(text=_NOT_REPORTED))
             return
         self._error = None  # whose traceback holds what the test has held
-        put_back_handler()
+        restore_sigint_handler()
         self._tell(Finished(left=self._state.left(), joined=torch.distributed.is_initialized()))
         if following is None:
             self._state.forget()
             self._make_folder_anew()
-        if CLOSED in item.stash:
-            self._letting_go.begin(item.stash[CLOSED])
+        if CLOSED_GROUP in item.stash:
+            self._letting_go.begin(item.stash[CLOSED_GROUP])
 
     def _make_folder_anew(self) -> None:
         """Let fixtures of wider scope, which have all ended, find an empty folder when they are made again."""

@@ -15,7 +15,7 @@ import pytest
 from rankwise.testing._plugin.messages import PHASES
 
 if TYPE_CHECKING:
-    from rankwise.testing._plugin.runner import Outcome
+    from rankwise.testing._plugin.runner import WorldResult
 
 _MODULE: Final = "pytest_rerunfailures"
 # What runs the phases of a test there.
@@ -23,7 +23,7 @@ _RUNS_PHASES: Final = "runtestprotocol"
 _MAKEREPORT: Final = "pytest_runtest_makereport"
 
 # Runs a test in ranks once, and returns its reports and, if it began, how it went.
-Attempt = Callable[[], "tuple[list[pytest.TestReport], Outcome | None]"]
+RunOnce = Callable[[], "tuple[list[pytest.TestReport], WorldResult | None]"]
 
 
 class Reruns:
@@ -38,7 +38,7 @@ class Reruns:
         """Return whether the plugin runs a test."""
         return self._plugin is not None and bool(self._plugin.get_reruns_count(item))
 
-    def lead(self, item: pytest.Item, nextitem: pytest.Item | None, attempt: Attempt) -> None:
+    def lead(self, item: pytest.Item, nextitem: pytest.Item | None, attempt: RunOnce) -> None:
         """Let the plugin run a test, as often as it finds right, and report it."""
 
         def phases(item: pytest.Item, *, nextitem: pytest.Item | None, log: bool) -> list[pytest.TestReport]:  # noqa: ARG001 - as pytest calls it
@@ -56,11 +56,11 @@ class Reruns:
             patch.setattr(self._plugin, _RUNS_PHASES, phases)
             self._plugin.pytest_runtest_protocol(item=item, nextitem=nextitem)
 
-    def _seen(self, item: pytest.Item, report: pytest.TestReport, outcome: Outcome | None) -> pytest.TestReport:
+    def _seen(self, item: pytest.Item, report: pytest.TestReport, outcome: WorldResult | None) -> pytest.TestReport:
         """Show the plugin a report where it looks at those of pytest, with the error; no other plugin sees it."""
         error = _error(report, outcome) if report.failed else None
         call = pytest.CallInfo.from_call(lambda: _raise(error), report.when or PHASES[0])
-        maker = _Maker(report)
+        maker = _FixedReport(report)
         others = [plugin for plugin in self._manager.get_plugins() if plugin is not self._plugin]
         self._manager.register(maker)
         try:
@@ -71,7 +71,7 @@ class Reruns:
         return seen
 
 
-class _Maker:
+class _FixedReport:
     """The hook that makes reports, for one that is there already."""
 
     def __init__(self, report: pytest.TestReport) -> None:
@@ -81,7 +81,7 @@ class _Maker:
         return self._report
 
 
-def _error(report: pytest.TestReport, outcome: Outcome | None) -> BaseException:
+def _error(report: pytest.TestReport, outcome: WorldResult | None) -> BaseException:
     """Return what the ranks raised first in a phase; what stands for it, if it does not exist in this process."""
     attempts = () if outcome is None else outcome.attempts.values()
     phases = [attempt.phases[report.when] for attempt in attempts if report.when in attempt.phases]

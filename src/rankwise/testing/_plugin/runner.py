@@ -36,7 +36,7 @@ _DEBUGGING_SECONDS: Final = 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Attempt:
+class RankResult:
     """How a test went on one rank.
 
     Attributes:
@@ -73,7 +73,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WorldResult:
     """How a test went in a world.
 
     Attributes:
@@ -84,7 +84,7 @@ class Outcome:
         afterwards: What went wrong when the ranks were ended after it.
     """
 
-    attempts: Mapping[int, Attempt]
+    attempts: Mapping[int, RankResult]
     late: tuple[int, ...] = ()
     reason: str = ""
     stop: tuple[str, int | None] | None = None
@@ -108,7 +108,7 @@ def is_failure(phase: PhaseReport) -> bool:
     return phase.report["outcome"] == "failed" or (phase.report["outcome"] == "skipped" and "wasxfail" in phase.report)
 
 
-class Conductor:
+class PhaseRunner:
     """One test while it runs."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Conductor:
             timeout: Seconds for the test.
             note_debugger: Called when somebody begins to debug a rank.
         """
-        self.attempts = {number: Attempt() for number in range(size)}
+        self.attempts = {number: RankResult() for number in range(size)}
         self._ranks = ranks
         self._timeout = timeout
         self._phase = PHASES[0]
@@ -148,7 +148,7 @@ class Conductor:
         """Stop the ranks so many seconds from now, if the test is not over by then nor has to be sooner."""
         self._limit = min(self._limit, (time.monotonic() + seconds, reason))
 
-    def conduct(self) -> Outcome:
+    def conduct(self) -> WorldResult:
         """Lead the ranks through the test."""
         for self._phase in PHASES:
             self._go_on()
@@ -160,7 +160,7 @@ class Conductor:
         if not self._called:
             for attempt in self.attempts.values():
                 attempt.phases.pop("call", None)
-        return Outcome(attempts=self.attempts, late=late, reason=self._stopped, stop=self._stop)
+        return WorldResult(attempts=self.attempts, late=late, reason=self._stopped, stop=self._stop)
 
     def _wait(self, until: Callable[[], bool]) -> bool:
         """Wait until the ranks are so far; False if they are to be stopped instead, or have all ended."""
@@ -212,7 +212,7 @@ class Conductor:
                 self._end(number, attempt, rank.ending(number, word(self._kills, kills())))
                 attempt.stack = rank.stack()
 
-    def _note(self, number: int, attempt: Attempt, message: Any) -> None:  # noqa: ANN401 - one of several classes
+    def _note(self, number: int, attempt: RankResult, message: Any) -> None:  # noqa: ANN401 - one of several classes
         if isinstance(message, Started):
             self._note_begin(number)
         elif isinstance(message, PhaseReport):
@@ -239,7 +239,7 @@ class Conductor:
         if self._first_failed is not None:
             self._hurry(self._first_failed)
 
-    def _note_phase(self, number: int, attempt: Attempt, phase: PhaseReport) -> None:
+    def _note_phase(self, number: int, attempt: RankResult, phase: PhaseReport) -> None:
         attempt.phases[phase.when] = phase
         attempt.printed[phase.when] = self._ranks.ranks[number].printed()
         if phase.when != "teardown" and phase.report["outcome"] != "passed":
@@ -248,7 +248,7 @@ class Conductor:
         if is_failure(phase):
             self._hurry(number)
 
-    def _end(self, number: int, attempt: Attempt, how: str) -> None:
+    def _end(self, number: int, attempt: RankResult, how: str) -> None:
         attempt.ended, attempt.ended_ns = how, time.monotonic_ns()
         attempt.printed[self._phase] = self._ranks.ranks[number].printed()
         self._note_debugged(number, begins=False)

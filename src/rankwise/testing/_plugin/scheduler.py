@@ -11,18 +11,18 @@ import pytest
 from rankwise._dependencies import require_torch
 from rankwise.errors import InvalidArgumentError, MissingDependencyError
 from rankwise.testing._plugin import snapshots
-from rankwise.testing._plugin.marker import SERIAL, ranks_of, size_of
+from rankwise.testing._plugin.marker import SERIAL, read_marker, world_size_of
 from rankwise.testing._plugin.reruns import Reruns
 
 if TYPE_CHECKING:
-    from rankwise.testing._plugin.runner import Outcome
+    from rankwise.testing._plugin.runner import WorldResult
     from rankwise.testing._plugin.worlds import Worlds
 
 _TESTS_NAMED: Final = 10
 _WITHOUT_TESTS: Final = ("collectonly", "setuponly", "setupplan")
 
 
-class Dispatch:
+class Scheduler:
     """The hooks of pytest's own process."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -31,7 +31,7 @@ class Dispatch:
         self._following: dict[pytest.Item, pytest.Item | None] = {}
         self._problems: dict[pytest.Item, str] = {}
         self._last: pytest.Item | None = None
-        self._current: Callable[[], Outcome] | str | None = None
+        self._current: Callable[[], WorldResult] | str | None = None
         self._reruns = Reruns(config)
         self._note = ""
 
@@ -45,9 +45,9 @@ class Dispatch:
         finally:
             problems = () if self._worlds is None else self._worlds.close()
             if problems and self._last is not None:
-                from rankwise.testing._plugin.merged_report import broken  # noqa: PLC0415 - imports torch
+                from rankwise.testing._plugin.merged_report import error_report  # noqa: PLC0415 - imports torch
 
-                report = broken(self._last, "\n".join(problems), "teardown")
+                report = error_report(self._last, "\n".join(problems), "teardown")
                 self._last.ihook.pytest_runtest_logreport(report=report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_protocol")
@@ -68,9 +68,9 @@ class Dispatch:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if self._current is None:
             return None
-        begun: list[Callable[[], Outcome] | str] = [self._current]
+        begun: list[Callable[[], WorldResult] | str] = [self._current]
 
-        def attempt() -> tuple[list[pytest.TestReport], Outcome | None]:
+        def attempt() -> tuple[list[pytest.TestReport], WorldResult | None]:
             return self._finished(item, begun.pop() if begun else self._begun(item, nextitem))
 
         stop = None
@@ -99,7 +99,7 @@ class Dispatch:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
-        self._note = snapshots.keep_those_of(self._config, node) or self._note
+        self._note = snapshots.keep_snapshots_of_worker(self._config, node) or self._note
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         self._show_interrupted(terminalreporter)
@@ -128,7 +128,7 @@ class Dispatch:
         following: pytest.Item | None = None
         for item in reversed(session.items):
             try:
-                size = size_of(item)
+                size = world_size_of(item)
             except InvalidArgumentError as error:
                 self._problems[item] = str(error)
                 continue
@@ -144,31 +144,31 @@ class Dispatch:
             from rankwise.testing._plugin.worlds import Worlds  # noqa: PLC0415 - imports torch
 
             self._worlds = Worlds(self._config)
-            self._note = snapshots.keep(self._config, list(self._following))
+            self._note = snapshots.keep_snapshots_of_ranks(self._config, list(self._following))
 
-    def _begun(self, item: pytest.Item, nextitem: pytest.Item | None) -> Callable[[], Outcome] | str:
+    def _begun(self, item: pytest.Item, nextitem: pytest.Item | None) -> Callable[[], WorldResult] | str:
         """Return what runs a test to its end, now that ranks have begun it, or why they have not."""
-        ranks, worlds = ranks_of(item), self._worlds
+        ranks, worlds = read_marker(item), self._worlds
         if ranks is None or worlds is None:
             raise TypeError(f"{item.nodeid} is not a test for ranks")
         try:
-            return worlds.begin(item, ranks, int(size_of(item)), self._next(item, nextitem))
+            return worlds.begin(item, ranks, int(world_size_of(item)), self._next(item, nextitem))
         except Exception:  # noqa: BLE001 - whatever it is, it is this test's, and the others go on
             return traceback.format_exc()
 
     def _finished(
-        self, item: pytest.Item, finish: Callable[[], Outcome] | str
-    ) -> tuple[list[pytest.TestReport], Outcome | None]:
+        self, item: pytest.Item, finish: Callable[[], WorldResult] | str
+    ) -> tuple[list[pytest.TestReport], WorldResult | None]:
         """Return what to report of a test, and how it went, if it has begun."""
-        from rankwise.testing._plugin.merged_report import broken, fold  # noqa: PLC0415 - imports torch
+        from rankwise.testing._plugin.merged_report import error_report, merged_reports  # noqa: PLC0415 - imports torch
 
         if isinstance(finish, str):
-            return [broken(item, finish)], None
+            return [error_report(item, finish)], None
         try:
             outcome = finish()
-            return fold(item, outcome), outcome
+            return merged_reports(item, outcome), outcome
         except (Exception, pytest.fail.Exception):  # noqa: BLE001 - as above; pytest-timeout raises the other one
-            return [broken(item, traceback.format_exc())], None
+            return [error_report(item, traceback.format_exc())], None
 
     def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Item | None:
         """Return the next test that runs in ranks, if it is known, and if fixtures of wider scope may stay for it."""
@@ -178,7 +178,9 @@ class Dispatch:
             return None
         # A fixture of wider scope belongs to the world that it was made in. A test that comes twice in a row begins
         # anew: ranks know it by its name.
-        return following if size_of(following) == size_of(item) and following.nodeid != item.nodeid else None
+        return (
+            following if world_size_of(following) == world_size_of(item) and following.nodeid != item.nodeid else None
+        )
 
 
 def _put_away(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:

@@ -29,7 +29,7 @@ _REST_SECONDS: Final = 0.05
 _STREAMS: Final = ("stdout", "stderr")
 
 
-class Turns:
+class OutputLock:
     """The lock that ranks share, and whose line is unfinished: a file, a part of which stands for each output."""
 
     def __init__(self, path: str) -> None:
@@ -58,10 +58,10 @@ class Turns:
         self._lock = threading.RLock()  # a thread that held it is not in the child
 
 
-class Labelled(io.BufferedIOBase):
+class LabelledStream(io.BufferedIOBase):
     """What is below `sys.stdout` or `sys.stderr` of a rank, with a text layer that buffers lines, or nothing."""
 
-    def __init__(self, raw: io.FileIO, turns: Turns, offset: int, *, is_unbuffered: bool) -> None:
+    def __init__(self, raw: io.FileIO, turns: OutputLock, offset: int, *, is_unbuffered: bool) -> None:
         """Write to a descriptor.
 
         Args:
@@ -130,10 +130,10 @@ class Labelled(io.BufferedIOBase):
             self.flush()
 
 
-def share(path: str) -> list[Labelled]:
+def share_standard_streams(path: str) -> list[LabelledStream]:
     """Let `sys.stdout` and `sys.stderr` of this process be shared by all that name the same file, and return them."""
-    turns = Turns(path)
-    shared: list[Labelled] = []
+    turns = OutputLock(path)
+    shared: list[LabelledStream] = []
     for name in _STREAMS:
         stream: TextIO | None = getattr(sys, name)
         if stream is None:
@@ -144,7 +144,7 @@ def share(path: str) -> list[Labelled]:
         is_unbuffered = bool(getattr(stream, "write_through", False))
         raw = io.FileIO(stream.fileno(), "w", closefd=False)
         raw.name = stream.name
-        labelled = Labelled(raw, turns, 0 if same else len(shared) * _WRITER.size, is_unbuffered=is_unbuffered)
+        labelled = LabelledStream(raw, turns, 0 if same else len(shared) * _WRITER.size, is_unbuffered=is_unbuffered)
         shared.append(labelled)
         text = io.TextIOWrapper(
             labelled,
@@ -159,7 +159,7 @@ def share(path: str) -> list[Labelled]:
     return shared
 
 
-def name_rank(shared: list[Labelled], rank: int, world_size: int) -> None:
+def set_label(shared: list[LabelledStream], rank: int, world_size: int) -> None:
     """Let what is printed from now on have the label of a rank; none in a world of one."""
     for labelled in shared:
         labelled.flush()

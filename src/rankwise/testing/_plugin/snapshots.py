@@ -18,7 +18,7 @@ _NOTE: Final = (
 )
 
 
-class EndInTurn:
+class SessionFinishLock:
     """Lets plugins that write first thing at the end of a session do so one rank after the other.
 
     They read a file, and write it with what they add. Fixtures end later, on all ranks at the same time.
@@ -35,7 +35,7 @@ class EndInTurn:
 
     def register(self, manager: pytest.PytestPluginManager) -> None:
         """Come before plugins that write first thing, and after them."""
-        manager.register(_Written(self))
+        manager.register(_Unlock(self))
         manager.register(self)
 
     def let_go(self) -> None:
@@ -43,17 +43,17 @@ class EndInTurn:
         os.close(self._file)
 
 
-class _Written:
+class _Unlock:
     """The hook that comes after those that come first."""
 
-    def __init__(self, turn: EndInTurn) -> None:
+    def __init__(self, turn: SessionFinishLock) -> None:
         self._turn = turn
 
     def pytest_sessionfinish(self) -> None:
         self._turn.let_go()
 
 
-def keep(config: pytest.Config, items: list[pytest.Item]) -> str:
+def keep_snapshots_of_ranks(config: pytest.Config, items: list[pytest.Item]) -> str:
     """Keep the snapshots of tests in ranks from being taken for unused; return what to show of that, "" if nothing.
 
     Args:
@@ -68,7 +68,7 @@ def keep(config: pytest.Config, items: list[pytest.Item]) -> str:
     return _NOTE
 
 
-def keep_those_of(config: pytest.Config, worker: object) -> str:
+def keep_snapshots_of_worker(config: pytest.Config, worker: object) -> str:
     """Do the same in the controller of pytest-xdist, when a worker has ended; return what to show of that."""
     if not (getattr(worker, "workeroutput", None) or {}).get(_OUTPUT):
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 
 
-class LettingGo:
+class GroupTeardown:
     """Drops the last reference to a closed process group on a thread of its own.
 
     gloo closes one connection after the other, and waits up to 10 ms for each: half of what a small test takes. The

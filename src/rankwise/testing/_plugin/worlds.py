@@ -25,11 +25,11 @@ from rankwise._pickling import dumps
 from rankwise._rendezvous.store import serve
 from rankwise.errors import LaunchError
 from rankwise.testing._plugin import coverage
-from rankwise.testing._plugin.collection import name_of
-from rankwise.testing._plugin.marker import Ranks
+from rankwise.testing._plugin.collection import name_in_file
+from rankwise.testing._plugin.marker import RanksMarker
 from rankwise.testing._plugin.messages import ItemId, RunConfig, RunTest
-from rankwise.testing._plugin.rank_session import be_rank, travels
-from rankwise.testing._plugin.runner import START_SECONDS, Conductor, Outcome
+from rankwise.testing._plugin.rank_session import is_picklable, run_rank
+from rankwise.testing._plugin.runner import START_SECONDS, PhaseRunner, WorldResult
 from rankwise.testing._plugin.snapshots import DISABLE_UNUSED
 from rankwise.testing._plugin.tracebacks import interrupt_in
 from rankwise.testing._plugin.worker_pool import WarmRanks
@@ -81,7 +81,7 @@ class Worlds:
     def __init__(self, config: pytest.Config) -> None:
         self.left: list[tuple[str, str]] = []
         self.interrupted: dict[int, str] = {}
-        self._conductor: Conductor | None = None
+        self._conductor: PhaseRunner | None = None
         self._config = config
         self._number = 0
         self._stores: list[Store] = []
@@ -89,7 +89,9 @@ class Worlds:
         self._is_captured = config.getoption("capture") != "no"
         self._ranks: WarmRanks | None = self._new_ranks()
 
-    def begin(self, item: pytest.Item, ranks: Ranks, size: int, following: pytest.Item | None) -> Callable[[], Outcome]:
+    def begin(
+        self, item: pytest.Item, ranks: RanksMarker, size: int, following: pytest.Item | None
+    ) -> Callable[[], WorldResult]:
         """Let ranks begin a test, which are started where they are not there yet, and return what runs it to its end.
 
         Args:
@@ -102,7 +104,7 @@ class Worlds:
             self._ranks = self._new_ranks()
         with self._closed_if_broken(item):
             self._stores.append(self._tell(self._ranks, item, size, following))
-            self._conductor = conductor = Conductor(self._ranks, size, ranks.timeout, self._note_debugger)
+            self._conductor = conductor = PhaseRunner(self._ranks, size, ranks.timeout, self._note_debugger)
             conductor.gather()
         return lambda: self._finish(item, conductor)
 
@@ -119,7 +121,7 @@ class Worlds:
         """
         ranks, self._ranks = self._ranks, None
         problems = [] if ranks is None else ranks.close(gently=gently)
-        coverage.take_in(self._base())
+        coverage.combine(self._base())
         return problems
 
     @contextlib.contextmanager
@@ -137,7 +139,7 @@ class Worlds:
             self.close(gently=False)
             raise
 
-    def _finish(self, item: pytest.Item, conductor: Conductor) -> Outcome:
+    def _finish(self, item: pytest.Item, conductor: PhaseRunner) -> WorldResult:
         """Lead ranks that have begun a test to its end."""
         with self._closed_if_broken(item):
             outcome = conductor.conduct()
@@ -161,7 +163,7 @@ class Worlds:
         """Tell plugins of this process, such as pytest-timeout, that somebody debugs."""
         self._config.hook.pytest_enter_pdb(config=self._config, pdb=None)
 
-    def _tell_warnings(self, item: pytest.Item, outcome: Outcome) -> None:
+    def _tell_warnings(self, item: pytest.Item, outcome: WorldResult) -> None:
         """Tell pytest of the warnings of ranks, each once."""
         for warned in dict.fromkeys(warned for attempt in outcome.attempts.values() for warned in attempt.warned):
             if warned.when == "runtest":
@@ -203,7 +205,7 @@ class Worlds:
     def _call(self, item: pytest.Item, number: int) -> bytes:
         """Return what makes a process a rank of this run."""
         given = vars(self._config.option)
-        options = {name: given[name] for name in given.keys() - _OF_THE_COMMAND_LINE if travels(given[name])}
+        options = {name: given[name] for name in given.keys() - _OF_THE_COMMAND_LINE if is_picklable(given[name])}
         options |= {name: value for name, value in _OPTIONS_OF_RANKS.items() if name in options}
         if options.get("hypothesis_seed", self) is None:
             options["hypothesis_seed"] = self._seed  # ranks that draw different examples part ways
@@ -222,7 +224,7 @@ class Worlds:
             ends=str(self._base() / "ends"),
             turns="" if self._is_captured else str(self._base() / "turns"),
         )
-        return pickle.dumps(FunctionCall(pickled=dumps((be_rank, (run,), {})), search_path=search_path()))
+        return pickle.dumps(FunctionCall(pickled=dumps((run_rank, (run,), {})), search_path=search_path()))
 
     def _not_in_ranks(self) -> list[str]:
         """Return the names of plugins that ranks load, for the settings that they declare, and then switch off."""
@@ -247,7 +249,7 @@ class Worlds:
                 node = SimpleNamespace(config=self._config, workerinput=given, gateway=SimpleNamespace(id="master"))
                 # What pytest-cov does there works in a run of several workers alone.
                 manager.subset_hook_caller(_CONFIGURE_NODE, [manager.get_plugin("_cov")])(node=node)
-        return {name: value for name, value in given.items() if travels(value)}
+        return {name: value for name, value in given.items() if is_picklable(value)}
 
     def _base(self) -> Path:
         base: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -255,4 +257,4 @@ class Worlds:
 
 
 def _place(item: pytest.Item) -> ItemId:
-    return ItemId(path=str(item.path), name=name_of(item))
+    return ItemId(path=str(item.path), name=name_in_file(item))
