@@ -13,7 +13,7 @@ import rankwise as rw
 import rankwise.compat.ignite as idist
 from rankwise._comm.data.serial import SerialComm
 from rankwise._comm.group import Comm
-from rankwise.compat.ignite._partial_groups import Meeting
+from rankwise.compat.ignite._member_rendezvous import Meeting
 from tests.session.worlds import free_port, plain, run_ranks
 
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ignite_lists.py")

@@ -11,6 +11,7 @@ from types import ModuleType
 
 from rankwise._session.getters import hostname
 from rankwise.compat.ignite._auto import auto_dataloader, auto_model, auto_optim
+from rankwise.compat.ignite._identity import set_local_rank, sync
 from rankwise.compat.ignite._initialize import finalize, initialize
 from rankwise.compat.ignite._install import install
 from rankwise.compat.ignite._models import (
@@ -29,7 +30,6 @@ from rankwise.compat.ignite._operations import (
     broadcast,
 )
 from rankwise.compat.ignite._parallel import Parallel
-from rankwise.compat.ignite._placement import set_local_rank, sync
 from rankwise.compat.ignite._queries import (
     backend,
     device,

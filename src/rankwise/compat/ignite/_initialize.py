@@ -18,8 +18,8 @@ from rankwise._session.api import init
 from rankwise._session.environ import read_environment
 from rankwise._session.lifecycle import preload_torch_functional
 from rankwise._session.session import Session
+from rankwise.compat.ignite._identity import forget_hint, joined, learn_places
 from rankwise.compat.ignite._models import available_backends
-from rankwise.compat.ignite._placement import forget_hint, joined, learn_places
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
 
 _ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")

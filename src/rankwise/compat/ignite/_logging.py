@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Final, TextIO
 
-from rankwise.compat.ignite._placement import joined
+from rankwise.compat.ignite._identity import joined
 
 _FORMAT: Final = "%(asctime)s %(name)s %(levelname)s: %(message)s"
 

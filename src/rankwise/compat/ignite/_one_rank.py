@@ -11,8 +11,8 @@ from rankwise._collectives.groups import node_group
 from rankwise._comm.control.protocol import Call
 from rankwise._training import rank_control
 from rankwise._training.exclusive import ExclusiveSection
+from rankwise.compat.ignite._identity import joined
 from rankwise.compat.ignite._operations import barrier
-from rankwise.compat.ignite._placement import joined
 from rankwise.compat.ignite._queries import get_rank, get_world_size
 from rankwise.errors import InvalidArgumentError
 

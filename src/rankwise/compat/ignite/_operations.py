@@ -15,7 +15,7 @@ from rankwise._collectives import gather, groups, reduce, rooted
 from rankwise._collectives.pytree import describe
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
-from rankwise.compat.ignite._placement import joined
+from rankwise.compat.ignite._identity import joined
 from rankwise.compat.ignite._subgroups import member_comm, refuse, refuse_type
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 

@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Any, Final
 
 from rankwise._session.session import Session
+from rankwise.compat.ignite._identity import forget_hint
 from rankwise.compat.ignite._initialize import Method, is_available, join
 from rankwise.compat.ignite._logging import tell
 from rankwise.compat.ignite._models import available_backends
-from rankwise.compat.ignite._placement import forget_hint
 from rankwise.compat.ignite._queries import get_local_rank, get_world_size
 from rankwise.compat.ignite._spawn import check_nproc_per_node, nodes_of, spawn
 from rankwise.errors import InvalidArgumentError

@@ -8,9 +8,9 @@ import torch
 
 from rankwise._session.getters import fact_lines, hostname
 from rankwise._session.session import Session
+from rankwise.compat.ignite._identity import joined, place
 from rankwise.compat.ignite._logging import tell
 from rankwise.compat.ignite._models import NATIVE, SERIAL
-from rankwise.compat.ignite._placement import joined, place
 from rankwise.errors import NotJoinedError
 
 _NUMBERS: Final = {

@@ -16,8 +16,8 @@ from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.group import Comm
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
-from rankwise.compat.ignite._partial_groups import make_group
-from rankwise.compat.ignite._placement import joined
+from rankwise.compat.ignite._identity import joined
+from rankwise.compat.ignite._member_rendezvous import make_group
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 

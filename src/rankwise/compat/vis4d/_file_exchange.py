@@ -18,7 +18,7 @@ from rankwise._comm.control.protocol import Call
 from rankwise._session.current import is_joined
 from rankwise._session.getters import get_rank, get_world_size
 from rankwise._text import ranks_text
-from rankwise.compat.vis4d._exact_types import exact
+from rankwise.compat.vis4d._pickle_semantics import exact
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
 
 # What another host has written shows here after so long at the most: NFS looks once a minute.

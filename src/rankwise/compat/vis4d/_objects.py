@@ -17,7 +17,7 @@ from rankwise._comm.buffers import contents, to_tensor
 from rankwise._comm.control.protocol import Call
 from rankwise._session.current import is_joined, joined_session
 from rankwise._session.getters import get_rank, get_world_size
-from rankwise.compat.vis4d._exact_types import exact
+from rankwise.compat.vis4d._pickle_semantics import exact
 from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
 
 # Backends that carry tensors of the CPU, and those that carry an accelerator's.
