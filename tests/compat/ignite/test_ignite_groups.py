@@ -13,7 +13,7 @@ import rankwise as rw
 import rankwise.compat.ignite as idist
 from rankwise._comm.data.serial import SerialComm
 from rankwise._comm.group import Comm
-from rankwise.compat.ignite._member_rendezvous import Meeting
+from rankwise.compat.ignite._member_rendezvous import MemberRendezvous
 from tests.session.worlds import free_port, plain, run_ranks
 
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ignite_lists.py")
@@ -112,8 +112,8 @@ def test_a_member_that_comes_late_or_never_is_named(tmp_path: Path) -> None:
     assert (zero.returncode, one.returncode, two.returncode) == (0, 3, 0)
 
 
-class Board(dist.HashStore):
-    """Where members meet; something may happen just before one of them writes how that ended."""
+class Store(dist.HashStore):
+    """A store that calls `before` once, just before a member writes the outcome of an attempt."""
 
     before: Callable[[], object] | None = None
 
@@ -124,24 +124,24 @@ class Board(dist.HashStore):
         return super().compare_set(key, expected, desired)
 
 
-def meetings() -> list[Meeting]:
-    """Return the two sides of a meeting of ranks 0 and 1, neither of which waits."""
-    return [Meeting(SerialComm(device=torch.device("cpu")), rank, (0, 1), timeout=0.0) for rank in (0, 1)]
+def two_members() -> list[MemberRendezvous]:
+    """Return the rendezvous of ranks 0 and 1, as each of them has it; neither waits."""
+    return [MemberRendezvous(SerialComm(device=torch.device("cpu")), rank, (0, 1), timeout=0.0) for rank in (0, 1)]
 
 
 def test_a_member_that_comes_as_another_gives_up_is_met() -> None:
     """Else it would wait in a group that the other does not make."""
-    zero, one = meetings()
+    zero, one = two_members()
     met: list[bool] = []
-    board = Board()
-    board.before = lambda: met.append(one.takes_place(board))
-    met.append(zero.takes_place(board))
+    store = Store()
+    store.before = lambda: met.append(one.wait(store))
+    met.append(zero.wait(store))
     assert met == [True, True]
 
 
 def test_a_member_that_comes_once_another_gave_up_tries_again() -> None:
-    zero, one = meetings()
-    board = Board()
+    zero, one = two_members()
+    store = Store()
     with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks \[1\] did not come"):
-        zero.takes_place(board)
-    assert [one.takes_place(board), zero.takes_place(board)] == [False, False]
+        zero.wait(store)
+    assert [one.wait(store), zero.wait(store)] == [False, False]

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from rankwise.compat.ignite._logging import tell
+from rankwise.compat.ignite._logging import log_on_rank_zero
 from rankwise.compat.ignite._queries import device, get_nproc_per_node, get_rank, get_world_size
 from rankwise.compat.ignite._sampler import DistributedProxySampler
 from rankwise.errors import InvalidArgumentError
@@ -52,11 +52,13 @@ def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  #
                 stacklevel=2,
             )
         elif isinstance(dataset, IterableDataset):
-            tell(_LOADER, "Found iterable dataset, which is not shared out: each rank has to read another part of it")
+            log_on_rank_zero(
+                _LOADER, "Found iterable dataset, which is not shared out: each rank has to read another part of it"
+            )
         else:
             _share_sampler(dataset, kwargs, world_size)
     kwargs.setdefault("pin_memory", device().type == "cuda")
-    tell(_LOADER, "Use data loader kwargs for dataset '%s': \n\t%s", repr(dataset)[:20].strip(), kwargs)
+    log_on_rank_zero(_LOADER, "Use data loader kwargs for dataset '%s': \n\t%s", repr(dataset)[:20].strip(), kwargs)
     return DataLoader(dataset, **kwargs)
 
 
@@ -82,7 +84,7 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
         model.to(own)
     if get_world_size() > 1:
         if sync_bn:
-            tell(_MODEL, "Convert batch norm to sync batch norm")
+            log_on_rank_zero(_MODEL, "Convert batch norm to sync batch norm")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if own.type != "cpu":
             if "device_ids" in kwargs:
@@ -92,10 +94,10 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
                 )
             # The device's own number: with one visible GPU for each rank it is not the local rank.
             kwargs["device_ids"] = [own]
-        tell(_MODEL, "Apply torch DistributedDataParallel on model, device: %s", own)
+        log_on_rank_zero(_MODEL, "Apply torch DistributedDataParallel on model, device: %s", own)
         return DistributedDataParallel(model, **kwargs)
     if own.type == "cuda" and torch.cuda.device_count() > 1:
-        tell(_MODEL, "Apply torch DataParallel on model")
+        log_on_rank_zero(_MODEL, "Apply torch DataParallel on model")
         return DataParallel(model, **kwargs)
     return model
 
@@ -115,7 +117,7 @@ def auto_optim(optimizer: Optimizer, **kwargs: Any) -> Optimizer:  # noqa: ANN40
 def _share(batch_size: int, world_size: int) -> int:
     share = batch_size // world_size
     if share * world_size != batch_size:
-        tell(
+        log_on_rank_zero(
             _LOADER,
             "batch_size=%d does not divide among %d ranks: with %d each, %d are trained on at a time",
             batch_size,

@@ -23,16 +23,16 @@ _LOOPBACK: Final = {LOOPBACK, "localhost", "::1"}
 _ALONE: Final = {"local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_nodes": 1}
 
 
-class _Hint:
+class _UserSettings:
     """What `set_local_rank` was told: true of the process group that is or will be open, until `finalize`."""
 
     local_rank: int | None = None
 
 
-_hint = _Hint()
+_user_settings = _UserSettings()
 
 
-def joined() -> Session | None:
+def session_or_none() -> Session | None:
     """Return the session to talk in: the one that was opened, or one over somebody's process group; None if alone.
 
     Local. Looked up at each call, so a group that was destroyed or opened anew is noticed.
@@ -48,7 +48,7 @@ def joined() -> Session | None:
     return current.current_session()
 
 
-def place(name: str) -> int:
+def topology_number(name: str) -> int:
     """Return one of the numbers that place this rank, from what its launcher, its user or its address says.
 
     Local.
@@ -56,14 +56,14 @@ def place(name: str) -> int:
     Raises:
         NotJoinedError: None of them says.
     """
-    session = joined()
+    session = session_or_none()
     if session is None:
         return _ALONE[name]
     fact: Fact[int] | None = getattr(session.reading, name)
     if fact is not None:
         return fact.value
-    if name == "local_rank" and _hint.local_rank is not None:
-        return _hint.local_rank
+    if name == "local_rank" and _user_settings.local_rank is not None:
+        return _user_settings.local_rank
     if session.group is not None and _meets_on_loopback(session.group):
         # Nobody comes there from another host.
         return {**_ALONE, "local_rank": session.rank, "local_world_size": session.world_size}[name]
@@ -91,15 +91,15 @@ def set_local_rank(index: int) -> None:
     """
     if isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise InvalidArgumentError(f"index={index!r} is not a local rank: a whole number from 0")
-    _hint.local_rank = index
+    _user_settings.local_rank = index
 
 
-def forget_hint() -> None:
+def reset_local_rank() -> None:
     """Forget what `set_local_rank` was told.
 
     Local.
     """
-    _hint.local_rank = None
+    _user_settings.local_rank = None
 
 
 def sync(temporary: bool = False) -> None:  # noqa: ARG001 - Ignite's signature
@@ -117,12 +117,12 @@ def sync(temporary: bool = False) -> None:  # noqa: ARG001 - Ignite's signature
     Example:
         >>> sync()
     """
-    session = joined()
+    session = session_or_none()
     if session is not None and session is not current.opened_session():
-        learn_places(session)
+        exchange_topology(session)
 
 
-def learn_places(session: Session) -> None:
+def exchange_topology(session: Session) -> None:
     """Learn from the other ranks what no launcher has said of this rank's place.
 
     Collective over the session.
@@ -135,8 +135,8 @@ def learn_places(session: Session) -> None:
         "node_rank": list(dict.fromkeys(nodes)).index(mine),
         "num_nodes": len(set(nodes)),
     }
-    if _hint.local_rank is not None:
-        learned["local_rank"] = _hint.local_rank
+    if _user_settings.local_rank is not None:
+        learned["local_rank"] = _user_settings.local_rank
     known = session.reading.known_topology()
     unknown = {name: Fact(value, "the other ranks") for name, value in learned.items() if name not in known}
     session.reading = session.reading.with_topology(**unknown)

@@ -18,7 +18,7 @@ from rankwise._session.api import init
 from rankwise._session.environ import read_environment
 from rankwise._session.lifecycle import preload_torch_functional
 from rankwise._session.session import Session
-from rankwise.compat.ignite._identity import forget_hint, joined, learn_places
+from rankwise.compat.ignite._identity import exchange_topology, reset_local_rank, session_or_none
 from rankwise.compat.ignite._models import available_backends
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
 
@@ -66,8 +66,8 @@ def finalize() -> None:
     Example:
         >>> finalize()
     """
-    forget_hint()
-    session = joined()
+    reset_local_rank()
+    session = session_or_none()
     if session is None:
         return
     comm = None if current.default_group() is None else session.comm
@@ -90,19 +90,19 @@ def join(backend: str, kwargs: dict[str, Any]) -> Session:
     if unknown:
         raise InvalidArgumentError(f"initialize takes no {', '.join(unknown)}; it takes {', '.join(_ACCEPTED)}")
     check_backend(backend)
-    if joined() is not None:
+    if session_or_none() is not None:
         raise JoinError(
             "this process has joined already; call finalize() first, or leave initialize() out: what other code has "
             "opened is found without it"
         )
     device = kwargs.get("device_id", "cpu" if backend in _CPU_BACKENDS else None)
-    timeout = seconds(kwargs.get("timeout"))
-    method = Method.parse(kwargs.get("init_method"))
+    timeout = timeout_seconds(kwargs.get("timeout"))
+    method = InitMethod.parse(kwargs.get("init_method"))
     rank, world_size = kwargs.get("rank", method.rank), kwargs.get("world_size", method.world_size)
     try:
         if method.path:
-            return _meet_in_file(method.path, backend, _explicit(rank, world_size), timeout=timeout)
-        address = method.address or _usual_address(read_environment())
+            return _join_through_file(method.path, backend, _explicit_or_launched(rank, world_size), timeout=timeout)
+        address = method.address or _default_address(read_environment())
         return init(backend=backend, device=device, timeout=timeout, rank=rank, world_size=world_size, address=address)
     except LauncherEnvironmentError as error:
         raise UnusableEnvironmentError(str(error)) from error.__cause__
@@ -125,7 +125,7 @@ def is_available(backend: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class InitMethod:
     """An `init_method`, taken apart.
 
     Attributes:
@@ -140,7 +140,7 @@ class Method:
     world_size: int | None = None
 
     @classmethod
-    def parse(cls, text: str | None) -> Method:
+    def parse(cls, text: str | None) -> InitMethod:
         """Read "env://", "tcp://host:port?rank=0&world_size=2" or "file:///path".
 
         Raises:
@@ -160,7 +160,7 @@ class Method:
         raise InvalidArgumentError(f"init_method={text!r} is none of env://, tcp://host:port, file:///path")
 
 
-def seconds(timeout: object) -> float:
+def timeout_seconds(timeout: object) -> float:
     """Return a timeout in seconds.
 
     Raises:
@@ -175,7 +175,7 @@ def seconds(timeout: object) -> float:
     return float(timeout)
 
 
-def _usual_address(reading: LaunchEnvironment) -> str | None:
+def _default_address(reading: LaunchEnvironment) -> str | None:
     """Return where Ignite's ranks meet if only RANK, LOCAL_RANK and WORLD_SIZE are set; None if that is said, or known.
 
     That they are all on this host is how Ignite takes it.
@@ -188,7 +188,7 @@ def _usual_address(reading: LaunchEnvironment) -> str | None:
     return f"{host}:{port}"
 
 
-def _explicit(rank: int | None, world_size: int | None) -> LaunchEnvironment:
+def _explicit_or_launched(rank: int | None, world_size: int | None) -> LaunchEnvironment:
     """Return who this process is, as arguments or else its launcher say."""
     reading = read_environment()
     if rank is None and world_size is None:
@@ -198,7 +198,7 @@ def _explicit(rank: int | None, world_size: int | None) -> LaunchEnvironment:
     return LaunchEnvironment(launcher="arguments", rank=Fact(rank, "rank"), world_size=Fact(world_size, "world_size"))
 
 
-def _meet_in_file(path: str, backend: str, reading: LaunchEnvironment, *, timeout: float) -> Session:
+def _join_through_file(path: str, backend: str, reading: LaunchEnvironment, *, timeout: float) -> Session:
     """Open a process group whose ranks meet in a file, which is torch's way, and adopt it."""
     rank, world_size = reading.rank.value, reading.world_size.value
     hook = sys.excepthook
@@ -225,7 +225,7 @@ def _meet_in_file(path: str, backend: str, reading: LaunchEnvironment, *, timeou
     comm = session.comm
     current.set_current(session)
     try:
-        learn_places(session)
+        exchange_topology(session)
     except Exception as error:
         session.close(reason=f"could not join: {error}", failed=True)
         raise

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankwise.errors import InvalidArgumentError
 
-_STOOD_IN_FOR: Final = "ignite.distributed"
+_REPLACED_PACKAGE: Final = "ignite.distributed"
 # Where the original keeps the names; Ignite's metrics import from `utils`.
 _MODULES: Final = ("", ".auto", ".comp_models", ".launcher", ".utils")
 
@@ -25,13 +25,13 @@ def install() -> None:
     """
     if is_installed():
         return
-    if _STOOD_IN_FOR in sys.modules:
+    if _REPLACED_PACKAGE in sys.modules:
         raise InvalidArgumentError(
             "ignite.distributed is imported already, and Ignite's own modules hold on to it; call "
             "rankwise.compat.ignite.install() before the first import of ignite"
         )
     package = importlib.import_module(__package__)
-    names = [_STOOD_IN_FOR + module for module in _MODULES]
+    names = [_REPLACED_PACKAGE + module for module in _MODULES]
     sys.modules.update(dict.fromkeys(names, package))
     try:
         ignite = importlib.import_module("ignite")
@@ -52,4 +52,4 @@ def is_installed() -> bool:
         >>> is_installed()
         False
     """
-    return sys.modules.get(_STOOD_IN_FOR) is sys.modules[__package__]
+    return sys.modules.get(_REPLACED_PACKAGE) is sys.modules[__package__]

@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Final, TextIO
 
-from rankwise.compat.ignite._identity import joined
+from rankwise.compat.ignite._identity import session_or_none
 
 _FORMAT: Final = "%(asctime)s %(name)s %(levelname)s: %(message)s"
 
@@ -19,7 +19,7 @@ class _CurrentStderr(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def tell(name: str, text: str, *args: object, level: int = logging.INFO) -> None:
+def log_on_rank_zero(name: str, text: str, *args: object, level: int = logging.INFO) -> None:
     """Log on rank zero, through the logger that Ignite has for it.
 
     Local.
@@ -29,7 +29,7 @@ def tell(name: str, text: str, *args: object, level: int = logging.INFO) -> None
         text, args: As for `logging.Logger.log`.
         level: How important it is.
     """
-    session = joined()
+    session = session_or_none()
     if session is None or session.rank == 0:
         _logger(f"ignite.distributed.{name}").log(level, text, *args)
 

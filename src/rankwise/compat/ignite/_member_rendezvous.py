@@ -28,7 +28,7 @@ _GIVEN_UP: Final = b"given up"
 _ELSEWHERE: Final = b"elsewhere"  # and which members are
 
 # How many attempts to meet, of the same ranks of a process group, are over for this member.
-_over: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
+_finished_attempts: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
@@ -42,16 +42,16 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
         CollectiveTimeoutError: They did not all come within the session's timeout.
     """
     group = cast("dist.ProcessGroup", session.group)  # there are several ranks
-    over = _over.setdefault(group, Counter())
+    finished = _finished_attempts.setdefault(group, Counter())
     members = ", ".join(map(str, ranks))
     timeout: timedelta = group.get_group_store().timeout  # type: ignore[attr-defined]  # documented, but not in torch's stubs
-    board = session.comm.shared_store()
-    if board is not None and len(ranks) > 1:
-        meeting = Meeting(session.comm, session.rank, ranks, timeout.total_seconds())
-        while not meeting.takes_place(dist.PrefixStore(f"ranks {members}/{over[members]}", board)):
-            over[members] += 1
-    name = f"rankwise ranks {members}/{over[members]}"
-    over[members] += 1
+    store = session.comm.shared_store()
+    if store is not None and len(ranks) > 1:
+        rendezvous = MemberRendezvous(session.comm, session.rank, ranks, timeout.total_seconds())
+        while not rendezvous.wait(dist.PrefixStore(f"ranks {members}/{finished[members]}", store)):
+            finished[members] += 1
+    name = f"rankwise ranks {members}/{finished[members]}"
+    finished[members] += 1
     try:
         with local_group_name(name), gloo_on_loopback() if session.reading.is_one_host else nullcontext():
             part = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
@@ -60,7 +60,7 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
     return adopt_subgroup(cast("dist.ProcessGroup", part), session)
 
 
-class Meeting:
+class MemberRendezvous:
     """Some ranks of a session that wait for each other, in as many attempts as it takes.
 
     Args:
@@ -74,43 +74,43 @@ class Meeting:
         self._comm, self._rank, self._ranks, self._timeout = comm, rank, ranks, timeout
         self._deadline = time.monotonic() + timeout
 
-    def takes_place(self, board: dist.Store) -> bool:
+    def wait(self, store: dist.Store) -> bool:
         """Wait until all members have come, and return True; False if one of them gave up this attempt.
 
         Args:
-            board: Where the members find each other, in this attempt alone.
+            store: Where the members find each other, in this attempt alone.
 
         Raises:
             MismatchError: A member waits in a collective over the session instead.
             CollectiveError: A member is gone.
             CollectiveTimeoutError: They did not all come in time.
         """
-        if not board.check([_OUTCOME]):  # else the others would take this rank for one that came to that attempt
-            board.set(str(self._rank), "here")
+        if not store.check([_OUTCOME]):  # else the others would take this rank for one that came to that attempt
+            store.set(str(self._rank), "here")
         try:
-            self._await(board)
+            self._await(store)
         except BaseException as error:
-            outcome = board.compare_set(_OUTCOME, "", _GIVEN_UP.decode())
+            outcome = store.compare_set(_OUTCOME, "", _GIVEN_UP.decode())
             if outcome == _COMPLETE and isinstance(error, CollectiveTimeoutError):
                 return True  # the last member came at the last moment, and goes on
             raise
-        return board.compare_set(_OUTCOME, "", _COMPLETE.decode()) == _COMPLETE
+        return store.compare_set(_OUTCOME, "", _COMPLETE.decode()) == _COMPLETE
 
-    def _await(self, board: dist.Store) -> None:
+    def _await(self, store: dist.Store) -> None:
         """Wait until all members have come, or one of them has written an outcome, or one is known not to come."""
         pause, waiting = 0.001, False
         while True:
             gone = self._comm.dead_ranks(self._ranks)
             if gone:  # one that came and is gone since does not make the group either
                 raise CollectiveError(f"the group of ranks {list(self._ranks)} could not be made: {gone}")
-            outcome = board.get(_OUTCOME) if board.check([_OUTCOME]) else b""
+            outcome = store.get(_OUTCOME) if store.check([_OUTCOME]) else b""
             interrupted = {rank for rank in self._ranks if self._comm.pending_call_from(rank)}
-            missing = [rank for rank in self._ranks if not board.check([str(rank)])]
+            missing = [rank for rank in self._ranks if not store.check([str(rank)])]
             elsewhere = sorted(interrupted.intersection(missing))
             if waiting and outcome.startswith(_ELSEWHERE):  # found by another member; all that waited raise it
                 elsewhere = [int(rank) for rank in outcome.split()[1:]]
             if elsewhere:
-                self._end_their_wait(elsewhere, board)
+                self._end_their_wait(elsewhere, store)
             if outcome or not missing:
                 return
             if time.monotonic() > self._deadline:
@@ -121,10 +121,10 @@ class Meeting:
             time.sleep(pause)
             pause, waiting = min(2 * pause, _LONGEST_PAUSE), True
 
-    def _end_their_wait(self, elsewhere: list[int], board: dist.Store) -> NoReturn:
+    def _end_their_wait(self, elsewhere: list[int], store: dist.Store) -> NoReturn:
         """Raise that members wait in another collective; they hear of it, and so do those that wait here."""
         ranks = list(self._ranks)
-        board.compare_set(_OUTCOME, "", " ".join([_ELSEWHERE.decode(), *map(str, elsewhere)]))
+        store.compare_set(_OUTCOME, "", " ".join([_ELSEWHERE.decode(), *map(str, elsewhere)]))
         with self._comm.collective(Call(f"a group of ranks {ranks}")):
             raise MismatchError(
                 f"group={ranks} is passed here for the first time, but ranks {elsewhere} wait in a collective over "

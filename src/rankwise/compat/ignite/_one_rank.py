@@ -11,7 +11,7 @@ from rankwise._collectives.groups import node_group
 from rankwise._comm.control.protocol import Call
 from rankwise._training import rank_control
 from rankwise._training.exclusive import ExclusiveSection
-from rankwise.compat.ignite._identity import joined
+from rankwise.compat.ignite._identity import session_or_none
 from rankwise.compat.ignite._operations import barrier
 from rankwise.compat.ignite._queries import get_rank, get_world_size
 from rankwise.errors import InvalidArgumentError
@@ -47,7 +47,7 @@ def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., An
         def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R | None:
             if not with_barrier:
                 return fn(*args, **kwargs) if get_rank() == rank else None
-            if joined() is None:
+            if session_or_none() is None:
                 return fn(*args, **kwargs) if rank == 0 else None
             if not 0 <= rank < get_world_size():
                 barrier()
@@ -80,7 +80,7 @@ def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
         >>> with one_rank_first():
         ...     data = "downloaded, or found in the cache"
     """
-    session = joined()
+    session = session_or_none()
     if session is None:
         _check_rank(rank, 1)
         yield

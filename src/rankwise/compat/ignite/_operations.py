@@ -15,8 +15,8 @@ from rankwise._collectives import gather, groups, reduce, rooted
 from rankwise._collectives.pytree import describe
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
-from rankwise.compat.ignite._identity import joined
-from rankwise.compat.ignite._subgroups import member_comm, refuse, refuse_type
+from rankwise.compat.ignite._identity import session_or_none
+from rankwise.compat.ignite._subgroups import fail_collective, fail_unsupported_type, member_comm
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 _OPS: Final = {
@@ -58,15 +58,15 @@ def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  
         >>> all_reduce(3)
         3
     """
-    session = joined()
+    session = session_or_none()
     comm = None if session is None else member_comm(session, group)
     if op not in _OPS:
         error = InvalidArgumentError(f"Unsupported reduction operation: {op!r} is none of {', '.join(_OPS)}")
         if comm is None:
             raise error
-        refuse(comm, "all_reduce", error)
+        fail_collective(comm, "all_reduce", error)
     if not isinstance(tensor, (torch.Tensor, Number)):
-        refuse_type(comm, "all_reduce", tensor)
+        fail_unsupported_type(comm, "all_reduce", tensor)
     if comm is None:
         return tensor
     is_bool = tensor.dtype is torch.bool if isinstance(tensor, torch.Tensor) else isinstance(tensor, bool)
@@ -102,7 +102,7 @@ def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - 
         >>> all_gather("héllo")
         ['héllo']
     """
-    session = joined()
+    session = session_or_none()
     if session is None:
         return tensor if isinstance(tensor, torch.Tensor) else [tensor]
     comm = member_comm(session, group)
@@ -137,10 +137,10 @@ def all_gather_tensors_with_shapes(
         >>> all_gather_tensors_with_shapes(torch.ones(2), [[2]])
         [tensor([1., 1.])]
     """
-    session = joined()
+    session = session_or_none()
     comm = None if session is None else member_comm(session, group)
     if not isinstance(tensor, torch.Tensor):
-        refuse_type(comm, "all_gather_tensors_with_shapes", tensor)
+        fail_unsupported_type(comm, "all_gather_tensors_with_shapes", tensor)
     if comm is None:
         if session is None:
             _check_shapes(tensor, 0, shapes, 1)
@@ -173,7 +173,7 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noq
         >>> broadcast(123456789)
         123456789
     """
-    session = joined()
+    session = session_or_none()
     if session is None:
         _check_payload(tensor, is_src=True, safe_mode=safe_mode)
         return tensor
@@ -208,7 +208,7 @@ def barrier() -> None:
     Example:
         >>> barrier()
     """
-    session = joined()
+    session = session_or_none()
     if session is not None:
         groups.barrier(group=session.comm)
 
@@ -248,7 +248,7 @@ def _check_payload(value: object, *, is_src: bool, safe_mode: bool) -> None:
             "of the kind that src sends"
         )
     if not isinstance(value, (torch.Tensor, Number, str, Path)):
-        refuse_type(None, "broadcast", value)
+        fail_unsupported_type(None, "broadcast", value)
 
 
 def _kind(value: object) -> str:

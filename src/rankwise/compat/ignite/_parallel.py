@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any, Final
 
 from rankwise._session.session import Session
-from rankwise.compat.ignite._identity import forget_hint
-from rankwise.compat.ignite._initialize import Method, is_available, join
-from rankwise.compat.ignite._logging import tell
+from rankwise.compat.ignite._identity import reset_local_rank
+from rankwise.compat.ignite._initialize import InitMethod, is_available, join
+from rankwise.compat.ignite._logging import log_on_rank_zero
 from rankwise.compat.ignite._models import available_backends
 from rankwise.compat.ignite._queries import get_local_rank, get_world_size
 from rankwise.compat.ignite._spawn import check_nproc_per_node, nodes_of, spawn
@@ -69,7 +69,7 @@ class Parallel:
                 f"If backend is None, argument {name!r} should be also None, but given {value!r}: without one there is "
                 "one process"
             )
-        if Method.parse(init_method).address is not None:
+        if InitMethod.parse(init_method).address is not None:
             raise InvalidArgumentError(
                 f"init_method={init_method!r}: Parallel does not take it, as in Ignite, where it will hang. "
                 "To fix this, please configure MASTER_ADDR and MASTER_PORT in the environment, or pass master_addr and "
@@ -96,23 +96,23 @@ class Parallel:
             RankFailedError: A rank that was started here failed, and the others were stopped.
         """
         if self.backend is not None and self._spawning is not None:
-            tell(_LOGGER, "Spawn function '%s' in %d processes", func, self._spawning["nproc_per_node"])
+            log_on_rank_zero(_LOGGER, "Spawn function '%s' in %d processes", func, self._spawning["nproc_per_node"])
             spawn(self.backend, func, args=args, kwargs_dict=kwargs, **self._spawning)
         else:
-            tell(_LOGGER, "- Run '%s' in %d processes", func, get_world_size())
+            log_on_rank_zero(_LOGGER, "- Run '%s' in %d processes", func, get_world_size())
             func(get_local_rank(), *args, **kwargs)
-        tell(_LOGGER, "End of run")
+        log_on_rank_zero(_LOGGER, "End of run")
 
     def __enter__(self) -> Parallel:  # noqa: PYI034 - Self is not in Python 3.10
         if self.backend is None:
             return self
         if self._spawning is None:
             self._session = join(self.backend, self._joining)
-            tell(_LOGGER, "Initialized processing group with backend: '%s'", self.backend)
+            log_on_rank_zero(_LOGGER, "Initialized processing group with backend: '%s'", self.backend)
         else:
-            tell(_LOGGER, "Initialized distributed launcher with backend: '%s'", self.backend)
+            log_on_rank_zero(_LOGGER, "Initialized distributed launcher with backend: '%s'", self.backend)
             settings = "\n\t".join(f"{name}: {value}" for name, value in self._spawning.items())
-            tell(_LOGGER, "- Parameters to spawn processes: \n\t%s", settings)
+            log_on_rank_zero(_LOGGER, "- Parameters to spawn processes: \n\t%s", settings)
         return self
 
     def __exit__(
@@ -120,6 +120,6 @@ class Parallel:
     ) -> None:
         session, self._session = self._session, None
         if session is not None:
-            tell(_LOGGER, "Finalized processing group with backend: '%s'", self.backend)
-            forget_hint()
+            log_on_rank_zero(_LOGGER, "Finalized processing group with backend: '%s'", self.backend)
+            reset_local_rank()
             session.__exit__(kind, error, traceback)

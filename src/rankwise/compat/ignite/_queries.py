@@ -8,8 +8,8 @@ import torch
 
 from rankwise._session.getters import fact_lines, hostname
 from rankwise._session.session import Session
-from rankwise.compat.ignite._identity import joined, place
-from rankwise.compat.ignite._logging import tell
+from rankwise.compat.ignite._identity import session_or_none, topology_number
+from rankwise.compat.ignite._logging import log_on_rank_zero
 from rankwise.compat.ignite._models import NATIVE, SERIAL
 from rankwise.errors import NotJoinedError
 
@@ -30,7 +30,7 @@ def get_world_size() -> int:
         >>> get_world_size()
         1
     """
-    session = joined()
+    session = session_or_none()
     return 1 if session is None else session.world_size
 
 
@@ -43,7 +43,7 @@ def get_rank() -> int:
         >>> get_rank()
         0
     """
-    session = joined()
+    session = session_or_none()
     return 0 if session is None else session.rank
 
 
@@ -59,7 +59,7 @@ def get_local_rank() -> int:
         >>> get_local_rank()
         0
     """
-    return place("local_rank")
+    return topology_number("local_rank")
 
 
 def get_nproc_per_node() -> int:
@@ -74,7 +74,7 @@ def get_nproc_per_node() -> int:
         >>> get_nproc_per_node()
         1
     """
-    return place("local_world_size")
+    return topology_number("local_world_size")
 
 
 def get_nnodes() -> int:
@@ -89,7 +89,7 @@ def get_nnodes() -> int:
         >>> get_nnodes()
         1
     """
-    return place("num_nodes")
+    return topology_number("num_nodes")
 
 
 def get_node_rank() -> int:
@@ -104,7 +104,7 @@ def get_node_rank() -> int:
         >>> get_node_rank()
         0
     """
-    return place("node_rank")
+    return topology_number("node_rank")
 
 
 def device() -> torch.device:
@@ -116,7 +116,7 @@ def device() -> torch.device:
         >>> device().type in {"cpu", "cuda", "mps"}
         True
     """
-    session = joined()
+    session = session_or_none()
     if session is not None:
         return session.device
     if torch.cuda.is_available():
@@ -133,7 +133,7 @@ def backend() -> str | None:
         >>> backend() is None
         True
     """
-    session = joined()
+    session = session_or_none()
     return None if session is None else _backend(session)
 
 
@@ -146,7 +146,7 @@ def model_name() -> str:
         >>> model_name()
         'serial'
     """
-    return SERIAL if joined() is None else NATIVE
+    return SERIAL if session_or_none() is None else NATIVE
 
 
 def show_config() -> None:
@@ -169,12 +169,12 @@ def show_config() -> None:
         *((label, _number(name)) for label, name in _NUMBERS.items()),
         ("torch", torch.__version__),
     ]
-    session = joined()
+    session = session_or_none()
     if session is not None:
         sources = (f"{name} from {source}" for name, _, source in fact_lines(session.reading.facts()))
         lines.append(("launcher", f"{session.reading.launcher} ({', '.join(sources)})"))
     for label, text in lines:
-        tell("utils", "%s: %s", label, text)
+        log_on_rank_zero("utils", "%s: %s", label, text)
 
 
 def _backend(session: Session) -> str | None:
@@ -186,6 +186,6 @@ def _backend(session: Session) -> str | None:
 
 def _number(name: str) -> str:
     try:
-        return str(place(name))
+        return str(topology_number(name))
     except NotJoinedError:
         return "not known before sync()"

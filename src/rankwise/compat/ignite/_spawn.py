@@ -11,7 +11,7 @@ from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.spec import check_nproc
 from rankwise._rendezvous.nodes import Nodes
-from rankwise.compat.ignite._initialize import Method, check_backend, join, seconds
+from rankwise.compat.ignite._initialize import InitMethod, check_backend, join, timeout_seconds
 from rankwise.compat.ignite._install import install, is_installed
 from rankwise.compat.ignite._queries import get_local_rank
 from rankwise.errors import InvalidArgumentError
@@ -68,7 +68,7 @@ def spawn(
     check_backend(backend)
     check_nproc_per_node(nproc_per_node)
     nodes = nodes_of(kwargs)
-    joining = {"timeout": seconds(kwargs.get("timeout"))}
+    joining = {"timeout": timeout_seconds(kwargs.get("timeout"))}
     # Before the function is read, which may import Ignite.
     setup = f"{install.__module__}:{install.__name__}" if is_installed() else ""
     call = FunctionCall.of(_be_rank, (backend, joining, fn, tuple(args), dict(kwargs_dict or {})), setup=setup)
@@ -103,7 +103,7 @@ def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
         raise InvalidArgumentError("If number of nodes larger than one, arguments node_rank should be given")
     if not _is_whole(node_rank) or not 0 <= node_rank < count:
         raise InvalidArgumentError(f"Argument node_rank should be between 0 and {count - 1}, but given {node_rank!r}")
-    method = Method.parse(kwargs.get("init_method"))
+    method = InitMethod.parse(kwargs.get("init_method"))
     host, port = kwargs.get("master_addr"), kwargs.get("master_port")
     if method.address or method.path:
         for name, value in (("master_addr", host), ("master_port", port)):

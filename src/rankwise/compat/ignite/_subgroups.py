@@ -16,13 +16,13 @@ from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.group import Comm
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
-from rankwise.compat.ignite._identity import joined
+from rankwise.compat.ignite._identity import session_or_none
 from rankwise.compat.ignite._member_rendezvous import make_group
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 
 @dataclass(slots=True)
-class _Known:
+class _SessionGroups:
     """The groups of one session that were used before.
 
     Attributes:
@@ -34,7 +34,7 @@ class _Known:
     by_group: WeakKeyDictionary[dist.ProcessGroup, Comm] = field(default_factory=WeakKeyDictionary)
 
 
-_known: WeakKeyDictionary[Comm, _Known] = WeakKeyDictionary()
+_groups_by_session: WeakKeyDictionary[Comm, _SessionGroups] = WeakKeyDictionary()
 
 
 def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite's signature
@@ -56,13 +56,13 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
         >>> new_group([0])
         [0]
     """
-    session = joined()
+    session = session_or_none()
     if session is None:
-        if not _is_ranks(ranks):
-            raise _no_ranks(ranks)
+        if not _is_list_of_ranks(ranks):
+            raise _not_ranks_error(ranks)
         return ranks
-    if not _is_ranks(ranks):
-        refuse(session.comm, "new_group", _no_ranks(ranks))
+    if not _is_list_of_ranks(ranks):
+        fail_collective(session.comm, "new_group", _not_ranks_error(ranks))
     if kwargs:
         return dist.new_group(sorted(map(int, ranks)), **kwargs)
     comm = groups.new_group(ranks)
@@ -87,7 +87,7 @@ def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - 
         return session.comm
     if isinstance(group, Comm):
         return group if group.rank is not None else None
-    if _is_ranks(group):
+    if _is_list_of_ranks(group):
         return _comm_of_ranks(session, tuple(sorted(map(int, group))))
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
@@ -100,7 +100,7 @@ def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - 
         f"Argument group should be list of int or ProcessGroup, got {type(group)}, group={group!r}; make one with "
         "new_group(ranks)"
     )
-    return refuse(session.comm, "a group", error)
+    return fail_collective(session.comm, "a group", error)
 
 
 def _comm_of_ranks(session: Session, ranks: tuple[int, ...]) -> Comm | None:
@@ -109,7 +109,7 @@ def _comm_of_ranks(session: Session, ranks: tuple[int, ...]) -> Comm | None:
             f"Argument group should be list of int, each a rank of {session.world_size} and there once; got "
             f"{list(ranks)}"
         )
-        refuse(session.comm, "a group", error)
+        fail_collective(session.comm, "a group", error)
     if session.rank not in ranks:
         return None
     if len(ranks) == session.world_size:
@@ -120,25 +120,25 @@ def _comm_of_ranks(session: Session, ranks: tuple[int, ...]) -> Comm | None:
     return known[ranks]
 
 
-def refuse(comm: Comm, operation: str, error: Exception) -> NoReturn:
+def fail_collective(comm: Comm, operation: str, error: Exception) -> NoReturn:
     """Raise an error of this rank's own, and let the others hear of it, who would wait for this rank."""
     with comm.collective(Call(operation)):
         raise error
 
 
-def refuse_type(comm: Comm | None, operation: str, value: object) -> NoReturn:
+def fail_unsupported_type(comm: Comm | None, operation: str, value: object) -> NoReturn:
     """Raise that a function does not take a value."""
     error = PayloadTypeError(f"Unhandled input type {type(value)}: {operation} does not take it")
     if comm is None:
         raise error
-    refuse(comm, operation, error)
+    fail_collective(comm, operation, error)
 
 
-def _groups_of(session: Session) -> _Known:
-    return _known.setdefault(session.comm, _Known())
+def _groups_of(session: Session) -> _SessionGroups:
+    return _groups_by_session.setdefault(session.comm, _SessionGroups())
 
 
-def _is_ranks(group: object) -> bool:
+def _is_list_of_ranks(group: object) -> bool:
     return (
         isinstance(group, Sequence)
         and not isinstance(group, (str, bytes))
@@ -146,5 +146,5 @@ def _is_ranks(group: object) -> bool:
     )
 
 
-def _no_ranks(ranks: object) -> InvalidArgumentError:
+def _not_ranks_error(ranks: object) -> InvalidArgumentError:
     return InvalidArgumentError(f"Argument ranks should be list of int, got {ranks!r}")

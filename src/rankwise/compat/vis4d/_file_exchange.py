@@ -18,7 +18,7 @@ from rankwise._comm.control.protocol import Call
 from rankwise._session.current import is_joined
 from rankwise._session.getters import get_rank, get_world_size
 from rankwise._text import ranks_text
-from rankwise.compat.vis4d._pickle_semantics import exact
+from rankwise.compat.vis4d._pickle_semantics import with_pickle_semantics
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
 
 # What another host has written shows here after so long at the most: NFS looks once a minute.
@@ -88,7 +88,7 @@ def all_gather_object_cpu(
     if get_world_size() == 1:
         return [data]
     if tmpdir is None:
-        value = exact(data)
+        value = with_pickle_semantics(data)
         return rooted.gather(value) if rank_zero_return_only else all_gather(value)
     with _folder_in(tmpdir) as folder:
         return _exchange(folder, data, rank_zero_return_only=rank_zero_return_only)

@@ -17,7 +17,7 @@ from rankwise._comm.buffers import contents, to_tensor
 from rankwise._comm.control.protocol import Call
 from rankwise._session.current import is_joined, joined_session
 from rankwise._session.getters import get_rank, get_world_size
-from rankwise.compat.vis4d._pickle_semantics import exact
+from rankwise.compat.vis4d._pickle_semantics import with_pickle_semantics
 from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
 
 # Backends that carry tensors of the CPU, and those that carry an accelerator's.
@@ -46,7 +46,7 @@ def broadcast(obj: Any, src: int = 0) -> Any:  # noqa: ANN401 - anything
     if not is_joined():
         return obj
     is_source = get_rank() == src
-    received = rooted.broadcast(exact(obj) if is_source else None, src=src)
+    received = rooted.broadcast(with_pickle_semantics(obj) if is_source else None, src=src)
     return obj if is_source else received
 
 
@@ -120,7 +120,7 @@ def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list
     """
     if get_world_size() == 1:
         return [data]
-    value = exact(data)
+    value = with_pickle_semantics(data)
     return rooted.gather(value) if rank_zero_return_only else all_gather(value)
 
 

@@ -20,7 +20,7 @@ from rankwise.errors import PayloadTypeError
 _PROTOCOL: Final = 4
 
 
-def exact(value: Any) -> Any:  # noqa: ANN401 - anything
+def with_pickle_semantics(value: Any) -> Any:  # noqa: ANN401 - anything
     """Return what arrives as the value would with pickle; the value itself if it cannot be pickled.
 
     Local. Then the collective raises the reason, on all ranks.
