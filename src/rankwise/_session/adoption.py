@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
+from rankwise._backends import BackendConfig
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._comm.group import Comm
 from rankwise._comm.registry import GroupRegistry
@@ -140,7 +141,7 @@ def _adopted_world(
 def _group_device(group: dist.ProcessGroup) -> torch.device:
     """Return the device that a process group's owner uses: the current one of the accelerator it has a backend for."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    config = dist.get_backend_config(group)
-    if accelerator is None or f"{accelerator.type}:" not in config or f"{accelerator.type}:gloo" in config:
+    config = BackendConfig.parse(dist.get_backend_config(group))
+    if accelerator is None or config.backend_for(accelerator.type) in {None, "gloo"}:
         return torch.device("cpu")
     return torch.device(accelerator.type, torch.accelerator.current_device_index())

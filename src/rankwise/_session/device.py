@@ -7,6 +7,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from rankwise._backends import BackendConfig
 from rankwise.errors import InvalidArgumentError, JoinError, shown
 
 # Torch lists these among its backends, but they carry nothing.
@@ -69,9 +70,17 @@ def choose_device(local_rank: int, requested: str | torch.device | None) -> torc
     return wanted
 
 
+def is_selectable(device: torch.device) -> bool:
+    """Return whether a process selects one of several devices of this type: neither the CPU nor MPS, which is one GPU.
+
+    Those two have no communication backend of their own either: gloo carries their tensors through host memory.
+    """
+    return device.type not in {"cpu", "mps"}
+
+
 def bind(device: torch.device) -> None:
     """Make a device the current one of its kind for this process; nothing to do for the CPU."""
-    if device.type not in {"cpu", "mps"}:
+    if is_selectable(device):
         torch.accelerator.set_device_index(device)
 
 
@@ -88,26 +97,26 @@ def choose_backend(requested: str | None, device: torch.device) -> str:
         'gloo'
     """
     if requested is None:
-        if device.type in {"cpu", "mps"}:
+        if not is_selectable(device):
             return "gloo"
-        return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+        return str(BackendConfig((("cpu", "gloo"), (device.type, dist.get_default_backend_for_device(device)))))
     if not isinstance(requested, str):
         raise InvalidArgumentError(f"backend={shown(requested)} is not a backend's name, as torch writes them: 'gloo'")
-    parts = [part.rpartition(":") for part in requested.split(",")]
+    config = BackendConfig.parse(requested)
     available = _available_backends()
-    for kind, _, name in parts:
-        name = name.lower()  # noqa: PLW2901 - as torch does
-        if name not in available:
+    for device_type, backend in config.pairs:
+        if backend not in available:
             raise InvalidArgumentError(
-                f"backend={shown(requested)}: {name!r} is not in this build of torch, which has {', '.join(available)}"
+                f"backend={shown(requested)}: {backend!r} is not in this build of torch, which has "
+                f"{', '.join(available)}"
             )
-        served = _served_by(name)
-        if not served & ({kind} if kind else {"cpu", device.type}):
+        supported = _device_types_of(backend)
+        if not supported & ({device_type} if device_type else {"cpu", device.type}):
             raise InvalidArgumentError(
-                f"backend={shown(requested)}: {name!r} serves {', '.join(sorted(served))}, not {kind or device.type}"
+                f"backend={shown(requested)}: {backend!r} serves {', '.join(sorted(supported))}, "
+                f"not {device_type or device.type}"
             )
-    kinds = {kind for kind, _, _ in parts}
-    if "" not in kinds and device.type not in kinds:
+    if config.backend_for(device.type) is None:
         raise InvalidArgumentError(f"backend={shown(requested)} has none for this rank's device, {device.type}")
     return requested
 
@@ -117,7 +126,7 @@ def _available_backends() -> list[str]:
     return [name for name in dist.Backend.backend_list if name not in _PLACEHOLDERS and dist.is_backend_available(name)]
 
 
-def _served_by(backend: str) -> set[str]:
-    """Return the types of devices that a backend is for."""
-    defaults = dist.Backend.default_device_backend_map
-    return {*dist.Backend.backend_capability[backend], *(kind for kind in defaults if defaults[kind] == backend)}
+def _device_types_of(backend: str) -> set[str]:
+    """Return the device types that a backend supports."""
+    defaults = dist.Backend.default_device_backend_map.items()
+    return {*dist.Backend.backend_capability[backend], *(kind for kind, default in defaults if default == backend)}

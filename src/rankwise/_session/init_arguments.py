@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from rankwise._arguments import as_integer
+from rankwise._backends import BackendConfig
 from rankwise._environment.detect import check_environ, launcher_named
 from rankwise._environment.facts import Fact, check_topology
 from rankwise._rendezvous.endpoint import parse_address
@@ -71,8 +72,8 @@ def require_same(
     """
     remedy = "; call rankwise.finalize() first" if opened.settled else ""
     if backend is not None:
-        wanted = _backends(backend) if isinstance(backend, str) else {""}
-        if not wanted <= _backends(opened.backend or ""):
+        wanted = BackendConfig.parse(backend).backends if isinstance(backend, str) else ("",)
+        if not set(wanted) <= set(BackendConfig.parse(opened.backend or "").backends):
             raise InvalidArgumentError(
                 f"backend={shown(backend)}, but this process has joined with {opened.backend!r}{remedy}"
             )
@@ -85,8 +86,3 @@ def require_same(
         found: Fact[int] | None = getattr(opened.reading, name)
         if found is not None and found.value != fact.value:
             raise InvalidArgumentError(f"{name}={fact.value}, but this process has joined with {name} {found}{remedy}")
-
-
-def _backends(config: str) -> set[str]:
-    """Return the backends in a configuration: "cpu:gloo,cuda:nccl" -> {"gloo", "nccl"}."""
-    return {part.rpartition(":")[2].lower() for part in config.split(",")}

@@ -25,7 +25,7 @@ from rankwise._rendezvous import handshake, store
 from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.membership import JoinReply, JoinRequest
 from rankwise._rendezvous.readiness import Watch
-from rankwise._session.device import bind, choose_backend, choose_device
+from rankwise._session.device import bind, choose_backend, choose_device, is_selectable
 from rankwise._session.session import Session
 from rankwise._session.shutdown import outlive
 from rankwise._torch import gloo_on_loopback
@@ -261,7 +261,7 @@ def _open_group(met: _Met, world: GroupRegistry, backend: str, reset: Callable[[
                 world_size=world_size,
                 timeout=timedelta(seconds=world.timeout),
                 # Bound early to its device, NCCL connects now and not in the first collective.
-                device_id=None if world.device.type in {"cpu", "mps"} else world.device,
+                device_id=world.device if is_selectable(world.device) else None,
             )
         comm = TorchGroupComm(dist.group.WORLD, ranks=range(world_size), registry=world)
         comm.connect()

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from rankwise._backends import BackendConfig
 from rankwise._comm.buffers import memory_of
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.mesh import SLICE_SECONDS, Mesh, looking_at
@@ -42,7 +43,7 @@ class TorchGroupComm(Comm):
     """
 
     def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry: GroupRegistry) -> None:
-        self._backends = _backends(group)
+        self._backends = {} if group is None else dict(BackendConfig.parse(dist.get_backend_config(group)).pairs)
         control_device = torch.device("cpu") if "cpu" in self._backends else registry.device
         super().__init__(
             ranks=ranks,
@@ -282,11 +283,3 @@ class TorchGroupComm(Comm):
             where = "" if self.rank is None else f" on rank {self.ranks[self.rank]} of {self.size}"
             cause = self.dead_ranks() or "a rank died, or did not take part in time"
             raise CollectiveError(f"{operation} broke off{where}: {cause}. torch says: {error}") from error
-
-
-def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
-    """Return the backend for each device type: "cpu:gloo,cuda:nccl" -> {"cpu": "gloo", "cuda": "nccl"}."""
-    if group is None:
-        return {}
-    pairs = (part.partition(":") for part in dist.get_backend_config(group).split(","))
-    return {device: backend for device, _, backend in pairs}

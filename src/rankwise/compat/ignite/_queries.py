@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from rankwise._backends import BackendConfig
 from rankwise._session.getters import fact_lines, hostname
 from rankwise._session.session import Session
 from rankwise.compat.ignite._identity import session_or_none, topology_number
@@ -179,9 +180,8 @@ def show_config() -> None:
 
 def _backend(session: Session) -> str | None:
     """Return the backend for a session's device: "cpu:gloo,cuda:nccl" -> "nccl" on a GPU."""
-    pairs = [part.rpartition(":") for part in (session.backend or "").split(",")]
-    by_device = {kind: name for kind, _, name in pairs}
-    return by_device.get(session.device.type) or pairs[0][2] or None
+    config = BackendConfig.parse(session.backend or "")
+    return config.backend_for(session.device.type) or config.backends[0] or None
 
 
 def _number(name: str) -> str:

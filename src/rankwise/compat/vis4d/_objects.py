@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from rankwise._backends import BackendConfig
 from rankwise._collectives import rooted
 from rankwise._collectives.gather import all_gather
 from rankwise._collectives.groups import comm_of
@@ -61,7 +62,7 @@ def serialize_to_tensor(data: Any) -> torch.Tensor:  # noqa: ANN401 - anything
     """
     _require_joined("serialize_to_tensor")
     session = joined_session()
-    backends = {part.rpartition(":")[2] for part in (session.backend or "").split(",")}
+    backends = set(BackendConfig.parse(session.backend or "").backends)
     if backends & _OF_THE_CPU:
         return obj2tensor(data, torch.device("cpu"))
     if backends & _OF_ACCELERATORS:

@@ -1,0 +1,52 @@
+"""Backend configurations as torch writes them: "gloo", or "cpu:gloo,cuda:nccl".
+
+Torch's own `BackendConfig` is not in its `__all__`; it also replaces a single backend by the device types that it
+supports, so that the string which the user wrote is lost. Whether a backend exists is checked in `_session.device`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """The backend of each device type.
+
+    Attributes:
+        pairs: Device types and their backends, in the order of the string. The device type is "" where the string names
+            a backend alone, which then serves every device type that it supports.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> BackendConfig:
+        """Return the configuration in a string, with the names of backends in lower case, as torch takes them.
+
+        Example:
+            >>> BackendConfig.parse("cpu:gloo,cuda:NCCL").pairs
+            (('cpu', 'gloo'), ('cuda', 'nccl'))
+            >>> BackendConfig.parse("gloo").pairs
+            (('', 'gloo'),)
+        """
+        parts = (part.rpartition(":") for part in text.split(","))
+        return cls(tuple((device_type, backend.lower()) for device_type, _, backend in parts))
+
+    def __str__(self) -> str:
+        return ",".join(f"{device_type}:{backend}" if device_type else backend for device_type, backend in self.pairs)
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends, in the order of the string."""
+        return tuple(backend for _, backend in self.pairs)
+
+    @property
+    def device_types(self) -> frozenset[str]:
+        """The device types that the string names; "" stands for those of a backend that is named alone."""
+        return frozenset(device_type for device_type, _ in self.pairs)
+
+    def backend_for(self, device_type: str) -> str | None:
+        """Return the backend of a device type; None if the string names no backend for it."""
+        by_device_type = dict(self.pairs)
+        return by_device_type.get(device_type, by_device_type.get(""))
