@@ -1,0 +1,208 @@
+"""Each private name of torch that `_torch.py` relies on, by itself; `make compat` runs this with other versions."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import inspect
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rankwise import _torch
+
+CHECKED: dict[str, Callable[[], None]] = {}
+Check = TypeVar("Check", bound=Callable[[], None])
+
+
+def checks(name: str) -> Callable[[Check], Check]:
+    """Enter a function in the table as the check of a private name."""
+
+    def enter(check: Check) -> Check:
+        CHECKED[name] = check
+        return check
+
+    return enter
+
+
+@contextmanager
+def gloo_group() -> Iterator[None]:
+    """Open a default process group of this process alone."""
+    hook = sys.excepthook
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=60))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+@checks("torch.distributed.distributed_c10d._process_group_name")
+def process_group_name() -> None:
+    """`new_group` names a group of its members alone by it."""
+    from torch.distributed import distributed_c10d  # noqa: PLC0415
+
+    assert list(inspect.signature(distributed_c10d._process_group_name).parameters) == ["ranks", "use_hashed_name"]
+    with gloo_group():
+        with _torch.local_group_name("given by rankwise"):
+            group = dist.new_group([0], use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)
+        assert group.group_name == "given by rankwise"
+        other = dist.new_group([0], use_local_synchronization=True)
+        assert isinstance(other, dist.ProcessGroup)
+        assert other.group_name != "given by rankwise"
+
+
+@checks("torch.distributed.distributed_c10d._world.pg_map")
+def pg_map() -> None:
+    """It has every open group, with its backend and its store."""
+    from torch.distributed import distributed_c10d  # noqa: PLC0415
+
+    with gloo_group():
+        group = dist.new_group([0])
+        opened = distributed_c10d._world.pg_map
+        assert set(opened) == {dist.group.WORLD, group}
+        for backend, store in opened.values():
+            assert backend == "gloo"
+            assert isinstance(store, dist.Store)
+    assert not distributed_c10d._world.pg_map
+
+
+@checks("torch.testing._internal.distributed.fake_pg.FakeStore")
+def fake_store() -> None:
+    """Importing its module registers the backend `fake`, whose collectives return immediately."""
+    hook = sys.excepthook
+    with _torch.fake_process_group(3, 1000):
+        assert (dist.get_backend(), dist.get_rank(), dist.get_world_size()) == ("fake", 3, 1000)
+        dist.all_reduce(torch.ones(2))
+    assert sys.excepthook is hook
+    assert not dist.is_initialized()
+
+
+@checks("torch._dynamo.eval_frame.OptimizedModule")
+def optimized_module() -> None:
+    """It is the class of the modules that `torch.compile` returns; in another process, since it leaves files."""
+    program = (
+        "import torch; from rankwise._torch import is_compiled; module = torch.nn.Linear(1, 1); assert not is_compiled("
+        "module); assert is_compiled(torch.compile(module, backend='eager')); assert not is_compiled(module)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@checks("torch._C._len_torch_dispatch_stack")
+def dispatch_stack() -> None:
+    """It counts the dispatch modes in force."""
+    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
+
+    assert torch._C._len_torch_dispatch_stack() == 0
+    with TorchDispatchMode():
+        assert torch._C._len_torch_dispatch_stack() == 1
+
+
+@checks("torch._C._get_dispatch_mode")
+def dispatch_mode() -> None:
+    """It returns the mode of a key, if that is in force."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
+
+    with TorchDispatchMode():
+        assert not _torch.makes_fake_tensors()
+        with FakeTensorMode() as mode:
+            assert torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is mode
+            assert _torch.makes_fake_tensors()
+
+
+@checks("torch._C._TorchDispatchModeKey.FAKE")
+def fake_key() -> None:
+    """It is the key of FakeTensorMode, and not of other modes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+
+    keys = torch._C._TorchDispatchModeKey
+    with FakeTensorMode():
+        assert torch._C._get_dispatch_mode(keys.FAKE) is not None
+        assert torch._C._get_dispatch_mode(keys.PROXY) is None
+
+
+@checks("torch._C._functorch.is_functorch_wrapped_tensor")
+def functorch() -> None:
+    """It recognizes the tensors that vmap, grad and jvp pass to a function."""
+    seen: list[bool] = []
+
+    def record(x: torch.Tensor) -> torch.Tensor:
+        seen.append(_torch.is_transformed(x))
+        return x.sum()
+
+    torch.func.vmap(record)(torch.ones(2, 2))
+    torch.func.grad(record)(torch.ones(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of torch.jit in forward mode
+        torch.func.jvp(record, (torch.ones(2),), (torch.ones(2),))
+    record(torch.ones(2))
+    assert seen == [True, True, True, False]
+
+
+@checks("torch._C.DisableTorchFunctionSubclass")
+def disable_torch_function() -> None:
+    """It keeps a subclass from handling torch's functions."""
+
+    class Refuses(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError(func)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        tensor = torch.ones(2).as_subclass(Refuses)
+    plain = _torch.without_class(tensor)
+    assert type(plain) is torch.Tensor
+    assert plain.tolist() == [1.0, 1.0]
+
+
+@checks("GLOO_SOCKET_IFNAME in C's environment")
+def gloo_interface() -> None:
+    """Gloo reads it with C's getenv each time that a group is opened."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    with _torch.gloo_on_loopback():
+        assert getenv(b"GLOO_SOCKET_IFNAME") in {b"lo", b"lo0"}
+        assert "GLOO_SOCKET_IFNAME" not in os.environ
+        with gloo_group():
+            dist.barrier()
+    assert getenv(b"GLOO_SOCKET_IFNAME") is None
+    os.putenv("GLOO_SOCKET_IFNAME", "none-of-this-name")
+    try:
+        with pytest.raises(RuntimeError, match="none-of-this-name"), gloo_group():
+            pass
+    finally:
+        os.unsetenv("GLOO_SOCKET_IFNAME")
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_private_name_is_there_and_does_what_is_relied_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    CHECKED[name]()
+
+
+def test_every_private_name_of_the_module_has_a_check() -> None:
+    tree = ast.parse(Path(_torch.__file__).read_text())
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used |= {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value
+        for part in node.value.split(".")
+    }
+    imports = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    used |= {part for module in imports for part in module.split(".")}
+    private = {name for name in used if name.startswith("_") and not name.startswith("__")}
+    assert private <= {part for name in CHECKED for part in name.split(".")}
