@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import traceback
@@ -13,12 +14,9 @@ from rankwise.errors import CollectiveError, MismatchError, RemoteRankError, mes
 
 # How gloo reports that another rank has ended.
 _CUT_OFF: Final = ("Connection closed by peer", "Connection reset by peer")
-_OURS: Final = (
-    *(str(Path(__file__).with_name(name)) for name in ("server.py", "rank.py", "call.py", "main_module.py")),
-    runpy.__file__,
-    "<string>",
-    "<frozen runpy>",
-)
+# The files whose frames come before the program's: of this package, and what runs `-c` and `-m`.
+_LAUNCHER: Final = f"{Path(__file__).parent}{os.sep}"
+_INTERPRETER: Final = (runpy.__file__, "<string>", "<frozen runpy>")
 # The frames nearest to the error that the interpreter shows; an endless recursion may have a million.
 _FRAMES: Final = 1000
 
@@ -31,9 +29,13 @@ def formatted(error: BaseException) -> str:
 
 def users_part(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback without the frames of what runs the program."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+    while trace is not None and _is_launchers(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
+
+
+def _is_launchers(file: str) -> bool:
+    return file.startswith(_LAUNCHER) or file in _INTERPRETER
 
 
 def is_consequence(error: BaseException) -> bool:
