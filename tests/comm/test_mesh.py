@@ -20,8 +20,8 @@ import torch
 from torch.distributed import HashStore, TCPStore
 
 import rankwise as rw
-from rankwise._comm.control import connect
-from rankwise._comm.control.connect import Introduction
+from rankwise._comm.control import connect, sockets
+from rankwise._comm.control.connect import connect_mesh
 from rankwise._comm.control.mesh import Mesh
 from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.registry import GroupRegistry
@@ -50,10 +50,11 @@ def in_threads(talk: Callable[[int], Any], size: int = SIZE) -> list[Any]:
     return results
 
 
-def introduction(place: int, store: HashStore, size: int = SIZE, **more: Any) -> Introduction:
-    settings: dict[str, Any] = {"reach": lambda: "127.0.0.1", "timeout": 10.0, "check": lambda _: None} | more
-    settings.setdefault("one_host", False)
-    return Introduction(store=store, name="group", ranks=range(10, 10 + size), place=place, **settings)
+def connected(group_rank: int, store: HashStore, size: int = SIZE, **more: Any) -> Mesh:
+    """Return the mesh of one member of a group of ranks 10, 11, ...; `more` replaces arguments of `connect_mesh`."""
+    settings: dict[str, Any] = {"one_host": False, "own_address": lambda: "127.0.0.1", "timeout": 10.0}
+    settings |= {"check_alive": lambda _: None} | more
+    return connect_mesh(store=store, name="group", ranks=range(10, 10 + size), group_rank=group_rank, **settings)
 
 
 @pytest.fixture(params=["one host", "several hosts"])
@@ -61,7 +62,7 @@ def meshes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "several hosts":
         monkeypatch.setattr(connect, "network_id", lambda: str(threading.get_ident()))
     store = HashStore()
-    made: list[Mesh] = in_threads(lambda place: introduction(place, store).connect())
+    made: list[Mesh] = in_threads(lambda place: connected(place, store))
     assert all(mesh.near is (request.param == "one host") for mesh in made)
     yield made
     for mesh in made:
@@ -211,7 +212,7 @@ def test_strangers_do_not_take_a_members_place(monkeypatch: pytest.MonkeyPatch) 
         return listener
 
     monkeypatch.setattr(connect, "listen", listen_and_be_met)
-    made = in_threads(lambda place: introduction(place, store, reach=reach).connect())
+    made = in_threads(lambda place: connected(place, store, own_address=reach))
     assert in_threads(lambda place: len(swap(made[place], [b""] * SIZE))) == [SIZE] * SIZE
     for mesh in made:
         mesh.abandon()
@@ -226,7 +227,7 @@ def test_strangers_that_speak_slowly_or_not_hold_no_member_up(place: str, monkey
     if place == "several hosts":
         monkeypatch.setattr(connect, "network_id", lambda: str(threading.get_ident()))
     near, ended = place == "one host", threading.Event()
-    listen = connect._listen_locally if near else functools.partial(acceptor.listen, one_host=False)
+    listen = sockets.listen_locally if near else functools.partial(acceptor.listen, one_host=False)
     strangers: list[socket.socket] = []
 
     def listen_and_be_met(*args: Any, **_more: Any) -> socket.socket:
@@ -242,14 +243,15 @@ def test_strangers_that_speak_slowly_or_not_hold_no_member_up(place: str, monkey
                 with contextlib.suppress(OSError):
                     stranger.send(b"x")
 
-    monkeypatch.setattr(connect, "_listen_locally" if near else "listen", listen_and_be_met)
+    monkeypatch.setattr(connect, "listen_locally" if near else "listen", listen_and_be_met)
     thread = threading.Thread(target=speak_slowly)
     thread.start()
     store = HashStore()
     for other in (1, 2):  # they are there, and do not connect
         store.set(f"group/host/{other}", "elsewhere")
-    (error,) = in_threads(lambda place: introduction(place, store, timeout=1.0, one_host=near).connect(), size=1)
-    made = in_threads(functools.partial(connected, HashStore()))
+    (error,) = in_threads(lambda place: connected(place, store, timeout=1.0, one_host=near), size=1)
+    store = HashStore()
+    made = in_threads(lambda place: connected(place, store))
     ended.set()
     thread.join()
     assert "ranks 11-12 did not connect to rank 10 in 1 s. 30 connections were closed that were no rank's" in str(error)
@@ -258,10 +260,6 @@ def test_strangers_that_speak_slowly_or_not_hold_no_member_up(place: str, monkey
         mesh.abandon()
     for stranger in strangers:
         stranger.close()
-
-
-def connected(store: HashStore, place: int) -> Mesh:
-    return introduction(place, store).connect()
 
 
 ODD = [
@@ -281,8 +279,8 @@ def test_an_address_that_cannot_be_read_is_an_error_of_ours(odd: bytes | str) ->
     said = odd if isinstance(odd, bytes) else json.dumps(address).encode()
     store = HashStore()
     store.set("group/address/0", said.decode(errors="surrogateescape") if odd != b"\xff" else "{")
-    with pytest.raises(rw.CollectiveError, match="where it can be reached cannot be read") as refused:
-        introduction(1, store, size=2, one_host=True).connect()
+    with pytest.raises(rw.CollectiveError, match="the address of rank 10 in the store cannot be read") as refused:
+        connected(1, store, size=2, one_host=True)
     assert str(refused.value).isprintable()
 
 
@@ -305,7 +303,7 @@ def test_a_store_that_fails_is_an_error_of_ours() -> None:
 
 def test_members_that_do_not_come_are_named() -> None:
     store = HashStore()
-    (error,) = in_threads(lambda place: introduction(place, store, timeout=0.3).connect(), size=1)
+    (error,) = in_threads(lambda place: connected(place, store, timeout=0.3), size=1)
     assert isinstance(error, rw.CollectiveTimeoutError)
     assert "ranks 11-12 did not connect to rank 10 in 0.3 s" in str(error)
 
@@ -313,14 +311,14 @@ def test_members_that_do_not_come_are_named() -> None:
         assert list(awaited()) == [11, 12]
         raise rw.CollectiveError("rank 12 is gone")
 
-    (error,) = in_threads(lambda place: introduction(place, HashStore(), check=check).connect(), size=1)
+    (error,) = in_threads(lambda place: connected(place, HashStore(), check_alive=check), size=1)
     assert str(error) == "rank 12 is gone"
 
 
 def test_nothing_is_left_open_when_members_do_not_come() -> None:
     gc.collect()  # what earlier tests have left goes now, and not while descriptors are counted
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count is all that is wanted
-    (error,) = in_threads(lambda place: introduction(place, HashStore(), timeout=0.2).connect(), size=1)
+    (error,) = in_threads(lambda place: connected(place, HashStore(), timeout=0.2), size=1)
     assert isinstance(error, rw.CollectiveTimeoutError)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
@@ -334,7 +332,7 @@ def test_members_connect_that_have_many_files_open() -> None:
         files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
         for _ in range(1100):
             files.enter_context(Path(os.devnull).open())
-        meshes = in_threads(lambda place: introduction(place, store).connect())
+        meshes = in_threads(lambda place: connected(place, store))
         for mesh in meshes:
             mesh.close("done")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from rankwise._comm.control.connect import Introduction
+from rankwise._comm.control.connect import connect_mesh
 from rankwise._comm.control.mesh import Mesh, looking_at
 from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
 from rankwise._comm.gloo_threads import await_rest
@@ -56,22 +56,22 @@ class GroupRegistry:
         Collective over the members.
         """
 
-        def check(awaited: Callable[[], Sequence[int]]) -> None:
+        def check_alive(awaited: Callable[[], Sequence[int]]) -> None:
             gone = self._dead_ranks(ranks) and self._dead_ranks(awaited())  # which costs more to ask
             if gone:
                 raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {gone}")
 
         try:
-            mesh = Introduction(
+            mesh = connect_mesh(
                 store=self.store(),
                 name=name,
                 ranks=ranks,
-                place=ranks.index(self.rank),
+                group_rank=ranks.index(self.rank),
                 one_host=self.one_host,
-                reach=self.own_address,
+                own_address=self.own_address,
                 timeout=self.timeout,
-                check=check,
-            ).connect()
+                check_alive=check_alive,
+            )
         except RuntimeError as error:
             if isinstance(error, RankwiseError):
                 raise

@@ -10,7 +10,7 @@ import sys
 from typing import NoReturn
 
 import rankwise as rw
-from rankwise._comm.control.connect import Introduction
+from rankwise._comm import registry
 from rankwise._session import lifecycle
 
 how, who = sys.argv[1], sys.argv[2]
@@ -20,13 +20,13 @@ def fail(*_: object) -> NoReturn:
     raise RuntimeError("the driver has no memory")
 
 
-def die(*_: object) -> None:
+def die(*_: object, **_more: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 if os.environ["RANK"] == who:
     if how == "late":
-        Introduction.connect = die  # type: ignore[assignment,method-assign]
+        vars(registry)["connect_mesh"] = die
     else:
         vars(lifecycle)["bind"] = fail if how == "raises" else die
 try:

@@ -5,20 +5,20 @@ import time
 from typing import Any
 
 import rankwise as rw
-from rankwise._comm.control.connect import Introduction
+from rankwise._comm.control import connect
 
 rw.init(timeout=100.0)
 rank = rw.get_rank()
-reach = Introduction._reach
+connect_to = connect._connect
 
 
-def slowly(self: Introduction, place: int, *args: Any, **more: Any) -> Any:
-    if place == 1:
+def connect_slowly(group: Any, group_rank: int, *args: Any, **more: Any) -> Any:
+    if group_rank == 1:
         time.sleep(1.0)
-    return reach(self, place, *args, **more)
+    return connect_to(group, group_rank, *args, **more)
 
 
-Introduction._reach = slowly  # type: ignore[method-assign]  # a second that a busy machine may take as well
+vars(connect)["_connect"] = connect_slowly  # a second that a busy machine may take as well
 # Gloo's own connections are made one after the other too: they are not what is looked at here.
 rw.new_group([0, 1, 2])
 print("made by", rank, flush=True)

@@ -1,14 +1,13 @@
-"""How the members of a group connect to each other, each to each.
+"""The connections of a new group: every member connects to every other member.
 
-Every member says over the store where it can be reached, and connects to those before it. On one host that is a socket
-whose other end must be this user's, whatever others write into the store; between hosts, whoever connects must know a
-secret from the store. See SECURITY.md.
+Every member writes its address to the store, connects to the members before it, and accepts the members after it. On
+one host the connections are sockets whose other end must belong to the same user, whatever other users write to the
+store. Between hosts the connecting side must send a secret from the store. See SECURITY.md.
 """
 
 from __future__ import annotations
 
 import hmac
-import os
 import re
 import secrets
 import socket
@@ -22,6 +21,7 @@ from typing import Final
 from torch.distributed import Store
 
 from rankwise._comm.control.mesh import Mesh
+from rankwise._comm.control.sockets import admit, listen_locally, local_name
 from rankwise._net.acceptor import Acceptor, Client, listen
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import host_id, network_id
@@ -30,24 +30,18 @@ from rankwise._text import ranks_on_hosts_text
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError, printable, shortened
 
 _SECRET_BYTES: Final = 16
-# The secret, and the place of whoever connects.
+# The secret, and the group rank of the connecting member.
 _GREETING: Final = struct.Struct(f"<{_SECRET_BYTES}sI")
+# The shortest and the longest pause between two reads of the store.
 _PAUSE_SECONDS: Final = (0.0005, 0.02)
 _CHECK_SECONDS: Final = 0.1
-# What a host may call itself.
-_LONGEST_NAME: Final = 64
-_UNKNOWN: Final[Mapping[int, str]] = {}
-# The socket of a member on its own host. No file: the name goes with the socket.
-_LOCAL_NAME: Final = "rankwise-{}"
-# A host that lost its power says nothing: it is asked after so many seconds of silence, again after so many, so often.
-_KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-# Linux: process, user and group of the other side.
-_CREDENTIALS: Final = struct.Struct("3i")
+_MAX_HOST_NAME: Final = 64
+_NO_HOSTS: Final[Mapping[int, str]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Address:
-    """Where a member can be reached: by `local` on its own host, by `remote` and `port` from others."""
+    """The address of a member: `local` for ranks of its own host, `remote` and `port` for other hosts."""
 
     host: str
     local: str
@@ -57,232 +51,238 @@ class _Address:
 
     @classmethod
     def read(cls, text: str, rank: int) -> _Address:
-        """Return what a member has said.
+        """Return the address that a rank wrote to the store.
 
         Raises:
-            CollectiveError: No member says that.
+            CollectiveError: The text is not an address.
         """
         try:
             address = decode_line(cls, text)
             if len(bytes.fromhex(address.secret)) != _SECRET_BYTES or not re.fullmatch(r"[-a-z0-9]+", address.local):
-                raise ValueError(f"{address.local!r} is no address")  # noqa: TRY301 - as what cannot be read
+                raise ValueError(f"{address.local!r} is no address")  # noqa: TRY301 - handled like unreadable text
         except ValueError as error:
             raise CollectiveError(
-                f"what rank {rank} said in the store of where it can be reached cannot be read: {error}; does another "
-                "program use the store?"
+                f"the address of rank {rank} in the store cannot be read: {error}; does another program use the store?"
             ) from error
         return address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Introduction:
-    """What a member needs to find the others.
-
-    Attributes:
-        store: What the members share.
-        name: The group's, the same on all members and on no other group.
-        ranks: The members' global ranks, by place.
-        place: This member's.
-        one_host: All members are known to be on this host: then no word of others makes them leave it.
-        reach: Returns the name or address that other hosts reach this one by.
-        timeout: Seconds to wait for the others.
-        check: Called while waiting, with what returns the ranks that are waited for; raises if that is in vain.
-            A member that has done its part may be gone by now.
-    """
+class _Group:
+    """The arguments of `connect_mesh` that all of its steps need, and the deadline."""
 
     store: Store
     name: str
     ranks: Sequence[int]
-    place: int
+    group_rank: int
     one_host: bool
-    reach: Callable[[], str]
     timeout: float
-    check: Callable[[Callable[[], Sequence[int]]], None]
+    deadline: float
+    check_alive: Callable[[Callable[[], Sequence[int]]], None]
 
-    def connect(self) -> Mesh:
-        """Connect to the other members.
 
-        Collective over the members.
+def connect_mesh(
+    *,
+    store: Store,
+    name: str,
+    ranks: Sequence[int],
+    group_rank: int,
+    one_host: bool,
+    own_address: Callable[[], str],
+    timeout: float,
+    check_alive: Callable[[Callable[[], Sequence[int]]], None],
+) -> Mesh:
+    """Connect to the other members of a new group.
 
-        Raises:
-            CollectiveError: A member could not be reached.
-            CollectiveTimeoutError: Some did not come in time.
-        """
-        deadline = time.monotonic() + self.timeout
-        connections: dict[int, socket.socket] = {}
-        listeners: list[socket.socket] = []
-        try:
-            host = f"{host_id()}/{network_id()}"
-            hosts = {} if self.one_host else self._hosts(host, deadline)
-            near = not hosts
-            listeners.append(_listen_locally())
-            if not near:
-                listeners.append(listen(0, one_host=False))
-            secret = secrets.token_bytes(_SECRET_BYTES)
-            own = _Address(
-                host=host,
-                local=_local_name(listeners[0]),
-                remote="" if near else self.reach(),
-                port=0 if near else listeners[-1].getsockname()[1],
-                secret=secret.hex(),
-            )
-            self.store.set(f"{self.name}/address/{self.place}", encode_line(own))
-            for other, text in enumerate(self._read("address", self.place, deadline, hosts)):
-                address = _Address.read(text, self.ranks[other])
-                is_local = near or address.host == host
-                connections[other] = self._reach(other, address, near=is_local, deadline=deadline)
-            self._accept(listeners, secret, connections, hosts, deadline)
-        except BaseException:
-            for connection in connections.values():
-                connection.close()
-            raise
-        finally:
-            for listener in listeners:
-                listener.close()
-        return Mesh(self.name, self.ranks, connections, hosts)
+    Collective over the members.
 
-    def _hosts(self, host: str, deadline: float) -> dict[int, str]:
-        """Return the names of the members' hosts, by rank; none if all members say that they are on this one."""
-        self.store.set(f"{self.name}/host/{self.place}", f"{host} {socket.gethostname()}")
-        told = [other.partition(" ") for other in self._read("host", len(self.ranks), deadline)]
-        if all(other == host for other, _, _ in told):
-            return {}
-        return {
-            rank: printable(shortened(name, _LONGEST_NAME)) for rank, (_, _, name) in zip(self.ranks, told, strict=True)
-        }
+    Args:
+        store: The store that the members share.
+        name: The name of the group, the same on all members and different from all other groups.
+        ranks: The global ranks of the members.
+        group_rank: The index of this process in `ranks`.
+        one_host: All members are known to be on this host. Then no entry of the store can direct a member to another
+            host.
+        own_address: Returns the name or address of this host for other hosts.
+        timeout: Seconds to wait for the other members.
+        check_alive: Called while waiting, with a function that returns the awaited ranks; raises if one is dead. A
+            member that has made its connections may have exited already, so ranks that are not awaited do not count.
 
-    def _read(self, what: str, count: int, deadline: float, hosts: Mapping[int, str] = _UNKNOWN) -> list[str]:
-        """Return what the first so many members have said of themselves, once they have."""
-        keys = [f"{self.name}/{what}/{place}" for place in range(count)]
-        pause, longest = _PAUSE_SECONDS
-
-        def awaited() -> list[int]:
-            return [self.ranks[place] for place, key in enumerate(keys) if not self.store.check([key])]
-
-        while keys and not self.store.check(keys):
-            self.check(awaited)
-            if time.monotonic() > deadline:
-                raise self._late(awaited(), hosts)
-            time.sleep(pause)
-            pause = min(2 * pause, longest)
-        return [value.decode(errors="replace") for value in self.store.multi_get(keys)] if keys else []
-
-    def _reach(self, place: int, address: _Address, *, near: bool, deadline: float) -> socket.socket:
-        """Connect to a member, and say who this is."""
-        where = address.local if near else f"{address.remote}:{address.port}"
-        try:
-            if not near:
-                timeout = max(0.1, deadline - time.monotonic())
-                connection = socket.create_connection((address.remote, address.port), timeout=timeout)
-            else:
-                connection = self._connect_locally(place, address.local, deadline)
-        except (OSError, OverflowError, UnicodeError) as error:
-            raise self._unreachable(place, where, error) from error
-        try:
-            if not _is_ours(connection):
-                raise ConnectionRefusedError("it belongs to another user")
-            connection.sendall(_GREETING.pack(bytes.fromhex(address.secret), self.place))
-        except OSError as error:
+    Raises:
+        CollectiveError: A member could not be reached.
+        CollectiveTimeoutError: Some members did not connect in time.
+    """
+    group = _Group(
+        store=store,
+        name=name,
+        ranks=ranks,
+        group_rank=group_rank,
+        one_host=one_host,
+        timeout=timeout,
+        deadline=time.monotonic() + timeout,
+        check_alive=check_alive,
+    )
+    connections: dict[int, socket.socket] = {}
+    listeners: list[socket.socket] = []
+    try:
+        host = f"{host_id()}/{network_id()}"
+        hosts = _NO_HOSTS if one_host else _exchange_hosts(group, host)
+        listeners.append(listen_locally())
+        if hosts:
+            listeners.append(listen(0, one_host=False))
+        secret = _publish_address(group, listeners, host, own_address() if hosts else "")
+        for other, text in enumerate(_read(group, "address", group_rank, hosts)):
+            address = _Address.read(text, ranks[other])
+            is_local = not hosts or address.host == host
+            connections[other] = _connect(group, other, address, is_local=is_local)
+        _accept(group, listeners, secret, connections, hosts)
+    except BaseException:
+        for connection in connections.values():
             connection.close()
-            raise self._unreachable(place, where, error) from error
-        return connection
-
-    def _connect_locally(self, place: int, name: str, deadline: float) -> socket.socket:
-        if sys.platform != "linux":
-            return socket.create_connection((LOOPBACK, int(name)), timeout=max(0.1, deadline - time.monotonic()))
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(_CHECK_SECONDS)
-            while True:
-                try:
-                    connection.connect(f"\0{name}")
-                except BlockingIOError:  # others wait there to be let in, more than there is room for
-                    self.check(lambda: [self.ranks[place]])
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(_CHECK_SECONDS)
-                else:
-                    return connection
-        except BaseException:
-            connection.close()
-            raise
-
-    def _unreachable(self, place: int, where: str, error: Exception) -> CollectiveError:
-        hint = "; all ranks are said to be on one host, by their launcher or an address on loopback: are they?"
-        return CollectiveError(
-            f"rank {self.ranks[place]} cannot be reached at {where}: {error}{hint if self.one_host else ''}"
-        )
-
-    def _accept(
-        self,
-        listeners: Sequence[socket.socket],
-        secret: bytes,
-        connections: dict[int, socket.socket],
-        hosts: Mapping[int, str],
-        deadline: float,
-    ) -> None:
-        """Let the members after this one connect."""
-        expected = set(range(self.place + 1, len(self.ranks)))
-        idle = 0
-        with Acceptor(listeners, admits=_is_ours) as acceptor:
-            while expected:
-                if time.monotonic() > deadline:
-                    late = [self.ranks[place] for place in sorted(expected)]
-                    raise self._late(late, hosts, acceptor.rejected_text())
-                try:
-                    clients = acceptor.wait(_CHECK_SECONDS)
-                except JoinError as error:
-                    raise CollectiveError(f"rank {self.ranks[self.place]}: {error}") from error
-                idle = 0 if clients else idle + 1
-                if idle > 1:  # at one look, somebody may have come and gone who is let in now and heard at the next
-                    self.check(lambda: [self.ranks[place] for place in expected])
-                for client in clients:
-                    # No more than the greeting: what follows it is for the mesh.
-                    is_there = client.read(_GREETING.size - len(client.received))
-                    place = _greeted(client, secret)
-                    if place in expected:
-                        expected.remove(place)
-                        connections[place] = acceptor.release(client)
-                    elif not is_there or place is not None:
-                        acceptor.reject(client)
-
-    def _late(self, ranks: Sequence[int], hosts: Mapping[int, str], strangers: str = "") -> CollectiveTimeoutError:
-        own = self.ranks[self.place]
-        return CollectiveTimeoutError(
-            f"{ranks_on_hosts_text(ranks, hosts)} did not connect to rank {own} in {self.timeout:g} s.{strangers}"
-        )
+        raise
+    finally:
+        for listener in listeners:
+            listener.close()
+    return Mesh(name, ranks, connections, hosts)
 
 
-def _listen_locally() -> socket.socket:
+def _exchange_hosts(group: _Group, host: str) -> Mapping[int, str]:
+    """Return the host names of the members, by rank; empty if all members report the same host."""
+    group.store.set(f"{group.name}/host/{group.group_rank}", f"{host} {socket.gethostname()}")
+    reported = [other.partition(" ") for other in _read(group, "host", len(group.ranks))]
+    if all(other == host for other, _, _ in reported):
+        return _NO_HOSTS
+    names = (printable(shortened(name, _MAX_HOST_NAME)) for _, _, name in reported)
+    return dict(zip(group.ranks, names, strict=True))
+
+
+def _publish_address(group: _Group, listeners: Sequence[socket.socket], host: str, remote: str) -> bytes:
+    """Write the address of this member to the store, and return its secret."""
+    secret = secrets.token_bytes(_SECRET_BYTES)
+    own = _Address(
+        host=host,
+        local=local_name(listeners[0]),
+        remote=remote,
+        port=listeners[1].getsockname()[1] if len(listeners) > 1 else 0,
+        secret=secret.hex(),
+    )
+    group.store.set(f"{group.name}/address/{group.group_rank}", encode_line(own))
+    return secret
+
+
+def _read(group: _Group, key: str, count: int, hosts: Mapping[int, str] = _NO_HOSTS) -> list[str]:
+    """Wait until the first `count` members have written a key to the store, and return their values."""
+    keys = [f"{group.name}/{key}/{group_rank}" for group_rank in range(count)]
+    pause, max_pause = _PAUSE_SECONDS
+
+    def awaited() -> list[int]:
+        return [rank for rank, key in zip(group.ranks, keys, strict=False) if not group.store.check([key])]
+
+    while keys and not group.store.check(keys):
+        group.check_alive(awaited)
+        if time.monotonic() > group.deadline:
+            raise _timeout_error(group, awaited(), hosts)
+        time.sleep(pause)
+        pause = min(2 * pause, max_pause)
+    return [value.decode(errors="replace") for value in group.store.multi_get(keys)] if keys else []
+
+
+def _connect(group: _Group, group_rank: int, address: _Address, *, is_local: bool) -> socket.socket:
+    """Connect to a member, and send the greeting."""
+    where = address.local if is_local else f"{address.remote}:{address.port}"
+    try:
+        if is_local:
+            connection = _connect_locally(group, group_rank, address.local)
+        else:
+            timeout = max(0.1, group.deadline - time.monotonic())
+            connection = socket.create_connection((address.remote, address.port), timeout=timeout)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise _unreachable_error(group, group_rank, where, error) from error
+    try:
+        if not admit(connection):
+            raise ConnectionRefusedError("it belongs to another user")
+        connection.sendall(_GREETING.pack(bytes.fromhex(address.secret), group.group_rank))
+    except OSError as error:
+        connection.close()
+        raise _unreachable_error(group, group_rank, where, error) from error
+    return connection
+
+
+def _connect_locally(group: _Group, group_rank: int, name: str) -> socket.socket:
     if sys.platform != "linux":
-        return listen(0, one_host=True)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0{_LOCAL_NAME.format(secrets.token_hex(_SECRET_BYTES))}")
-    listener.listen(socket.SOMAXCONN)
-    return listener
+        return socket.create_connection((LOOPBACK, int(name)), timeout=max(0.1, group.deadline - time.monotonic()))
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_CHECK_SECONDS)
+        while True:
+            try:
+                connection.connect(f"\0{name}")
+            except BlockingIOError:  # the backlog of the listening socket is full
+                group.check_alive(lambda: [group.ranks[group_rank]])
+                if time.monotonic() > group.deadline:
+                    raise
+                time.sleep(_CHECK_SECONDS)
+            else:
+                return connection
+    except BaseException:
+        connection.close()
+        raise
 
 
-def _local_name(listener: socket.socket) -> str:
-    name = listener.getsockname()
-    return name.decode().lstrip("\0") if isinstance(name, bytes) else str(name[1])
+def _accept(
+    group: _Group,
+    listeners: Sequence[socket.socket],
+    secret: bytes,
+    connections: dict[int, socket.socket],
+    hosts: Mapping[int, str],
+) -> None:
+    """Accept the connections of the members after this one."""
+    expected = set(range(group.group_rank + 1, len(group.ranks)))
+    idle = 0
+    with Acceptor(listeners, admits=admit) as acceptor:
+        while expected:
+            if time.monotonic() > group.deadline:
+                late = [group.ranks[group_rank] for group_rank in sorted(expected)]
+                raise _timeout_error(group, late, hosts, acceptor.rejected_text())
+            try:
+                clients = acceptor.wait(_CHECK_SECONDS)
+            except JoinError as error:
+                raise CollectiveError(f"rank {group.ranks[group.group_rank]}: {error}") from error
+            idle = 0 if clients else idle + 1
+            # One wait without clients is no reason to check: a member may have connected and exited meanwhile. That
+            # wait accepted its connection, and the next one reads its greeting.
+            if idle > 1:
+                group.check_alive(lambda: [group.ranks[group_rank] for group_rank in expected])
+            for client in clients:
+                # Read no more than the greeting: the bytes after it are frames, which the mesh reads.
+                is_connected = client.read(_GREETING.size - len(client.received))
+                group_rank = _greeted(client, secret)
+                if group_rank in expected:
+                    expected.remove(group_rank)
+                    connections[group_rank] = acceptor.release(client)
+                elif not is_connected or group_rank is not None:
+                    acceptor.reject(client)
 
 
-def _is_ours(connection: socket.socket) -> bool:
-    """Make a connection ready; False if another user's process is at its other end, as far as this host knows."""
-    if connection.family == getattr(socket, "AF_UNIX", None):
-        sent = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return bool(_CREDENTIALS.unpack(sent)[1] == os.getuid())
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE:
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return True
+def _timeout_error(
+    group: _Group, ranks: Sequence[int], hosts: Mapping[int, str], rejected: str = ""
+) -> CollectiveTimeoutError:
+    own = group.ranks[group.group_rank]
+    return CollectiveTimeoutError(
+        f"{ranks_on_hosts_text(ranks, hosts)} did not connect to rank {own} in {group.timeout:g} s.{rejected}"
+    )
+
+
+def _unreachable_error(group: _Group, group_rank: int, where: str, error: Exception) -> CollectiveError:
+    hint = (
+        "; the launcher, or an address on loopback, places all ranks on one host: are they?" if group.one_host else ""
+    )
+    return CollectiveError(f"rank {group.ranks[group_rank]} cannot be reached at {where}: {error}{hint}")
 
 
 def _greeted(client: Client, secret: bytes) -> int | None:
-    """Return the place of whoever connected, -1 for a stranger; None if it has not said all of it."""
+    """Return the group rank that a client sent, -1 if its secret is wrong; None if the greeting is incomplete."""
     if len(client.received) < _GREETING.size:
         return None
-    shown, place = _GREETING.unpack(client.received)
-    return int(place) if hmac.compare_digest(shown, secret) else -1
+    shown, group_rank = _GREETING.unpack(client.received)
+    return int(group_rank) if hmac.compare_digest(shown, secret) else -1
