@@ -50,8 +50,7 @@ class CountingComm(Comm):
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         def run() -> None:
             self._backend(tensor)
-            if op is Op.SUM:
-                tensor.mul_(self.size)
+            op.reduce_copies(tensor, self.size)
 
         return run
 

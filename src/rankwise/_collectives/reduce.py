@@ -90,7 +90,7 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
     with comm.collective(call):
         parsed = Op.parse(op)
         differentiable = as_bool(differentiable, "differentiable")
-        call.settings = {"op": parsed.value, "differentiable": True} if differentiable else {"op": parsed.value}
+        call.settings = {"op": parsed.name, "differentiable": True} if differentiable else {"op": parsed.name}
         job = ReduceRequest.of(comm, call, value, parsed)
         if differentiable:
             job.require_gradient()
@@ -127,7 +127,7 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
     call = Call("all_reduce_")
     with comm.collective(call):
         parsed = Op.parse(op)
-        call.settings = {"op": parsed.value}
+        call.settings = {"op": parsed.name}
         if not isinstance(tensor, torch.Tensor):
             raise PayloadTypeError(f"all_reduce_ takes a tensor, got {describe(tensor)}")
         target = dense(tensor)
@@ -140,7 +140,7 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
         result = how.finish(torch.empty(0, dtype=how.wire_dtype, device="cpu"), 1)
         if result.dtype != tensor.dtype:
             raise PayloadTypeError(
-                f"op={parsed.value!r} of {tensor.dtype} has another type, {result.dtype}: use all_reduce"
+                f"op={parsed.name!r} of {tensor.dtype} has another type, {result.dtype}: use all_reduce"
             )
         job = ReduceRequest.of(comm, call, tensor, parsed, in_place=True)
     (result,) = job.run()
@@ -175,7 +175,7 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
     call = Call("reduce_scatter")
     with comm.collective(call):
         parsed = Op.parse(op)
-        call.settings = {"op": parsed.value}
+        call.settings = {"op": parsed.name}
         _check_pieces(values, parsed, comm.size)
         call.content = " ".join(map(describe, values))
         call.parts = lambda: {f"[{place}]": describe(value) for place, value in enumerate(values)}
@@ -198,7 +198,7 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         job: ReduceRequest = ctx.job
-        call = Call("the gradient of all_reduce", {"op": job.op.value})
+        call = Call("the gradient of all_reduce", {"op": job.op.name})
         wanted = [grads[place] for place in job.places_of_tensors()]
         gradient = ReduceRequest.of(job.comm, call, wanted, job.op)
         return None, *_Reduce.apply(gradient, *gradient.tensors())  # type: ignore[no-untyped-call]  # torch's

@@ -19,7 +19,7 @@ from rankwise._collectives.scalars import check_number, fold_numbers, reduce_num
 from rankwise._comm.buffers import as_bytes, contents, from_bytes, same_memory, to_tensor
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import INLINE_BYTES, Comm, dense
-from rankwise._comm.reduce_ops import Op, ReductionRecipe, fold, plan, require_differentiable
+from rankwise._comm.reduce_ops import OPS, Op, ReductionRecipe, fold, plan, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 
@@ -125,8 +125,9 @@ class ReduceRequest:
             InvalidArgumentError: Not through this operation.
             PayloadTypeError: Not through tensors of this type.
         """
-        if self.op not in {Op.SUM, Op.MEAN}:
-            raise InvalidArgumentError(f"op={self.op.value!r} is not differentiable here; 'sum' and 'mean' are")
+        if not self.op.is_linear:
+            linear = " and ".join(repr(op.name) for op in OPS.values() if op.is_linear)
+            raise InvalidArgumentError(f"op={self.op.name!r} is not differentiable here; {linear} are")
         tensors = self.tensors()
         if not tensors:
             raise PayloadTypeError("gradients flow through tensors of floats, and there is no tensor in the value")
@@ -143,7 +144,7 @@ class ReduceRequest:
         numbers: list[Any] = list(self.numbers.values())
         reduced: Callable[[], list[Any]] | None = None
         with comm.collective(self.call):
-            moves = [] if self.small else [comm.reduce(bucket.wire, bucket.how.wire_op) for bucket in self.buckets]
+            moves = [] if self.small else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
             if self._is_checked():
                 inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.small else []
                 messages = comm.verify(self.call, pickle.dumps((numbers, inline)))
@@ -158,7 +159,7 @@ class ReduceRequest:
             numbers = fold_numbers([row[0] for row in rows], self.op)
             for place, bucket in enumerate(self.buckets if self.small else ()):
                 parts = [from_bytes(to_tensor(row[1][place]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
-                bucket.wire = fold(parts, bucket.how.wire_op, out=parts[0])
+                bucket.wire = fold(parts, self.op, out=parts[0])
         leaves = list(self.tree.leaves)
         for place, number in zip(self.numbers, numbers, strict=True):
             leaves[place] = number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -30,16 +29,16 @@ def check_number(value: Any, op: Op) -> Any:  # noqa: ANN401 - any value of the 
         PayloadTypeError: The operation is not defined for it, or it is no number.
     """
     kind = type(value)
-    if kind is float and op is not Op.AND and op is not Op.OR:
+    if kind is float and not op.bools_only:
         return value
     if kind not in _KINDS:
         value = _as_python(value)
-    if op in {Op.AND, Op.OR} and not isinstance(value, bool):
-        raise PayloadTypeError(f"op={op.value!r} is for bools, got {shown(value)}; compare first, as in value != 0")
-    if op is Op.MEAN and isinstance(value, int) and abs(value) > sys.float_info.max:
+    if op.bools_only and not isinstance(value, bool):
+        raise PayloadTypeError(f"op={op.name!r} is for bools, got {shown(value)}; compare first, as in value != 0")
+    if op.is_mean and isinstance(value, int) and abs(value) > sys.float_info.max:
         raise PayloadTypeError("op='mean' of an integer beyond all floats has no result, for means are floats")
-    if op in {Op.MIN, Op.MAX} and isinstance(value, complex):
-        raise PayloadTypeError(f"op={op.value!r} is not defined for {shown(value)}: complex numbers have no order")
+    if op.absorbing is not None and isinstance(value, complex):
+        raise PayloadTypeError(f"op={op.name!r} is not defined for {shown(value)}: complex numbers have no order")
     return value
 
 
@@ -58,9 +57,7 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callable[[]
     widest = torch.tensor([bits, *(_KINDS.index(type(number)) for number in numbers)], device=comm.control_device)
     comm.reduce(widest, Op.MAX)()
     bits, *kinds = widest.tolist()
-    growth = {Op.SUM: bits + comm.size.bit_length(), Op.PRODUCT: bits * comm.size}
-    growth[Op.MEAN] = growth[Op.SUM]
-    if growth.get(op, bits) >= _INT64_BITS:
+    if op.result_bits(bits, comm.size) >= _INT64_BITS:
         rows = [pickle.loads(row) for row in comm.all_gather_unverified(pickle.dumps(numbers))]
         return functools.partial(fold_numbers, rows, op)
 
@@ -70,9 +67,9 @@ def reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callable[[]
         widen: Callable[[Any], Any] = _KINDS[kind]
         values = [widen(numbers[place]) for place in places]
         wire = torch.tensor(values, dtype=_DTYPES[kind], device=comm.control_device)
-        reduced = comm.all_reduce(wire, Op.SUM if op is Op.MEAN else op)()().tolist()
+        reduced = comm.all_reduce(wire, Op.SUM if op.is_mean else op)()().tolist()
         for place, value in zip(places, reduced, strict=True):
-            results[place] = value / comm.size if op is Op.MEAN else value
+            results[place] = value / comm.size if op.is_mean else value
     return lambda: results
 
 
@@ -99,23 +96,4 @@ def _fold(column: Sequence[Any], op: Op) -> Any:  # noqa: ANN401 - numbers of an
             raise PayloadTypeError(
                 "an integer of one rank is beyond all floats, and another rank has a float"
             ) from error
-    if op is Op.SUM:
-        return sum(column)
-    if op is Op.MEAN:
-        return sum(column) / len(column)
-    if op is Op.PRODUCT:
-        return math.prod(column)
-    if op is Op.MIN:
-        return functools.reduce(_least, column)
-    if op is Op.MAX:
-        return functools.reduce(_greatest, column)
-    return all(column) if op is Op.AND else any(column)
-
-
-def _least(a: Any, b: Any) -> Any:  # noqa: ANN401 - numbers of any type
-    """The smaller one; not-a-number wins, as it does in torch."""
-    return a if a != a or a <= b else b  # noqa: PLR0124 - only not-a-number differs from itself
-
-
-def _greatest(a: Any, b: Any) -> Any:  # noqa: ANN401 - numbers of any type
-    return a if a != a or a >= b else b  # noqa: PLR0124 - only not-a-number differs from itself
+    return op.reduce_numbers(column)

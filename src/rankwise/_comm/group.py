@@ -124,7 +124,7 @@ class Comm(ByteCollectives):
         """
         how = plan(tensor.dtype, op)
         wire = how.start(dense(tensor))
-        reduce = self.reduce(wire, how.wire_op)
+        reduce = self.reduce(wire, op)
 
         def run() -> Completion[torch.Tensor]:
             reduce()
@@ -135,16 +135,16 @@ class Comm(ByteCollectives):
     def reduce(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
         """Prepare to reduce a contiguous tensor in place; its type is one that backends reduce with this operation."""
         if wire.is_complex():
-            if op is Op.PRODUCT:  # no backend multiplies complex numbers
-                return self._multiply(wire)
+            if not op.is_linear:  # no backend multiplies complex numbers
+                return self._reduce_gathered(wire, op)
             wire = torch.view_as_real(wire)
         return self._all_reduce(wire, op)
 
-    def _multiply(self, wire: torch.Tensor) -> Prepared[None]:
+    def _reduce_gathered(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
         gather = self.all_gather(wire)
 
         def run() -> None:
-            fold(gather(), Op.PRODUCT, out=wire)
+            fold(gather(), op, out=wire)
 
         return run
 
@@ -160,7 +160,7 @@ class Comm(ByteCollectives):
         flat = torch.cat(wires)
         shape = tensors[me].shape
         if len(set(sizes)) == 1 and not flat.is_complex():
-            scatter = self._reduce_scatter(flat.split(sizes), how.wire_op)
+            scatter = self._reduce_scatter(flat.split(sizes), op)
 
             def run_scatter() -> Completion[torch.Tensor]:
                 piece = scatter()
@@ -169,7 +169,7 @@ class Comm(ByteCollectives):
             return run_scatter
 
         # Pieces of different sizes, and complex ones, are beyond what backends scatter.
-        reduce = self.reduce(flat, how.wire_op)
+        reduce = self.reduce(flat, op)
 
         def run() -> Completion[torch.Tensor]:
             reduce()

@@ -1,29 +1,65 @@
-"""The reduction operations, defined once for every transport: what travels, how it is reduced, what comes out."""
+"""The reduction operations, each defined once for every transport, and the wire format of the tensors that they reduce.
+
+A tensor is converted to its wire format, reduced there by one of the transports, and converted to the result.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
 
 import torch
+import torch.distributed as dist
 
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 
-class Op(Enum):
-    """A reduction."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Op:
+    """A reduction operation: everything in the package that depends on the operation is an attribute of its entry.
 
-    SUM = "sum"
-    MEAN = "mean"
-    PRODUCT = "product"
-    MIN = "min"
-    MAX = "max"
-    AND = "and"
-    OR = "or"
+    A new operation is a new entry in the table below.
+
+    Attributes:
+        name: The name that users pass as `op`.
+        torch_op: The operation of torch's process group, on tensors in their wire format (see `plan`).
+        accumulate: Reduces a second tensor in wire format into the first one, in place.
+        reduce_copies: Reduces so many copies of a tensor in wire format into it, in place.
+        reduce_numbers: Reduces Python numbers of one type, in the order of ranks.
+        result_bits: Returns an upper bound of the bits of the result, given the bits of the largest integer and the
+            number of ranks.
+        absorbing: For a minimum or maximum, returns the integer of a type that wins against all others. None for an
+            operation whose result is not one of its operands.
+        is_mean: The result is divided by the number of ranks, after the reduction in wire format.
+        bools_only: The operation is defined for bools alone.
+        is_linear: Complex tensors are reduced as their real and imaginary parts, and gradients can flow through it.
+    """
+
+    SUM: ClassVar[Op]
+    MEAN: ClassVar[Op]
+    PRODUCT: ClassVar[Op]
+    MIN: ClassVar[Op]
+    MAX: ClassVar[Op]
+    AND: ClassVar[Op]
+    OR: ClassVar[Op]
+
+    name: str
+    torch_op: dist.ReduceOp.RedOpType
+    accumulate: Callable[[torch.Tensor, torch.Tensor], object]
+    reduce_copies: Callable[[torch.Tensor, int], object]
+    reduce_numbers: Callable[[Sequence[Any]], Any]
+    result_bits: Callable[[int, int], int]
+    absorbing: Callable[[torch.iinfo], int] | None = None
+    is_mean: bool = False
+    bools_only: bool = False
+    is_linear: bool = False
+
+    def __repr__(self) -> str:
+        return f"Op.{self.name.upper()}"
 
     @classmethod
     def parse(cls, name: str) -> Op:
@@ -32,98 +68,145 @@ class Op(Enum):
         Raises:
             InvalidArgumentError: There is none.
         """
-        found = _BY_NAME.get(name) if isinstance(name, str) else None
+        found = OPS.get(name) if isinstance(name, str) else None
         if found is not None:
             return found
-        close = difflib.get_close_matches(name.lower(), _BY_NAME, n=1) if isinstance(name, str) else []
+        close = difflib.get_close_matches(name.lower(), OPS, n=1) if isinstance(name, str) else []
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InvalidArgumentError(f"op={shown(name)} is none of {', '.join(map(repr, _BY_NAME))}{hint}")
+        raise InvalidArgumentError(f"op={shown(name)} is none of {', '.join(map(repr, OPS))}{hint}")
 
 
-_BY_NAME: Final = {op.value: op for op in Op}
+def _lesser(a: Any, b: Any) -> Any:  # noqa: ANN401 - numbers of any type
+    """Return the lesser number; not-a-number wins, as it does in torch."""
+    return a if a != a or a <= b else b  # noqa: PLR0124 - only not-a-number differs from itself
+
+
+def _greater(a: Any, b: Any) -> Any:  # noqa: ANN401 - numbers of any type
+    """Return the greater number; not-a-number wins, as it does in torch."""
+    return a if a != a or a >= b else b  # noqa: PLR0124 - only not-a-number differs from itself
+
+
+Op.SUM = Op(
+    name="sum",
+    torch_op=dist.ReduceOp.SUM,
+    accumulate=torch.Tensor.add_,
+    reduce_copies=torch.Tensor.mul_,
+    reduce_numbers=sum,
+    result_bits=lambda bits, size: bits + size.bit_length(),
+    is_linear=True,
+)
+Op.MEAN = replace(Op.SUM, name="mean", reduce_numbers=lambda numbers: sum(numbers) / len(numbers), is_mean=True)
+Op.PRODUCT = Op(
+    name="product",
+    torch_op=dist.ReduceOp.PRODUCT,
+    accumulate=torch.Tensor.mul_,
+    reduce_copies=torch.Tensor.pow_,
+    reduce_numbers=math.prod,
+    result_bits=lambda bits, size: bits * size,
+)
+Op.MIN = Op(
+    name="min",
+    torch_op=dist.ReduceOp.MIN,
+    accumulate=lambda tensor, other: torch.minimum(tensor, other, out=tensor),
+    reduce_copies=lambda tensor, _: tensor,
+    reduce_numbers=functools.partial(functools.reduce, _lesser),
+    result_bits=lambda bits, _: bits,
+    absorbing=lambda limits: limits.min,
+)
+Op.MAX = Op(
+    name="max",
+    torch_op=dist.ReduceOp.MAX,
+    accumulate=lambda tensor, other: torch.maximum(tensor, other, out=tensor),
+    reduce_copies=lambda tensor, _: tensor,
+    reduce_numbers=functools.partial(functools.reduce, _greater),
+    result_bits=lambda bits, _: bits,
+    absorbing=lambda limits: limits.max,
+)
+# Bools travel as 0 and 1.
+Op.AND = replace(Op.MIN, name="and", reduce_numbers=all, bools_only=True)
+Op.OR = replace(Op.MAX, name="or", reduce_numbers=any, bools_only=True)
+
+OPS: Final = {op.name: op for op in (Op.SUM, Op.MEAN, Op.PRODUCT, Op.MIN, Op.MAX, Op.AND, Op.OR)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionRecipe:
-    """How to reduce tensors of one type.
+    """How to reduce tensors of one dtype.
 
     Attributes:
-        wire_dtype: The type they travel and are reduced in.
-        wire_op: The reduction itself: SUM, PRODUCT, MIN or MAX.
-        start: Makes a new contiguous tensor of that type to be reduced in place; of any number of elements.
-        finish: Makes the result of what was reduced, given the number of ranks.
+        wire_dtype: The dtype in which they are sent and reduced.
+        start: Converts a tensor to a new contiguous one in wire format, to be reduced in place; it may have any number
+            of elements.
+        finish: Converts the reduced tensor to the result, given the number of ranks.
     """
 
     wire_dtype: torch.dtype
-    wire_op: Op
     start: Callable[[torch.Tensor], torch.Tensor]
     finish: Callable[[torch.Tensor, int], torch.Tensor]
 
     @classmethod
-    def of(
-        cls, wire_dtype: torch.dtype, wire_op: Op, finish: Callable[[torch.Tensor, int], torch.Tensor]
-    ) -> ReductionRecipe:
-        """Return the plan of a reduction whose type holds the values as they are."""
+    def of(cls, wire_dtype: torch.dtype, finish: Callable[[torch.Tensor, int], torch.Tensor]) -> ReductionRecipe:
+        """Return the recipe for a wire format that is only another dtype."""
 
         def start(tensor: torch.Tensor) -> torch.Tensor:
             wire = torch.empty(tensor.shape, dtype=wire_dtype, device=tensor.device)
             return wire.copy_(tensor)
 
-        return cls(wire_dtype=wire_dtype, wire_op=wire_op, start=start, finish=finish)
+        return cls(wire_dtype=wire_dtype, start=start, finish=finish)
 
 
 _INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _FLOATS: Final = (*_HALVES, torch.float32, torch.float64)
 _COMPLEX: Final = (torch.complex64, torch.complex128)
-# Backends reduce these natively; the others travel in a type that holds them exactly.
 _WORD_BITS: Final = 32
 _LOW_WORD: Final = (1 << _WORD_BITS) - 1
-# Below it, the upper word of a sum that floats of 64 bits hold exactly.
+# The upper word of a sum is below this where float64 holds the sum exactly.
 _EXACT_HIGH_WORD: Final = 1 << (53 - _WORD_BITS)
+# No backend reduces these dtypes natively: they are sent in one that holds them exactly.
 _WIDENED: Final = {torch.int16: torch.int32, torch.uint16: torch.int64, torch.uint32: torch.int64}
 
 
 @functools.cache
 def plan(dtype: torch.dtype, op: Op) -> ReductionRecipe:
-    """Return how tensors of a type are reduced.
+    """Return the recipe for tensors of a dtype.
 
     The sum and product of bools are int64, as in torch. The mean of bools and integers is summed as an integer that
     does not overflow, and divided in float64; that of half-precision floats is taken in float32, where their sum does
-    not overflow. All else keeps its type, and overflows as in torch: integers wrap around, floats become infinite.
+    not overflow. All else keeps its dtype, and overflows as in torch: integers wrap around, floats become infinite.
     Not-a-number wins in a minimum or maximum, as it does in torch.
 
     Raises:
-        PayloadTypeError: The operation is not defined for the type.
+        PayloadTypeError: The operation is not defined for the dtype.
     """
     if dtype == torch.bool:
         return _plan_bool(op)
-    if op in {Op.AND, Op.OR}:
-        raise PayloadTypeError(f"op={op.value!r} is for bools, got {dtype}; compare first, as in tensor != 0")
+    if op.bools_only:
+        raise PayloadTypeError(f"op={op.name!r} is for bools, got {dtype}; compare first, as in tensor != 0")
     if dtype in _COMPLEX:
-        if op in {Op.MIN, Op.MAX}:
-            raise PayloadTypeError(f"op={op.value!r} is not defined for {dtype}: complex numbers have no order")
+        if op.absorbing is not None:
+            raise PayloadTypeError(f"op={op.name!r} is not defined for {dtype}: complex numbers have no order")
     elif dtype not in (*_INTEGERS, *_FLOATS, *_WIDENED):
-        raise PayloadTypeError(f"op={op.value!r} is not defined for {dtype}; convert it, as in tensor.float()")
+        raise PayloadTypeError(f"op={op.name!r} is not defined for {dtype}; convert it, as in tensor.float()")
 
-    if op is Op.MEAN:
+    if op.is_mean:
         if dtype == torch.int64:
-            return ReductionRecipe(wire_dtype=dtype, wire_op=Op.SUM, start=_split_words, finish=_mean_of_words)
+            return ReductionRecipe(wire_dtype=dtype, start=_split_words, finish=_mean_of_words)
         if dtype in (*_INTEGERS, *_WIDENED):
-            return ReductionRecipe.of(torch.int64, Op.SUM, lambda total, size: total.double() / size)
+            return ReductionRecipe.of(torch.int64, lambda total, size: total.double() / size)
         wire = torch.float32 if dtype in _HALVES else dtype
-        return ReductionRecipe.of(wire, Op.SUM, lambda total, size: (total / size).to(dtype))
-    if op in {Op.MIN, Op.MAX} and dtype in _FLOATS:
-        return _plan_order(dtype, op)
-    return ReductionRecipe.of(_WIDENED.get(dtype, dtype), op, lambda result, _: result.to(dtype))
+        return ReductionRecipe.of(wire, lambda total, size: (total / size).to(dtype))
+    if op.absorbing is not None and dtype in _FLOATS:
+        return _plan_order(dtype, op.absorbing)
+    return ReductionRecipe.of(_WIDENED.get(dtype, dtype), lambda result, _: result.to(dtype))
 
 
 def require_differentiable(tensor: torch.Tensor) -> None:
-    """Check that gradients can flow through collectives to a tensor: they are added up over the ranks.
+    """Check that gradients can flow through collectives to a tensor: gradients are summed over the ranks.
 
     Raises:
-        PayloadTypeError: It is not of floats or complex numbers, or of a type that has no sum, as floats of 8 bits; or
-            it carries a tangent of forward-mode differentiation.
+        PayloadTypeError: The dtype is not floating point or complex, or has no sum, as 8-bit floats; or the tensor
+            carries a tangent of forward-mode differentiation.
     """
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise PayloadTypeError(f"gradients flow through tensors of floats, got {tensor.dtype}")
@@ -133,31 +216,28 @@ def require_differentiable(tensor: torch.Tensor) -> None:
 
 
 def fold(parts: Sequence[torch.Tensor], op: Op, *, out: torch.Tensor) -> torch.Tensor:
-    """Reduce tensors as they travel, in their order, into another of their kind; not of Op.MEAN, AND or OR.
+    """Reduce tensors in wire format, in the order of ranks, into `out`, which has their dtype and shape.
 
-    Takes no memory: this is done between the moves of data, where no rank can fail alone. `out` may be the first part.
+    Every rank that folds the same parts gets the same bits, in every run: addition of floats is not associative, so the
+    order must not depend on the order of arrival. Allocates no memory, since it runs while data is transferred, where
+    no rank may fail alone. `out` may be the first part.
     """
     out.copy_(parts[0])
     for part in parts[1:]:
-        if op is Op.SUM:
-            out += part
-        elif op is Op.PRODUCT:
-            out *= part
-        else:
-            (torch.minimum if op is Op.MIN else torch.maximum)(out, part, out=out)
+        op.accumulate(out, part)
     return out
 
 
 def _split_words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the upper and the lower words of 64-bit integers, which can be summed over many ranks each."""
+    """Return the upper and the lower words of 64-bit integers: sums of either do not overflow, over many ranks."""
     return torch.stack([tensor >> _WORD_BITS, tensor & _LOW_WORD])
 
 
 def _mean_of_words(sums: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the mean in float64: the nearest one where the sum has 53 bits, and within a unit in the last place else.
+    """Return the mean in float64: the nearest one if the sum has at most 53 bits, else within a unit in the last place.
 
-    The whole part of the mean always fits into 64 bits: the upper words are divided first, and what is left of them is
-    divided with the lower ones.
+    The whole part of the mean always fits into 64 bits: the upper words are divided first, and the remainder of that
+    division is divided together with the lower words.
     """
     high, low = sums.reshape(2, sums.numel() // 2)
     upper = high.div(size, rounding_mode="floor")
@@ -169,23 +249,22 @@ def _mean_of_words(sums: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _plan_bool(op: Op) -> ReductionRecipe:
-    if op in {Op.AND, Op.MIN}:
-        return ReductionRecipe.of(torch.uint8, Op.MIN, lambda result, _: result.bool())
-    if op in {Op.OR, Op.MAX}:
-        return ReductionRecipe.of(torch.uint8, Op.MAX, lambda result, _: result.bool())
-    if op is Op.MEAN:
-        return ReductionRecipe.of(torch.int64, Op.SUM, lambda total, size: total.double() / size)
-    return ReductionRecipe.of(torch.int64, op, lambda result, _: result)
+    if op.absorbing is not None:
+        return ReductionRecipe.of(torch.uint8, lambda result, _: result.bool())
+    if op.is_mean:
+        return ReductionRecipe.of(torch.int64, lambda total, size: total.double() / size)
+    return ReductionRecipe.of(torch.int64, lambda result, _: result)
 
 
-def _plan_order(dtype: torch.dtype, op: Op) -> ReductionRecipe:
-    """Plan the minimum or maximum of floats: backends lose not-a-number, and do so on some ranks only.
+def _plan_order(dtype: torch.dtype, absorbing: Callable[[torch.iinfo], int]) -> ReductionRecipe:
+    """Return the recipe for the minimum or maximum of floats.
 
-    So floats travel as integers of the same order, in which not-a-number is beyond infinity.
+    Backends drop not-a-number, and do so on some ranks only. So floats are sent as integers of the same order, in which
+    not-a-number is beyond infinity.
     """
     wide, whole = (torch.float64, torch.int64) if dtype is torch.float64 else (torch.float32, torch.int32)
     limits = torch.iinfo(whole)
-    beyond = limits.min if op is Op.MIN else limits.max
+    not_a_number = absorbing(limits)
 
     def reorder(bits: torch.Tensor) -> torch.Tensor:
         # Negative floats are ordered the other way round; this is its own inverse.
@@ -193,8 +272,6 @@ def _plan_order(dtype: torch.dtype, op: Op) -> ReductionRecipe:
 
     def start(tensor: torch.Tensor) -> torch.Tensor:
         values = tensor.to(wide).contiguous()
-        return reorder(values.view(whole)).masked_fill_(values.isnan(), beyond)
+        return reorder(values.view(whole)).masked_fill_(values.isnan(), not_a_number)
 
-    return ReductionRecipe(
-        wire_dtype=whole, wire_op=op, start=start, finish=lambda result, _: reorder(result).view(wide).to(dtype)
-    )
+    return ReductionRecipe(wire_dtype=whole, start=start, finish=lambda result, _: reorder(result).view(wide).to(dtype))

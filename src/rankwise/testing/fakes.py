@@ -104,10 +104,7 @@ class RecordingComm(Comm):
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         def run() -> None:
-            if op is Op.SUM:
-                tensor.mul_(self.size)
-            elif op is Op.PRODUCT:
-                tensor.pow_(self.size)
+            op.reduce_copies(tensor, self.size)
 
         return run
 

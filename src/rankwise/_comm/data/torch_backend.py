@@ -25,12 +25,6 @@ from rankwise._comm.registry import GroupRegistry
 from rankwise._torch import gloo_on_loopback
 from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
 
-_REDUCE_OPS: Final = {
-    Op.SUM: dist.ReduceOp.SUM,
-    Op.PRODUCT: dist.ReduceOp.PRODUCT,
-    Op.MIN: dist.ReduceOp.MIN,
-    Op.MAX: dist.ReduceOp.MAX,
-}
 # How long data may still be on its way from a member that has left.
 _FAREWELL_SECONDS: Final = 2.0
 
@@ -161,7 +155,7 @@ class TorchGroupComm(Comm):
 
         def run() -> None:
             with self._explained("all_reduce") as group:
-                self._finish(dist.all_reduce(staged, op=_REDUCE_OPS[op], group=group, async_op=True), staged)
+                self._finish(dist.all_reduce(staged, op=op.torch_op, group=group, async_op=True), staged)
                 if staged is not tensor:
                     tensor.copy_(staged)
 
@@ -175,7 +169,7 @@ class TorchGroupComm(Comm):
 
         def run() -> torch.Tensor:
             with self._explained("reduce_scatter") as group:
-                work = dist.reduce_scatter(reduced, staged, op=_REDUCE_OPS[op], group=group, async_op=True)
+                work = dist.reduce_scatter(reduced, staged, op=op.torch_op, group=group, async_op=True)
                 self._finish(work, reduced)
             return reduced.to(pieces[0].device)
 

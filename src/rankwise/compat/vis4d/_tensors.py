@@ -84,12 +84,12 @@ def all_reduce_dict(
         op = Op.parse(reduce_op)
         values = {key: _float_half(_checked(key, value), to_float=to_float) for key, value in py_dict.items()}
     reduced = all_reduce(values, op=reduce_op)
-    shares = {Op.SUM: 1, Op.MEAN: get_world_size()}
     result: dict[str, torch.Tensor] = OrderedDict() if isinstance(py_dict, OrderedDict) else {}
     for key, value in values.items():
         result[key] = _float_whole(reduced[key], to_float=to_float)
-        if value.requires_grad and op in shares:
-            result[key] = _with_value((value / shares[op]).contiguous(), result[key])
+        if value.requires_grad and op.is_linear:
+            share = value / (get_world_size() if op.is_mean else 1)
+            result[key] = _with_value(share.contiguous(), result[key])
     return result
 
 
