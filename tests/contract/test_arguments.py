@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 import rankwise as rw
 from rankwise._comm.data.serial import SerialComm
 from rankwise._comm.group import Comm
-from tests.contract.kinds import ARRAYS, KINDS, PLAIN
+from tests.contract.argument_kinds import ARRAYS, KINDS, PLAIN
 from tests.contract.random_values import EXAMPLES
 
 pytestmark = [

@@ -19,12 +19,26 @@ from rankwise._comm.control import agreement
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.data import torch_backend
 from rankwise._comm.group import Comm
-from tests.contract import test_divergences, test_groups, test_movement, test_reduction, test_tensors, test_training
-from tests.contract import test_trees as trees
+from tests.contract import (
+    test_containers,
+    test_divergences,
+    test_gather_broadcast_scatter,
+    test_groups,
+    test_reduction,
+    test_tensors,
+    test_training,
+)
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("torch_random")]
 
-MODULES = [test_reduction, test_movement, test_tensors, test_training, test_groups, trees]
+MODULES = [
+    test_reduction,
+    test_gather_broadcast_scatter,
+    test_tensors,
+    test_training,
+    test_groups,
+    test_containers,
+]
 
 
 def bodies(module: ModuleType) -> dict[str, Callable[..., None]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rankwise._collectives.arrays import array_of, is_array, tensor_of
+from rankwise._collectives.numpy_arrays import array_of, is_array, tensor_of
 from rankwise._collectives.pytree import Tree, describe
 from rankwise._collectives.scalars import check_number, fold_numbers, reduce_numbers
 from rankwise._comm.buffers import as_bytes, contents, from_bytes, same_memory, to_tensor

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import torch
 
-from rankwise._collectives.arrays import is_array
 from rankwise._collectives.groups import comm_of
+from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.serialization import Header, Serialized, bulk_devices, pack, room_for, unpack
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call

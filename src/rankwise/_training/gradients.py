@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from rankwise._collectives.arrays import is_array
 from rankwise._collectives.groups import comm_of
+from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm, dense
-from rankwise._training.averaging import (
+from rankwise._training.gradient_averaging import (
     DENSE,
     SPARSE,
     dense_means,

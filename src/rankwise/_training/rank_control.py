@@ -15,8 +15,8 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
 from rankwise._session.current import joined_session
 from rankwise._session.getters import get_rank, get_world_size, is_rank_zero
-from rankwise._training.decorators import Block, as_method, check_function
-from rankwise._training.exclusive import ExclusiveSection
+from rankwise._training.block_decorator import Block, as_method, check_function
+from rankwise._training.exclusive_section import ExclusiveSection
 from rankwise.errors import InvalidArgumentError, shown
 
 P = ParamSpec("P")

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from rankwise._collectives.groups import node_group
 from rankwise._comm.control.protocol import Call
 from rankwise._training import rank_control
-from rankwise._training.exclusive import ExclusiveSection
+from rankwise._training.exclusive_section import ExclusiveSection
 from rankwise.compat.ignite._identity import session_or_none
 from rankwise.compat.ignite._operations import barrier
 from rankwise.compat.ignite._queries import get_rank, get_world_size

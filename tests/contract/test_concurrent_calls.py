@@ -21,7 +21,7 @@ from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
 
-HERE = r"test_one_at_a_time\.py:\d+"
+HERE = r"test_concurrent_calls\.py:\d+"
 
 
 class Pickled:
