@@ -7,7 +7,6 @@ block still: a terminal has room for less than is written, or another process fi
 
 from __future__ import annotations
 
-import select
 import signal
 import threading
 import time
@@ -15,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from os import strerror, write
 from typing import Final, Protocol, TextIO
+
+from rankwise._net.polling import ATOMIC_WRITE_BYTES, WRITABLE, poll
 
 # From here on ranks are not read any more. They go on as far as their pipes reach, and wait then, as alone they would.
 _BACKLOG_BYTES: Final = 1 << 20
@@ -105,7 +106,7 @@ class StreamWriter:
             rest = memoryview(piece)
             while rest and self._thread is threading.current_thread():  # else it was discarded
                 try:
-                    rest = rest[self._write(rest[: select.PIPE_BUF]) :]
+                    rest = rest[self._write(rest[:ATOMIC_WRITE_BYTES]) :]
                 except OSError as error:
                     self._give_up(error)
                     return
@@ -124,9 +125,7 @@ class StreamWriter:
         try:
             size = write(self._descriptor, piece)
         except BlockingIOError:  # somebody else has made it non-blocking
-            poller = select.poll()
-            poller.register(self._descriptor, select.POLLOUT)
-            poller.poll()
+            poll({self._descriptor: WRITABLE})
             return 0
         with self._changed:
             self._written += size

@@ -6,16 +6,17 @@ Decided here: how long a connection may stay. What clients send, and what identi
 from __future__ import annotations
 
 import errno
-import selectors
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Final
 
 from rankwise._net.addresses import LOOPBACK
+from rankwise._net.polling import EventLoop
 from rankwise.errors import JoinError
 
 # How long somebody who connected may take to say who it is, however it spends that time.
@@ -67,14 +68,15 @@ class Acceptor:
             admits: Whether a new connection is let in at all.
         """
         self._admits = admits
-        self._selector = selectors.DefaultSelector()
+        self._loop = EventLoop()
+        self._ready: list[Client] = []
         # In the order of arrival.
         self._unidentified: dict[Client, None] = {}
         self._identified: dict[Client, None] = {}
         self._rejected: Counter[str] = Counter()
         for listener in listeners:
             listener.setblocking(False)
-            self._selector.register(listener, selectors.EVENT_READ)
+            self._loop.register(listener, partial(self._let_in, listener))
 
     def __enter__(self) -> Acceptor:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
@@ -82,7 +84,7 @@ class Acceptor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._selector.close()
+        self._loop.close()
         for client in (*self._unidentified, *self._identified):
             client.connection.close()
 
@@ -92,18 +94,14 @@ class Acceptor:
         Raises:
             JoinError: There are no file descriptors left for those who come.
         """
-        heard = []
-        for key, _ in self._selector.select(min(seconds, _LOOK_SECONDS)):
-            if isinstance(key.data, Client):
-                heard.append(key.data)
-            elif isinstance(key.fileobj, socket.socket):
-                self._let_in(key.fileobj)
+        self._ready.clear()
+        self._loop.run_once(min(seconds, _LOOK_SECONDS))
         latest = time.monotonic() - IDENTIFY_SECONDS
         for client in list(self._unidentified):
             if client.since > latest:
                 break
             self.reject(client)
-        return [client for client in heard if client in self._unidentified or client in self._identified]
+        return [client for client in self._ready if client in self._unidentified or client in self._identified]
 
     def identify(self, client: Client) -> None:
         """Let a client stay that has identified itself."""
@@ -119,7 +117,7 @@ class Acceptor:
 
     def release(self, client: Client) -> socket.socket:
         """Return a connection that is the caller's to close from now on."""
-        self._selector.unregister(client.connection)
+        self._loop.unregister(client.connection)
         self._unidentified.pop(client, None)
         self._identified.pop(client, None)
         return client.connection
@@ -148,7 +146,7 @@ class Acceptor:
             return
         client = Client(connection, time.monotonic(), origin)
         self._unidentified[client] = None
-        self._selector.register(connection, selectors.EVENT_READ, client)
+        self._loop.register(connection, partial(self._ready.append, client))
 
     def _make_room(self, error: OSError) -> None:
         """Reject the client that has been silent for longest: a rank identifies itself at once."""

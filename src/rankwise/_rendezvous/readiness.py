@@ -8,7 +8,6 @@ watches the connections for those that die. Under a launcher's agent there are n
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankwise._net.addresses import LOOPBACK
+from rankwise._net.polling import wait_readable
 from rankwise._text import ranks_on_hosts_text
 from rankwise.errors import JoinError, JoinTimeoutError, printable
 
@@ -72,7 +72,7 @@ class Watch:
         On rank zero: which of them have died. On the others: what rank zero said before it gave up, or that it died.
         """
         for rank, line in self.lines.items():
-            if (rank in awaited or self.rank != 0) and _is_readable(line):
+            if (rank in awaited or self.rank != 0) and wait_readable({rank: line}, 0):
                 return _text(_peek(line)) or _died(rank)
         return ""
 
@@ -88,25 +88,22 @@ class Watch:
     def _hear_all(self, problem: str, timeout: float) -> None:
         problems = [f"rank 0: {problem}"] if problem else []
         deadline = time.monotonic() + (_ANSWER_SECONDS if problem else timeout)
-        with selectors.DefaultSelector() as selector:
-            for rank, line in self.lines.items():
-                selector.register(line, selectors.EVENT_READ, rank)
-            while selector.get_map():
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 and problems:
-                    break
-                if remaining <= 0:
-                    late = ranks_on_hosts_text(
-                        sorted(key.data for key in selector.get_map().values()), self._addresses()
+        awaited = dict(self.lines)
+        while awaited:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 and problems:
+                break
+            if remaining <= 0:
+                late = ranks_on_hosts_text(
+                        sorted(awaited), self._addresses()
                     )
-                    raise JoinTimeoutError(f"{late} met the others, but took no device within {timeout:g} s")
-                for key, _ in selector.select(remaining):
-                    selector.unregister(key.fileobj)
-                    said = _read(self.lines[key.data], deadline)
-                    if said != _READY:
-                        problems.append(f"rank {key.data}: {said}" if said else _died(key.data))
-                        # The others are still on their way to the store, which goes with this process.
-                        deadline = min(deadline, time.monotonic() + _ANSWER_SECONDS)
+                raise JoinTimeoutError(f"{late} met the others, but took no device within {timeout:g} s")
+            for rank in wait_readable(awaited, remaining):
+                said = _read(awaited.pop(rank), deadline)
+                if said != _READY:
+                    problems.append(f"rank {rank}: {said}" if said else _died(rank))
+                    # The others are still on their way to the store, which goes with this process.
+                    deadline = min(deadline, time.monotonic() + _ANSWER_SECONDS)
         if problems:
             raise JoinError("; ".join(problems))
 
@@ -121,12 +118,6 @@ def _address(line: socket.socket) -> str:
 
 def _died(rank: int) -> str:
     return f"rank {rank} met the others, but died before all had joined: its connection closed"
-
-
-def _is_readable(line: socket.socket) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(line, selectors.EVENT_READ)
-        return bool(selector.select(0))
 
 
 def _read(line: socket.socket, deadline: float) -> str:

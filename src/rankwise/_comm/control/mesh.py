@@ -8,7 +8,6 @@ costs a tenth of gloo's time. See docs/decisions/0008-frames-on-connections-of-t
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Final
 
 from rankwise._comm.control.peer import Peer
 from rankwise._comm.control.protocol import Frame, FrameKind, bulk_head
+from rankwise._net.polling import READABLE, WRITABLE, poll
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 # How long one wait is, so that Ctrl-C is heard and other groups are looked at.
@@ -160,9 +160,9 @@ class Mesh:
             if time.monotonic() - since > timeout:
                 slow = ", ".join(self._peers[place].name for place in sorted(left.keys() | room.keys()))
                 raise CollectiveTimeoutError(f"{self._call}: no data from or to {slow} for {timeout:g} s")
-            events = dict.fromkeys(room, select.POLLIN)
+            events = dict.fromkeys(room, READABLE)
             for place in left:
-                events[place] = events.get(place, 0) | select.POLLOUT
+                events[place] = events.get(place, 0) | WRITABLE
             self._poll(_LOSS_SECONDS if lost else SLICE_SECONDS, events)
 
     def dead_ranks(self, ranks: Container[int] | None = None) -> str:
@@ -215,27 +215,27 @@ class Mesh:
     def _talk(self, timeout: float) -> bool:
         """Wait until frames can be sent or received, and do so; False if none could be."""
         events = {
-            place: (0 if peer.sends_data or peer.is_ahead else select.POLLIN) | (select.POLLOUT if peer.outbox else 0)
+            place: (0 if peer.sends_data or peer.is_ahead else READABLE) | (WRITABLE if peer.outbox else 0)
             for place, peer in self._peers.items()
         }
         ready = self._poll(timeout, events)
         for peer, event in ready:
-            if event & select.POLLOUT:
+            if event & WRITABLE:
                 peer.flush()
-            if event & ~select.POLLOUT:
+            if event & ~WRITABLE:
                 peer.receive()
         return bool(ready)
 
     def _poll(self, timeout: float, events: Mapping[int, int]) -> list[tuple[Peer, int]]:
         """Wait until something can be sent or received."""
-        poller = select.poll()
         peers: dict[int, Peer] = {}
-        for place, wanted in events.items():
+        wanted: dict[int, int] = {}
+        for place, event in events.items():
             peer = self._peers[place]
             if not peer.lost:
-                poller.register(peer.connection, wanted)
-                peers[peer.connection.fileno()] = peer
-        return [(peers[descriptor], event) for descriptor, event in poller.poll(timeout * 1000)]
+                descriptor = peer.connection.fileno()
+                peers[descriptor], wanted[descriptor] = peer, event
+        return [(peers[descriptor], event) for descriptor, event in poll(wanted, timeout)]
 
     def _send_some(self, left: dict[int, memoryview]) -> int:
         """Send what can be sent now of data, and return how much that was."""

@@ -12,7 +12,6 @@ import gc
 import importlib
 import os
 import pkgutil
-import select
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ from rankwise._launch.interpreter import command
 from rankwise._launch.process_title import set_title
 from rankwise._launch.reaper import adopt_orphans, die_with_parent, end_descendants, reap
 from rankwise._launch.standard_streams import open_standard_streams
+from rankwise._net.polling import wait_readable
 
 # What most programs import: before the ranks are forked that costs once what else it costs each of them.
 PRELOADED: Final = ("torch", "torch.distributed", "cloudpickle", "rankwise")
@@ -73,15 +73,12 @@ class Server:
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         if self._forking:
             preload(self._prepare)
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        poller.register(self._wakeup, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in poller.poll()}
+            ready = wait_readable({"control": self._control, "wakeup": self._wakeup})
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wakeup, 4096)
             self._tell_of_the_dead()
-            if self._control.fileno() in ready:
+            if "control" in ready:
                 order = self._order()
                 if order is None:
                     end_descendants(self._groups)
