@@ -16,8 +16,8 @@ from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
+from rankwise._launch.launched_rank import RankProcess
 from rankwise._launch.oom import kills, word
-from rankwise._launch.rank_process import RankProcess
 from rankwise._launch.report import describe, failed_before, failures_of, raise_failures
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.supervisor import FAILED, TERMINATED, Supervisor, interrupted

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from rankwise._dependencies import require_torch
 from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.host_limits import lack_explained
 from rankwise._launch.output import Screen
+from rankwise._launch.resource_limits import lack_explained
 from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ
 from rankwise._launch.supervisor import Supervisor
 from rankwise._pickling import loads

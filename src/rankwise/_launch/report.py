@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankwise._launch.rank_process import RankProcess
+from rankwise._launch.launched_rank import RankProcess
 from rankwise._pickling import loads
 from rankwise._text import ranks_text
 from rankwise.errors import RankFailedError, RankFailure, shortened

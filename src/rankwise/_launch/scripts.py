@@ -10,9 +10,9 @@ from types import FrameType
 from typing import Final
 
 from rankwise._dependencies import require_torch
-from rankwise._launch.host_limits import lack_explained
 from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
 from rankwise._launch.report import exit_status
+from rankwise._launch.resource_limits import lack_explained
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._launch.supervisor import Supervisor

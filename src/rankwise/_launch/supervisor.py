@@ -17,11 +17,11 @@ from typing import Final
 
 from rankwise._launch.forkserver.client import ForkServer, received
 from rankwise._launch.forkserver.ipc import Event, Request, packed
-from rankwise._launch.host_limits import advice
+from rankwise._launch.launched_rank import RankProcess
 from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
 from rankwise._launch.output_pipes import OutputPipes
-from rankwise._launch.rank_process import RankProcess
 from rankwise._launch.reaper import MARK, SECONDS_TO_END, adopt_orphans
+from rankwise._launch.resource_limits import advice
 from rankwise._text import ranks_text
 from rankwise.errors import LaunchError
 

@@ -27,9 +27,9 @@ from rankwise._launch.forkserver.interpreter_exit import flush, leave
 from rankwise._launch.forkserver.ipc import Outcome, Request, packed, receive
 from rankwise._launch.interpreter import options
 from rankwise._launch.main_module import prepare_script
+from rankwise._launch.omp_num_threads import set_too_late
 from rankwise._launch.process_title import set_title
 from rankwise._launch.rank_traceback import formatted, is_consequence, users_part
-from rankwise._launch.thread_settings import set_too_late
 from rankwise.errors import message_of, summary
 
 _NOT_RUN: Final = 126
