@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise._launch.oom import kills, word
+from rankwise._launch.oom import count_oom_kills, oom_explanation
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
@@ -61,13 +61,13 @@ def test_a_groups_count_is_read(groups: str, file: str, text: str, tmp_path: Pat
     looks = []
     for count in (1, 2):
         (tmp_path / file).write_text(text.format(count))
-        looks.append(kills(tmp_path / "vmstat", tmp_path / "cgroup", tmp_path))
+        looks.append(count_oom_kills(tmp_path / "vmstat", tmp_path / "cgroup", tmp_path))
     assert looks == [{"this job's control group": count, "this host": 7} for count in (1, 2)]
-    assert word(*looks).endswith("of this job's control group")
-    assert word(looks[1], looks[1]) == ""
+    assert oom_explanation(*looks).endswith("of this job's control group")
+    assert oom_explanation(looks[1], looks[1]) == ""
 
 
 def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
-    assert kills(nothing, nothing, nothing) == {}
-    assert word({}, {"this host": 5}) == "", "it cannot be known when that was"
+    assert count_oom_kills(nothing, nothing, nothing) == {}
+    assert oom_explanation({}, {"this host": 5}) == "", "it cannot be known when that was"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise._launch.output import Screen
+from rankwise._launch.output import Console
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
@@ -22,7 +22,7 @@ LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
 def shown(*pieces: tuple[int, str], nproc: int = 2, **settings: object) -> str:
     """Return what is shown of pieces that ranks write, one after the other."""
     stream = io.StringIO()
-    screen = Screen(nproc=nproc, **settings)  # type: ignore[arg-type]
+    screen = Console(nproc=nproc, **settings)  # type: ignore[arg-type]
     lines = {rank: screen.open(rank, stream) for rank in range(nproc)}
     for rank, text in pieces:
         lines[rank].add(text.encode())
@@ -47,7 +47,7 @@ def test_what_has_no_end_is_shown_in_the_end_and_kept_apart() -> None:
 def test_an_unfinished_line_of_one_stream_leaves_the_other_alone() -> None:
     """As with `2> errors.log`: nothing in that file needs to be kept apart from what is elsewhere."""
     output, errors = io.StringIO(), io.StringIO()
-    screen = Screen(nproc=2)
+    screen = Console(nproc=2)
     first = screen.open(0, output)
     first.add(b"name? ")
     first.show_rest()
@@ -62,7 +62,7 @@ def test_progress_bars_go_back_to_the_beginning_of_their_line() -> None:
 
 def test_a_line_that_waits_for_an_answer_is_shown_and_goes_on() -> None:
     stream = io.StringIO()
-    lines = Screen(nproc=2).open(0, stream)
+    lines = Console(nproc=2).open(0, stream)
     lines.add(b"name? ")
     assert stream.getvalue() == ""
     lines.show_rest()

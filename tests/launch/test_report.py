@@ -12,7 +12,7 @@ import torch
 
 import rankwise as rw
 from rankwise._launch.rank_traceback import formatted
-from rankwise._launch.report import describe
+from rankwise._launch.report import describe_failures
 from rankwise.errors import RankFailure, summary
 from tests.session.worlds import clean_environ
 
@@ -94,7 +94,7 @@ def failure(rank: int, raised: str) -> RankFailure:
 
 
 def test_ranks_that_raised_alike_share_a_line() -> None:
-    text = describe(
+    text = describe_failures(
         [
             failure(3, "ValueError: no"),
             *(failure(rank, "KeyError: 'k'") for rank in (0, 2)),

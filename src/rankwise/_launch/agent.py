@@ -16,9 +16,10 @@ from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
+from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.launched_rank import RankProcess
-from rankwise._launch.oom import kills, word
-from rankwise._launch.report import describe, failed_before, failures_of, raise_failures
+from rankwise._launch.oom import count_oom_kills, oom_explanation
+from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.supervisor import FAILED, TERMINATED, Supervisor, interrupted
 from rankwise._rendezvous.elastic import LoopbackRendezvous, between_hosts
@@ -41,7 +42,7 @@ class RankAgent(SimpleElasticAgent):
         workers = worker_group.workers
         attempt = worker_group.spec.max_restarts - self._remaining_restarts
         if attempt:
-            told = describe(failures_of(self._pool.ranks), workers[0].world_size)
+            told = describe_failures(failures_of(self._pool.ranks), workers[0].world_size)
             self._pool.say(f"rankwise: attempt {attempt} of {worker_group.spec.max_restarts + 1} failed: {told}")
         requests = {
             worker.global_rank: self._plan.request(_variables(worker_group, worker, attempt)) for worker in workers
@@ -93,7 +94,7 @@ class RankAgent(SimpleElasticAgent):
             raise
 
 
-def run(plan: LaunchSpec, pool: Supervisor) -> dict[int, RankProcess]:
+def run_ranks(plan: LaunchSpec, pool: Supervisor) -> dict[int, RankProcess]:
     """Start the ranks of a plan, wait for all of them, and return how they ended.
 
     The first failure ends the others.
@@ -103,7 +104,7 @@ def run(plan: LaunchSpec, pool: Supervisor) -> dict[int, RankProcess]:
         LaunchError: The ranks could not be started.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended; its cause is what ranks had raised by themselves.
     """
-    killed = kills()
+    killed = count_oom_kills()
     try:
         size = _conduct(plan, pool)
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -112,7 +113,9 @@ def run(plan: LaunchSpec, pool: Supervisor) -> dict[int, RankProcess]:
         except RankFailedError as failed:
             raise stop from failed
         raise
-    raise_failures(pool.ranks, size, returning=plan.kind == "function", kernel=word(killed, kills()))
+    raise_failures(
+        pool.ranks, size, returning=plan.kind is TargetKind.FUNCTION, kernel=oom_explanation(killed, count_oom_kills())
+    )
     return pool.ranks
 
 

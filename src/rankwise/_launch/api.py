@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rankwise._dependencies import require_torch
+from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.output import Screen
-from rankwise._launch.resource_limits import lack_explained
+from rankwise._launch.output import Console
+from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ
 from rankwise._launch.supervisor import Supervisor
 from rankwise._pickling import loads
@@ -56,7 +57,7 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
 
 
 def launch_call(
-    call: FunctionCall, *, nproc: int, nodes: Nodes | None = None, screen: Screen | None = None
+    call: FunctionCall, *, nproc: int, nodes: Nodes | None = None, screen: Console | None = None
 ) -> list[Any]:
     """Call a function as the ranks of this host, and return what each of them returned, by rank.
 
@@ -73,9 +74,11 @@ def launch_call(
     require_torch("starting ranks")
     environ = common_environ(nproc, one_host=nodes is None)
     argv = tuple(map(str, getattr(sys, "argv", ())))
-    plan = LaunchSpec(nproc=nproc, kind="function", argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ)
-    with lack_explained(), Supervisor(environ, screen=screen or Screen(nproc=nproc)) as pool:
-        from rankwise._launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
+    plan = LaunchSpec(
+        nproc=nproc, kind=TargetKind.FUNCTION, argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ
+    )
+    with convert_resource_errors(), Supervisor(environ, screen=screen or Console(nproc=nproc)) as pool:
+        from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
-        ranks = run(plan, pool)
-    return [loads(ranks[rank].outcome.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all returned
+        ranks = run_ranks(plan, pool)
+    return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all returned

@@ -6,7 +6,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-from rankwise._launch.forkserver.ipc import Outcome, take
+from rankwise._launch.forkserver.ipc import WorkerResult, pop_messages
 from rankwise._launch.output import Lines
 
 
@@ -36,7 +36,7 @@ class RankProcess:
     pid: int = 0
     is_program: bool = False
     inbox: bytearray = field(default_factory=bytearray)
-    outcome: Outcome | None = None
+    result: WorkerResult | None = None
     exitcode: int | None = None
     ended_ns: int = 0
     crash: bytes = b""
@@ -56,16 +56,16 @@ class RankProcess:
     @property
     def was_stopped(self) -> bool:
         """Its process has ended of a signal that told it to, when what it ran had not failed by itself."""
-        failed = self.outcome is not None and self.outcome.status != 0
+        failed = self.result is not None and self.result.status != 0
         return self.exitcode is not None and -self.exitcode in self.signals and not failed
 
     def note_whether_it_lingers(self, seconds: float) -> None:
         """Take note if what it ran has failed so long ago that its process should have ended."""
-        if self.exitcode is None and self.outcome is not None and self.outcome.status:
-            self.lingers = time.monotonic_ns() - self.outcome.time_ns >= seconds * 1e9
+        if self.exitcode is None and self.result is not None and self.result.status:
+            self.lingers = time.monotonic_ns() - self.result.time_ns >= seconds * 1e9
 
-    def take(self, piece: bytes) -> None:
+    def pop_messages(self, piece: bytes) -> None:
         """Take what it has told; all of it is its outcome."""
         self.inbox += piece
-        for outcome in take(self.inbox):
-            self.outcome = outcome
+        for result in pop_messages(self.inbox):
+            self.result = result

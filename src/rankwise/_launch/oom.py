@@ -10,7 +10,7 @@ _CGROUP: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
-def kills(vmstat: Path = _VMSTAT, cgroup: Path = _CGROUP, cgroups: Path = _CGROUPS) -> dict[str, int]:
+def count_oom_kills(vmstat: Path = _VMSTAT, cgroup: Path = _CGROUP, cgroups: Path = _CGROUPS) -> dict[str, int]:
     """Return how often the kernel has killed a process for want of memory, by whose memory that was.
 
     What cannot be read is left out.
@@ -26,7 +26,7 @@ def kills(vmstat: Path = _VMSTAT, cgroup: Path = _CGROUP, cgroups: Path = _CGROU
     return found | _count(vmstat, "this host")
 
 
-def word(before: dict[str, int], after: dict[str, int]) -> str:
+def oom_explanation(before: dict[str, int], after: dict[str, int]) -> str:
     """Return what the kernel says to a process killed between two looks; "" if it says nothing."""
     for whose, count in after.items():
         if count > before.get(whose, count):

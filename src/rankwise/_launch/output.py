@@ -21,7 +21,7 @@ _WIPE: Final = b"\x1b[2K"
 _COLOURS: Final = (36, 32, 33, 35, 34, 31)
 
 
-class Screen:
+class Console:
     """Where the output of ranks goes: the launcher's own, or what stands in for it, as in a notebook.
 
     Attributes:
@@ -117,7 +117,7 @@ class Screen:
 class Lines:
     """The output of one rank, shown as soon as a line of it is whole."""
 
-    def __init__(self, screen: Screen, prefix: bytes, sink: Sink | None) -> None:
+    def __init__(self, screen: Console, prefix: bytes, sink: Sink | None) -> None:
         self._screen = screen
         self._closed = False
         self._prefix = prefix

@@ -11,13 +11,13 @@ from io import RawIOBase
 from typing import TextIO
 
 from rankwise._launch.forkserver.ipc import PIECE_BYTES
-from rankwise._launch.output import Lines, Screen
+from rankwise._launch.output import Console, Lines
 
 
 class OutputPipes:
     """The pipes of all ranks, in the loop that waits for everything."""
 
-    def __init__(self, selector: selectors.BaseSelector, screen: Screen) -> None:
+    def __init__(self, selector: selectors.BaseSelector, screen: Console) -> None:
         self._selector = selector
         self._screen = screen
         self._pipes: set[RawIOBase] = set()

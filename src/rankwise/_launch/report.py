@@ -38,12 +38,12 @@ def raise_failures(ranks: Mapping[int, RankProcess], nproc: int, *, returning: b
     failures = failures_of(ranks, returning=returning)
     if not failures:
         return
-    first = ranks[failures[0].rank].outcome
+    first = ranks[failures[0].rank].result
     cause: BaseException | None = None
     if first is not None and first.error:
         with contextlib.suppress(Exception):  # its class may be known on that rank alone; its text is there
             cause = loads(first.error)
-    text = describe(failures, nproc, kernel=kernel)
+    text = describe_failures(failures, nproc, kernel=kernel)
     if first is not None and first.consequence:
         text += _ended_before(ranks, first.time_ns)
     if lingering := [number for number, rank in ranks.items() if rank.lingers]:
@@ -59,13 +59,13 @@ def failed_before(ranks: Mapping[int, RankProcess], time_ns: int) -> dict[int, R
 
 
 def _failed_before(rank: RankProcess, time_ns: int) -> bool:
-    if rank.outcome is None:
+    if rank.result is None:
         return rank.has_failed and rank.ended_ns < time_ns
-    if not rank.outcome.status:
+    if not rank.result.status:
         return False
     # What most ranks raise when they are interrupted is KeyboardInterrupt; others miss those that have ended of it.
-    raised = rank.outcome.status > 0 and rank.outcome.traceback and not rank.outcome.consequence
-    return rank.outcome.time_ns < time_ns or bool(raised)
+    raised = rank.result.status > 0 and rank.result.traceback and not rank.result.consequence
+    return rank.result.time_ns < time_ns or bool(raised)
 
 
 def failures_of(ranks: Mapping[int, RankProcess], *, returning: bool = False) -> list[RankFailure]:
@@ -73,22 +73,22 @@ def failures_of(ranks: Mapping[int, RankProcess], *, returning: bool = False) ->
     failed = [
         number
         for number, rank in ranks.items()
-        if rank.has_failed or (returning and (rank.outcome is None or not rank.outcome.value))
+        if rank.has_failed or (returning and (rank.result is None or not rank.result.value))
     ]
     return [_failure(number, ranks[number]) for number in sorted(failed, key=lambda number: _when(ranks[number]))]
 
 
-def describe(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -> str:
+def describe_failures(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -> str:
     """Return what to tell of the ranks that failed, the first in time first."""
     first, *later = failures
-    text = f"rank {first.rank} of {nproc} on {first.host} {ending(first, kernel)}"
+    text = f"rank {first.rank} of {nproc} on {first.host} {describe_end(first, kernel)}"
     if first.traceback:
         text += f"\n\n{shortened(first.traceback.rstrip(), _LONGEST_TRACEBACK)}\n"
     endings: dict[str, list[RankFailure]] = {}
     for failure in later:
         endings.setdefault(_kind(failure, kernel), []).append(failure)
     for kind, alike in endings.items():
-        details = {ending(failure, kernel) for failure in alike}
+        details = {describe_end(failure, kernel) for failure in alike}
         how = details.pop() if len(details) == 1 else kind  # messages may differ in the rank, or in a port
         if len(alike) > 1 and how.startswith("was "):
             how = f"were {how.removeprefix('was ')}"
@@ -109,22 +109,22 @@ def exit_status(failure: RankFailure) -> int:
 
 def _when(rank: RankProcess) -> tuple[bool, int]:
     """Return what to sort by: causes before consequences, then by time."""
-    if rank.outcome is not None and rank.outcome.status:
-        return rank.outcome.consequence, _ended(rank)
+    if rank.result is not None and rank.result.status:
+        return rank.result.consequence, _ended(rank)
     return rank.was_stopped, _ended(rank)
 
 
 def _ended(rank: RankProcess) -> int:
     """Return when a rank ended: what it ran, if it could say so, else its process."""
-    return rank.ended_ns if rank.outcome is None else rank.outcome.time_ns
+    return rank.ended_ns if rank.result is None else rank.result.time_ns
 
 
 def _failure(number: int, rank: RankProcess) -> RankFailure:
-    raised = "" if rank.outcome is None else rank.outcome.raised
-    traceback = "" if rank.outcome is None else rank.outcome.traceback
+    raised = "" if rank.result is None else rank.result.raised
+    traceback = "" if rank.result is None else rank.result.traceback
     exitcode = rank.exitcode or 0
-    if rank.outcome is not None and rank.outcome.status and (-exitcode in rank.signals or rank.lingers):
-        exitcode = rank.outcome.status  # it was told to end while it was ending by itself
+    if rank.result is not None and rank.result.status and (-exitcode in rank.signals or rank.lingers):
+        exitcode = rank.result.status  # it was told to end while it was ending by itself
     return RankFailure(
         rank=number,
         host=socket.gethostname(),
@@ -137,10 +137,10 @@ def _failure(number: int, rank: RankProcess) -> RankFailure:
 
 def _kind(failure: RankFailure, kernel: str) -> str:
     """Return how a rank ended, without the message of what it raised."""
-    return ending(failure, kernel).partition(":")[0] if failure.raised else ending(failure, kernel)
+    return describe_end(failure, kernel).partition(":")[0] if failure.raised else describe_end(failure, kernel)
 
 
-def ending(failure: RankFailure, kernel: str) -> str:
+def describe_end(failure: RankFailure, kernel: str) -> str:
     """Return how a rank ended, as the rest of a sentence that begins with its name."""
     exitcode = failure.exitcode
     if failure.stopped:

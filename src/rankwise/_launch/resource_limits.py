@@ -16,7 +16,7 @@ _NO_THREAD: Final = ("can't start new thread", os.strerror(errno.EAGAIN))
 
 
 @contextmanager
-def lack_explained() -> Iterator[None]:
+def convert_resource_errors() -> Iterator[None]:
     """Raise a LaunchError where the launcher itself gets no descriptor, process, thread or memory."""
     try:
         yield

@@ -10,9 +10,9 @@ from types import FrameType
 from typing import Final
 
 from rankwise._dependencies import require_torch
-from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
+from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.report import exit_status
-from rankwise._launch.resource_limits import lack_explained
+from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._launch.supervisor import Supervisor
@@ -36,7 +36,7 @@ class Terminated(SystemExit):
         super().__init__(self.status)
 
 
-def launch_plan(plan: LaunchSpec, *, preload: bool = True, screen: Screen | None = None) -> None:
+def launch_target(plan: LaunchSpec, *, preload: bool = True, screen: Console | None = None) -> None:
     """Run a script, a module or a program as the ranks of this host.
 
     Sets signal handlers while it runs: it is what a command does, and not a library's function.
@@ -56,21 +56,21 @@ def launch_plan(plan: LaunchSpec, *, preload: bool = True, screen: Screen | None
     check_target(plan.kind, plan.argv[0])
     require_torch("starting ranks")
     open_standard_streams()
-    screen = screen or Screen(nproc=plan.nproc)
+    screen = screen or Console(nproc=plan.nproc)
     start = time.monotonic()
     screen.note(f"rankwise: starting {plan.nproc} ranks")
     with (
-        lack_explained(),
+        convert_resource_errors(),
         _terminated_by_signals(),
         Supervisor(plan.environ, screen=screen, preload=preload, owner=True) as pool,
     ):
-        from rankwise._launch.agent import run  # noqa: PLC0415 - imports torch while the fork server does
+        from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
-        run(plan, pool)
+        run_ranks(plan, pool)
     screen.note(f"rankwise: {plan.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
 
 
-def command_status(launch: Callable[[], None], *, name: str, screen: Screen) -> int:
+def command_status(launch: Callable[[], None], *, name: str, screen: Console) -> int:
     """Return the exit status of a command that launches, after saying what went wrong.
 
     Args:

@@ -12,7 +12,7 @@ from rankwise._arguments import integer
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import OVERRIDES
 from rankwise._environment.nesting import run_marks
-from rankwise._launch.forkserver.ipc import Request
+from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
 
@@ -35,7 +35,7 @@ class LaunchSpec:
 
     Attributes:
         nproc: How many.
-        kind: What they run: "script", "module", "program" or "function".
+        kind: The kind of target that they run.
         argv: The script, module or program and its arguments, the same for every rank; the caller's, for a function.
         call: What a function is called with, and where: a `FunctionCall`, pickled.
         max_restarts: How often all ranks are started again after one failed.
@@ -47,7 +47,7 @@ class LaunchSpec:
     """
 
     nproc: int
-    kind: str
+    kind: TargetKind
     argv: tuple[str, ...] = ()
     call: bytes = b""
     max_restarts: int = 0
@@ -60,13 +60,13 @@ class LaunchSpec:
     @property
     def name(self) -> str:
         """What is started, in a word."""
-        return self.kind if self.kind == "function" else self.argv[0]
+        return "function" if self.kind is TargetKind.FUNCTION else self.argv[0]
 
-    def request(self, place: Mapping[str, str]) -> Request:
+    def request(self, place: Mapping[str, str]) -> StartRequest:
         """Return what to ask of a rank, given the variables that tell it its place."""
         told = (f"--local_rank={place['LOCAL_RANK']}",) if self.append_local_rank else ()
         environ = {**self.environ, **place}
-        return Request(
+        return StartRequest(
             environ=environ | run_marks(environ),
             kind=self.kind,
             argv=(*self.argv, *told),

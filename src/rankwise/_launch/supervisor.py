@@ -15,10 +15,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
-from rankwise._launch.forkserver.client import ForkServer, received
-from rankwise._launch.forkserver.ipc import Event, Request, packed
+from rankwise._launch.forkserver.client import ForkServer, receive_available
+from rankwise._launch.forkserver.ipc import Event, StartRequest, TargetKind, serialize
 from rankwise._launch.launched_rank import RankProcess
-from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Screen
+from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.output_pipes import OutputPipes
 from rankwise._launch.reaper import MARK, SECONDS_TO_END, adopt_orphans
 from rankwise._launch.resource_limits import advice
@@ -45,7 +45,7 @@ class Supervisor:
     """The fork server, and the ranks that it forked. A context: nothing of either is left after it."""
 
     def __init__(
-        self, environ: Mapping[str, str], *, screen: Screen, preload: bool = True, owner: bool = False
+        self, environ: Mapping[str, str], *, screen: Console, preload: bool = True, owner: bool = False
     ) -> None:
         """Start the fork server.
 
@@ -76,7 +76,7 @@ class Supervisor:
     ) -> None:
         self.close(patiently=kind is None or issubclass(kind, Exception))
 
-    def start(self, requests: Mapping[int, Request]) -> None:
+    def start(self, requests: Mapping[int, StartRequest]) -> None:
         """Start ranks.
 
         Raises:
@@ -184,7 +184,7 @@ class Supervisor:
             rank.output.show_rest()
             rank.errors.show_rest()
 
-    def _start(self, number: int, request: Request) -> None:
+    def _start(self, number: int, request: StartRequest) -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -198,8 +198,8 @@ class Supervisor:
                     connection=ours,
                     output=shown_output,
                     errors=shown_errors,
-                    unsent=memoryview(packed(marked)),
-                    is_program=request.kind == "program",
+                    unsent=memoryview(serialize(marked)),
+                    is_program=request.kind is TargetKind.PROGRAM,
                 )
                 crashes = self._outlets.pipe(lambda data: setattr(rank, "crash", rank.crash + data))
                 descriptors.callback(os.close, crashes)
@@ -225,11 +225,11 @@ class Supervisor:
                 self._hear(rank)
 
     def _hear(self, rank: RankProcess) -> None:
-        piece = received(rank.connection)
+        piece = receive_available(rank.connection)
         if not piece:
             self._hang_up(rank)
             return
-        rank.take(piece)
+        rank.pop_messages(piece)
 
     def _hang_up(self, rank: RankProcess) -> None:
         if rank.connection.fileno() >= 0:

@@ -9,6 +9,7 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.interpreter import working_directory
 from rankwise.errors import InvalidArgumentError
 
@@ -17,11 +18,11 @@ class NotExecutableError(InvalidArgumentError):
     """A program exists, and cannot be executed."""
 
 
-def check_target(kind: str, target: str) -> None:
+def check_target(kind: TargetKind, target: str) -> None:
     """Check that there is what ranks are to run.
 
     Args:
-        kind: "script", "module" or "program".
+        kind: SCRIPT, MODULE or PROGRAM.
         target: Its path or name.
 
     Raises:
@@ -29,7 +30,11 @@ def check_target(kind: str, target: str) -> None:
         InvalidArgumentError: There is no such script, module or program.
         NotExecutableError: There is such a program, and it cannot be executed.
     """
-    checks = {"script": _check_script, "module": _check_module, "program": _check_program}
+    checks = {
+        TargetKind.SCRIPT: _check_script,
+        TargetKind.MODULE: _check_module,
+        TargetKind.PROGRAM: _check_program,
+    }
     checks[kind](target, working_directory())
 
 

@@ -141,8 +141,8 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
 
     When a rank fails, the others are stopped, and the exit status is that of the failed rank (128 + N for signal N).
     """
-    from rankwise._launch.output import Screen  # noqa: PLC0415 - `rankwise env` does not wait for this
-    from rankwise._launch.scripts import command_status, launch_plan  # noqa: PLC0415
+    from rankwise._launch.output import Console  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise._launch.scripts import command_status, launch_target  # noqa: PLC0415
 
     if flags["module"] and flags["no_python"]:
         fail(
@@ -151,10 +151,10 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
             ),
             MISUSED,
         )
-    screen = Screen(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"])
+    screen = Console(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"])
 
     def run() -> None:
-        launch_plan(_plan((target, *args), flags), preload=not flags["no_preload"], screen=screen)
+        launch_target(_plan((target, *args), flags), preload=not flags["no_preload"], screen=screen)
 
     # Taking down torch in this process takes longer than starting a rank did, and a second Ctrl-C would be heard in it.
     os._exit(command_status(run, name="rankwise", screen=screen))
@@ -166,16 +166,18 @@ def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> LaunchSpec:
     Raises:
         InvalidArgumentError: That makes no sense.
     """
-    from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ  # noqa: PLC0415 - as above
+    from rankwise._launch.forkserver.ipc import TargetKind  # noqa: PLC0415 - as above
+    from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ  # noqa: PLC0415
 
     nproc = flags["nproc"]
     check_nproc(nproc)
     nodes = _nodes(flags)
     if nodes is None and (unknown := sorted(rank for rank in flags["show"] or () if not 0 <= rank < nproc)):
         raise InvalidArgumentError(f"--show names rank {unknown[0]}, and of {nproc} ranks the last is {nproc - 1}")
+    kind = TargetKind.MODULE if flags["module"] else TargetKind.PROGRAM if flags["no_python"] else TargetKind.SCRIPT
     return LaunchSpec(
         nproc=nproc,
-        kind="module" if flags["module"] else "program" if flags["no_python"] else "script",
+        kind=kind,
         argv=argv,
         max_restarts=flags["max_restarts"],
         nodes=nodes,

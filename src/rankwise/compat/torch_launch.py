@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.interpreter import working_directory
-from rankwise._launch.output import Screen
-from rankwise._launch.scripts import command_status, launch_plan
+from rankwise._launch.output import Console
+from rankwise._launch.scripts import command_status, launch_target
 from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ, number_of_processes
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError
@@ -71,13 +72,13 @@ def main() -> None:
         SystemExit: A rank failed, with its status; or the ranks could not be started, or a signal ended them.
     """
     args = parse_args()
-    screen = Screen(nproc=args.nproc_per_node, prefixed=not args.no_prefix)
+    screen = Console(nproc=args.nproc_per_node, prefixed=not args.no_prefix)
     status = command_status(lambda: _launch(args, screen), name=_NAME, screen=screen)
     if status:
         sys.exit(status)
 
 
-def _launch(args: argparse.Namespace, screen: Screen) -> None:
+def _launch(args: argparse.Namespace, screen: Console) -> None:
     check_nproc(args.nproc_per_node)
     kind = _kind(args.training_script)
     nodes = _nodes(args)
@@ -93,10 +94,10 @@ def _launch(args: argparse.Namespace, screen: Screen) -> None:
         environ=common_environ(args.nproc_per_node, one_host=nodes is None),
     )
     # A program has no use for a process that has torch loaded.
-    launch_plan(plan, preload=kind == "script", screen=screen)
+    launch_target(plan, preload=kind is TargetKind.SCRIPT, screen=screen)
 
 
-def _kind(target: str) -> str:
+def _kind(target: str) -> TargetKind:
     """Return how a program is run: by itself if it can be, else by this interpreter.
 
     Raises:
@@ -107,9 +108,9 @@ def _kind(target: str) -> str:
     is_python = path.suffix == ".py" and path.is_file()
     program = shutil.which(target)
     if program is not None and not (is_python and not _has_interpreter(program)):
-        return "program"
+        return TargetKind.PROGRAM
     if is_python:
-        return "script"
+        return TargetKind.SCRIPT
     if path.is_file():
         raise InvalidArgumentError(
             f"{target!r} cannot be run: chmod +x {target}, and name it with its folder, as ./{path.name}"

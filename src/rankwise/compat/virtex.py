@@ -19,7 +19,7 @@ from rankwise._comm.buffers import overwrite
 from rankwise._comm.control.protocol import Call
 from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.output import Screen
+from rankwise._launch.output import Console
 from rankwise._launch.spec import check_nproc
 from rankwise._pickling import dumps
 from rankwise._rendezvous.endpoint import parse_address
@@ -94,7 +94,7 @@ def launch(
         )
     job = (job_fn, world_size, num_gpus_per_machine, machine_rank, tuple(args))
     # What ranks print is shown as it is, for programs of this kind say themselves who they are.
-    screen = Screen(nproc=num_gpus_per_machine, prefixed=False)
+    screen = Console(nproc=num_gpus_per_machine, prefixed=False)
     return launch_call(FunctionCall.of(_run_job, job), nproc=num_gpus_per_machine, nodes=nodes, screen=screen)
 
 

@@ -73,7 +73,7 @@ class ForkServer:
         Raises:
             LaunchError: It is gone.
         """
-        piece = received(self.control)
+        piece = receive_available(self.control)
         if not piece:
             raise self._lost()
         self._inbox += piece
@@ -114,7 +114,7 @@ class ForkServer:
         return LaunchError(f"the process that ranks are forked from {how}; no rank is left{reason}")
 
 
-def received(connection: socket.socket) -> bytes:
+def receive_available(connection: socket.socket) -> bytes:
     """Return what has come; b"" if the other side has ended."""
     try:
         return connection.recv(PIECE_BYTES)

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 from typing import Any, Final
 
 MESSAGE: Final = struct.Struct("<BIiq")
@@ -35,26 +35,36 @@ class Event(IntEnum):
     SWEPT = 3
 
 
+class TargetKind(Enum):
+    """A kind of target that a rank can run."""
+
+    SCRIPT = auto()
+    MODULE = auto()
+    PROGRAM = auto()  # an executable, which replaces the rank's process image
+    FUNCTION = auto()
+    # A function that gets, as its first arguments, the rank's connection and the descriptor for stacks of threads.
+    FUNCTION_WITH_CONNECTION = auto()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class StartRequest:
     """What a rank is to be.
 
     Attributes:
         environ: Its whole environment.
-        kind: "script", "module", "program", "function", or "conversation": a function whose first arguments are the
-            connection to whoever started the rank, and where it writes its stack.
+        kind: The kind of target.
         argv: The script, module or program and its arguments; the caller's, for a function.
         call: What a function is called with, and where: a `FunctionCall`, pickled.
     """
 
     environ: dict[str, str]
-    kind: str
+    kind: TargetKind
     argv: Sequence[str] = ()
     call: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WorkerResult:
     """How what a rank ran has ended, if that was not by a signal or `os._exit`.
 
     Attributes:
@@ -76,13 +86,13 @@ class Outcome:
     time_ns: int
 
 
-def packed(value: object) -> bytes:
+def serialize(value: object) -> bytes:
     """Return a value as it travels between the launcher and a rank."""
     data = pickle.dumps(value)
     return LENGTH.pack(len(data)) + data
 
 
-def take(inbox: bytearray) -> list[Any]:
+def pop_messages(inbox: bytearray) -> list[Any]:
     """Take the values out of what has come that are whole."""
     values = []
     while len(inbox) >= LENGTH.size:
@@ -95,7 +105,7 @@ def take(inbox: bytearray) -> list[Any]:
     return values
 
 
-def receive(connection: socket.socket) -> Any:  # noqa: ANN401 - what was sent
+def receive_message(connection: socket.socket) -> Any:  # noqa: ANN401 - what was sent
     """Return the next value, of which all has to come.
 
     Raises:

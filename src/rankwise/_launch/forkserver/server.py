@@ -93,13 +93,13 @@ class Server:
         descriptors: list[int] = []
         while len(data) < MESSAGE.size:
             try:
-                piece, received, _, _ = socket.recv_fds(self._control, MESSAGE.size - len(data), DESCRIPTORS)
+                piece, receive_available, _, _ = socket.recv_fds(self._control, MESSAGE.size - len(data), DESCRIPTORS)
             except OSError:
                 return None
             if not piece:
                 return None
             data += piece
-            descriptors += received
+            descriptors += receive_available
         order, rank, value, _ = MESSAGE.unpack(data)
         return order, rank, value, descriptors
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankwise._launch.forkserver.interpreter_exit import flush, leave
-from rankwise._launch.forkserver.ipc import Outcome, Request, packed, receive
+from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, receive_message, serialize
 from rankwise._launch.interpreter import options
 from rankwise._launch.main_module import prepare_script
 from rankwise._launch.omp_num_threads import set_too_late
@@ -55,10 +55,10 @@ def run(descriptor: int, crashes: int) -> int:
     """
     is_preloaded = "torch" in sys.modules
     connection = socket.socket(fileno=descriptor)
-    request: Request = receive(connection)
+    request: StartRequest = receive_message(connection)
     _prepare(request)
     faulthandler.enable(crashes)
-    if request.kind == "program":
+    if request.kind is TargetKind.PROGRAM:
         return _become(request.argv)
     _name_process(request)
     pid = os.getpid()
@@ -67,10 +67,10 @@ def run(descriptor: int, crashes: int) -> int:
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the rank ended
         return _status(error, request, connection if os.getpid() == pid else None)
     else:
-        _send(connection if os.getpid() == pid else None, Outcome(value=value, time_ns=time.monotonic_ns()))
+        _send(connection if os.getpid() == pid else None, WorkerResult(value=value, time_ns=time.monotonic_ns()))
     finally:
         connection.close()
-        if is_preloaded and os.getpid() == pid and request.kind in {"script", "module"}:
+        if is_preloaded and os.getpid() == pid and request.kind in {TargetKind.SCRIPT, TargetKind.MODULE}:
             _tell_what_was_set_too_late(request.environ)
     return 0
 
@@ -94,7 +94,7 @@ def _become(argv: Sequence[str]) -> int:
     return _NOT_RUN
 
 
-def _prepare(request: Request) -> None:
+def _prepare(request: StartRequest) -> None:
     """Make this process look like a new one with that environment."""
     os.environ.clear()
     os.environ.update(request.environ)
@@ -110,9 +110,9 @@ def _prepare(request: Request) -> None:
     sys.modules["__main__"] = module
 
 
-def _name_process(request: Request) -> None:
+def _name_process(request: StartRequest) -> None:
     """Make this process known as the command that it runs, and not as the one that it was forked from."""
-    command = ["-m", *request.argv] if request.kind == "module" else request.argv
+    command = ["-m", *request.argv] if request.kind is TargetKind.MODULE else request.argv
     sys.orig_argv[:] = [sys.executable, *options(), *command]
     place = f" [rank {request.environ['RANK']}]" if "RANK" in request.environ else ""
     set_title(" ".join(sys.orig_argv) + place)
@@ -140,15 +140,15 @@ def _stream(descriptor: int, mode: str) -> io.TextIOWrapper | None:
     return stream
 
 
-def _run(request: Request, connection: socket.socket, crashes: int) -> bytes:
+def _run(request: StartRequest, connection: socket.socket, crashes: int) -> bytes:
     """Run what was asked for, and return what a function returned, pickled."""
-    if request.kind in {"function", "conversation"}:
+    if request.kind in {TargetKind.FUNCTION, TargetKind.FUNCTION_WITH_CONNECTION}:
         fn, args = pickle.loads(request.call).prepare()
-        if request.kind == "conversation":
+        if request.kind is TargetKind.FUNCTION_WITH_CONNECTION:
             fn(connection, crashes, *args)
             return b""
         return _pickled_result(fn(*args))
-    if request.kind == "module":
+    if request.kind is TargetKind.MODULE:
         _search_first(str(Path.cwd()))
         runpy._run_module_as_main(request.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` itself calls
     else:
@@ -173,27 +173,27 @@ def _search_first(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _status(error: BaseException, request: Request, connection: socket.socket | None) -> int:
+def _status(error: BaseException, request: StartRequest, connection: socket.socket | None) -> int:
     """Tell the launcher what was raised, and return the status that the interpreter would end with."""
     if isinstance(error, SystemExit):
         code = _exit_status(error)
-        value = _pickled_result(None) if code == 0 and request.kind == "function" else b""
-        _send(connection, Outcome(value=value, status=code, time_ns=time.monotonic_ns()))
+        value = _pickled_result(None) if code == 0 and request.kind is TargetKind.FUNCTION else b""
+        _send(connection, WorkerResult(value=value, status=code, time_ns=time.monotonic_ns()))
         return code
     error.__traceback__ = users_part(error.__traceback__)
     # Set for debuggers, and for what runs at exit, as the interpreter does.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     # An interrupted program dies of the signal, in the end.
     status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    outcome = Outcome(
-        error=pickled_error(error) if request.kind == "function" else b"",
+    result = WorkerResult(
+        error=pickle_error(error) if request.kind is TargetKind.FUNCTION else b"",
         raised=summary(error),
         traceback=formatted(error),
         status=status,
         consequence=is_consequence(error),
         time_ns=time.monotonic_ns(),
     )
-    told = _send(connection, outcome)
+    told = _send(connection, result)
     if not told or _is_hooked():
         hooked = _call_hook(error)
         return status if status < 0 else hooked
@@ -234,12 +234,12 @@ def _is_hooked() -> bool:
     return hook is not sys.__excepthook__ and not (by_torch and sys.__excepthook__ in around)
 
 
-def _send(connection: socket.socket | None, outcome: Outcome) -> bool:
+def _send(connection: socket.socket | None, result: WorkerResult) -> bool:
     """Tell the launcher, if this is the rank and no child that it has forked; return whether it was told."""
     if connection is None:
         return False
     try:
-        connection.sendall(packed(outcome))
+        connection.sendall(serialize(result))
     except OSError:
         return False
     return True
@@ -256,7 +256,7 @@ def _pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the use
         ) from error
 
 
-def pickled_error(error: BaseException) -> bytes:
+def pickle_error(error: BaseException) -> bytes:
     """Return what was raised, pickled; b"" if it cannot be, or not be read again."""
     from rankwise._pickling import dumps, loads  # noqa: PLC0415 - scripts do not need it
 

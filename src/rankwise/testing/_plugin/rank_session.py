@@ -28,8 +28,8 @@ from _pytest.config import create_terminal_writer
 
 import rankwise
 from rankwise._environment.nesting import run_marks
-from rankwise._launch.forkserver.ipc import packed, receive
-from rankwise._launch.forkserver.worker import pickled_error
+from rankwise._launch.forkserver.ipc import receive_message, serialize
+from rankwise._launch.forkserver.worker import pickle_error
 from rankwise._launch.rank_traceback import is_consequence
 from rankwise._session.session import summary_with_location
 from rankwise.testing._plugin import coverage, shared_output
@@ -134,7 +134,7 @@ def _phase(when: str, report: dict[str, Any], error: BaseException | None) -> Ph
         consequence=is_consequence(error),
         time_ns=time.monotonic_ns(),
         raised=summary_with_location(error),
-        error=pickled_error(error) if "pytest_rerunfailures" in sys.modules else b"",
+        error=pickle_error(error) if "pytest_rerunfailures" in sys.modules else b"",
     )
 
 
@@ -178,7 +178,7 @@ class _RankHooks:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         faulthandler.register(STACKS, file=self._crashes, all_threads=True)
         try:
-            while not self._over and (task := receive(self._connection)) is not None:
+            while not self._over and (task := receive_message(self._connection)) is not None:
                 self._run(session, task)
         except EOFError:
             pass  # pytest is gone
@@ -283,7 +283,7 @@ class _RankHooks:
 
         Between two phases, and not where a phase begins: there another plugin's hook may raise first.
         """
-        answer: bool | None = None if self._over else receive(self._connection)
+        answer: bool | None = None if self._over else receive_message(self._connection)
         self._over = answer is None  # the test did not come to an end elsewhere, so this rank ends too
         self._may_go_on = bool(answer)
 
@@ -295,4 +295,4 @@ class _RankHooks:
             with contextlib.suppress(Exception):  # a test may have put anything there
                 stream.flush()
         ctypes.CDLL(None).fflush(None)  # what compiled code has printed
-        self._connection.sendall(packed(message))
+        self._connection.sendall(serialize(message))

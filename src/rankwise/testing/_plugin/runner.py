@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from rankwise._launch.oom import kills, word
+from rankwise._launch.oom import count_oom_kills, oom_explanation
 from rankwise.errors import LaunchError
 from rankwise.testing._plugin.messages import (
     PHASES,
@@ -25,7 +25,7 @@ from rankwise.testing._plugin.messages import (
     Started,
     SubtestReport,
 )
-from rankwise.testing._plugin.worker_pool import WarmRanks
+from rankwise.testing._plugin.worker_pool import WorkerPool
 
 # How long ranks that are alive may take to start, with the modules of the tests.
 START_SECONDS: Final = 120.0
@@ -112,7 +112,7 @@ class PhaseRunner:
     """One test while it runs."""
 
     def __init__(
-        self, ranks: WarmRanks, size: int, timeout: float, note_debugger: Callable[[], object] = lambda: None
+        self, ranks: WorkerPool, size: int, timeout: float, note_debugger: Callable[[], object] = lambda: None
     ) -> None:
         """Prepare.
 
@@ -135,7 +135,7 @@ class PhaseRunner:
         self._grace: tuple[float, str] | None = None
         self._first_failed: int | None = None
         self._stopped = ""
-        self._kills = kills()
+        self._kills = count_oom_kills()
         self._note_debugger = note_debugger
         self._debugged: set[int] = set()
         self._debugged_since = 0.0
@@ -187,7 +187,7 @@ class PhaseRunner:
         if self._phase == "call":
             self._called = len(ready) == len(self.attempts)
         for number in ready:
-            self._ranks.ranks[number].tell(self._called or self._phase == "teardown")
+            self._ranks.ranks[number].send(self._called or self._phase == "teardown")
 
     def _are_gathered(self) -> bool:
         self._listen()
@@ -205,11 +205,11 @@ class PhaseRunner:
         """Take note of what the ranks have told, and how they have ended."""
         for number, attempt in self.attempts.items():
             rank = self._ranks.ranks[number]
-            heard, rank.heard = rank.heard, []
+            heard, rank.messages = rank.messages, []
             for message in heard:
                 self._note(number, attempt, message)
-            if not rank.runs and not attempt.is_over:
-                self._end(number, attempt, rank.ending(number, word(self._kills, kills())))
+            if not rank.is_running and not attempt.is_over:
+                self._end(number, attempt, rank.describe_end(number, oom_explanation(self._kills, count_oom_kills())))
                 attempt.stack = rank.stack()
 
     def _note(self, number: int, attempt: RankResult, message: Any) -> None:  # noqa: ANN401 - one of several classes
@@ -233,7 +233,7 @@ class PhaseRunner:
 
     def _note_begin(self, number: int) -> None:
         self._begun.add(number)
-        self._ranks.ranks[number].printed()  # by modules, when they were imported
+        self._ranks.ranks[number].new_output()  # by modules, when they were imported
         if len(self._begun) == len(self.attempts):
             self._limit = (time.monotonic() + self._timeout, f"timeout: not over within {self._timeout:g} s")
         if self._first_failed is not None:
@@ -241,16 +241,16 @@ class PhaseRunner:
 
     def _note_phase(self, number: int, attempt: RankResult, phase: PhaseReport) -> None:
         attempt.phases[phase.when] = phase
-        attempt.printed[phase.when] = self._ranks.ranks[number].printed()
+        attempt.printed[phase.when] = self._ranks.ranks[number].new_output()
         if phase.when != "teardown" and phase.report["outcome"] != "passed":
             self._let_go.add(number)
-            self._ranks.ranks[number].tell(True)
+            self._ranks.ranks[number].send(True)
         if is_failure(phase):
             self._hurry(number)
 
     def _end(self, number: int, attempt: RankResult, how: str) -> None:
         attempt.ended, attempt.ended_ns = how, time.monotonic_ns()
-        attempt.printed[self._phase] = self._ranks.ranks[number].printed()
+        attempt.printed[self._phase] = self._ranks.ranks[number].new_output()
         self._note_debugged(number, begins=False)
         self._hurry(number)
 
@@ -293,9 +293,9 @@ class PhaseRunner:
             for number, attempt in self.attempts.items()
             if not attempt.is_over and self._phase not in attempt.phases
         )
-        for number, stack in self._ranks.ask_for_stacks(late).items():
+        for number, stack in self._ranks.collect_stacks(late).items():
             self.attempts[number].stack = stack
         self._ranks.kill(late)
         for number in late:
-            self.attempts[number].printed[self._phase] = self._ranks.ranks[number].printed()
+            self.attempts[number].printed[self._phase] = self._ranks.ranks[number].new_output()
         return late

@@ -1,4 +1,4 @@
-"""Ranks that are kept from one test to the next, as pytest's process sees them: started, told, heard, ended."""
+"""Ranks that are kept from one test to the next, as pytest's process sees them: started, told, messages, ended."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
-from rankwise._launch.forkserver.client import ForkServer, received
-from rankwise._launch.forkserver.ipc import Event, Outcome, Request, packed, take
+from rankwise._launch.forkserver.client import ForkServer, receive_available
+from rankwise._launch.forkserver.ipc import Event, StartRequest, TargetKind, WorkerResult, pop_messages, serialize
 from rankwise._launch.reaper import MARK, SECONDS_TO_END
-from rankwise._launch.report import ending
+from rankwise._launch.report import describe_end
 from rankwise._launch.spec import common_environ
 from rankwise.errors import LaunchError, RankFailure
 from rankwise.testing._plugin.messages import Aborted
@@ -31,7 +31,7 @@ _PAUSE_SECONDS: Final = 0.02
 
 
 @dataclass(slots=True, kw_only=True)
-class WarmRank:
+class PooledRank:
     """A rank that runs tests.
 
     Attributes:
@@ -39,7 +39,7 @@ class WarmRank:
         output, errors: What it prints, since that was last read; None if it goes where pytest's own goes.
         crashes: Its stacks, when it crashed or was asked for them.
         inbox: What it has told, and was not read yet.
-        heard: What it has told in the test that runs.
+        messages: What it has told in the test that runs.
         pid: Its process; 0 until it runs.
         exitcode: How that ended, once it has.
         is_over: What it ran has ended, and it has told how.
@@ -50,40 +50,39 @@ class WarmRank:
     errors: IO[bytes] | None
     crashes: IO[bytes]
     inbox: bytearray = field(default_factory=bytearray)
-    heard: list[Any] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
     pid: int = 0
     exitcode: int | None = None
     is_over: bool = False
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Its process has not ended."""
         return self.exitcode is None
 
     def problems(self, number: int) -> list[str]:
         """Return what went wrong when it ended."""
-        texts = [message.text for message in self.heard if isinstance(message, Aborted)]
-        outcomes = [message for message in self.heard if isinstance(message, Outcome)]
+        texts = [message.text for message in self.messages if isinstance(message, Aborted)]
+        outcomes = [message for message in self.messages if isinstance(message, WorkerResult)]
         texts += [f"failed at its end\n{outcome.traceback}" for outcome in outcomes if outcome.traceback]
         if not texts and not self.is_over:
-            if self.runs:
+            if self.is_running:
                 texts = [f"did not put away its fixtures of wider scope within {_LEAVE_SECONDS:g} s"]
             else:
-                texts = [
-                    f"{self.ending(number)} while it put away its fixtures of wider scope\n{self.stack()}".rstrip()
-                ]
+                end = self.describe_end(number)
+                texts = [f"{end} while it put away its fixtures of wider scope\n{self.stack()}".rstrip()]
         return [f"rank {number} {text}" for text in texts]
 
-    def ending(self, number: int, kernel: str = "") -> str:
+    def describe_end(self, number: int, kernel: str = "") -> str:
         """Return how its process has ended, as the rest of a sentence; `kernel` is what the kernel says to that."""
-        return ending(RankFailure(rank=number, host=socket.gethostname(), exitcode=self.exitcode or 0), kernel)
+        return describe_end(RankFailure(rank=number, host=socket.gethostname(), exitcode=self.exitcode or 0), kernel)
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         """Tell it something, if it is still there."""
         with contextlib.suppress(OSError):
-            self.connection.sendall(packed(message))
+            self.connection.sendall(serialize(message))
 
-    def printed(self) -> tuple[str, str]:
+    def new_output(self) -> tuple[str, str]:
         """Return what it has printed since this was last asked."""
         return _rest(self.output), _rest(self.errors)
 
@@ -92,7 +91,7 @@ class WarmRank:
         return _rest(self.crashes)
 
 
-class WarmRanks:
+class WorkerPool:
     """The ranks, and the server that they are forked from."""
 
     def __init__(self, *, captured: bool) -> None:
@@ -101,7 +100,7 @@ class WarmRanks:
         Args:
             captured: What ranks print is kept, to be shown with the test.
         """
-        self.ranks: dict[int, WarmRank] = {}
+        self.ranks: dict[int, PooledRank] = {}
         self._captured = captured
         self._selector = selectors.DefaultSelector()
         self._swept = False
@@ -147,9 +146,9 @@ class WarmRanks:
                 key.data()
         return True
 
-    def ask_for_stacks(self, numbers: Iterable[int]) -> dict[int, str]:
+    def collect_stacks(self, numbers: Iterable[int]) -> dict[int, str]:
         """Return the stacks of ranks; "" for one that did not write any."""
-        ranks = {number: self.ranks[number] for number in numbers if self.ranks[number].runs}
+        ranks = {number: self.ranks[number] for number in numbers if self.ranks[number].is_running}
         stacks = dict.fromkeys(ranks, "")
         for number in ranks:
             self._server.signal(number, STACKS)
@@ -168,12 +167,12 @@ class WarmRanks:
         Returns:
             What went wrong when they put away their fixtures of wider scope.
         """
-        alive = {number: rank for number, rank in self.ranks.items() if rank.runs}
+        alive = {number: rank for number, rank in self.ranks.items() if rank.is_running}
         for rank in alive.values():
-            rank.heard.clear()
-            rank.tell(None)
+            rank.messages.clear()
+            rank.send(None)
         # What they run tells its outcome at last; threads may keep the process for longer, and for nothing.
-        self.wait(lambda: all(rank.is_over or not rank.runs for rank in alive.values()), _in(_LEAVE_SECONDS))
+        self.wait(lambda: all(rank.is_over or not rank.is_running for rank in alive.values()), _in(_LEAVE_SECONDS))
         problems = [text for number, rank in alive.items() for text in rank.problems(number)]
         if not self._have_ended(_END_SECONDS):
             self.kill()
@@ -186,7 +185,7 @@ class WarmRanks:
     def kill(self, numbers: Iterable[int] | None = None) -> None:
         """Kill ranks at once; all, if none are named."""
         for number in self.ranks if numbers is None else numbers:
-            if self.ranks[number].runs:
+            if self.ranks[number].is_running:
                 self._server.signal(number, signal.SIGKILL)
         self._have_ended(SECONDS_TO_END, numbers)
 
@@ -217,11 +216,11 @@ class WarmRanks:
 
     def _have_ended(self, seconds: float, numbers: Iterable[int] | None = None) -> bool:
         ranks = [self.ranks[number] for number in (self.ranks if numbers is None else numbers)]
-        return self.wait(lambda: not any(rank.runs for rank in ranks), _in(seconds))
+        return self.wait(lambda: not any(rank.is_running for rank in ranks), _in(seconds))
 
     def _start(self, number: int, call: bytes, variables: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
-        rank = WarmRank(
+        rank = PooledRank(
             connection=ours,
             output=_file() if self._captured else None,
             errors=_file() if self._captured else None,
@@ -234,21 +233,21 @@ class WarmRanks:
         with theirs:
             self._server.start(number, [theirs.fileno(), output, errors, rank.crashes.fileno()])
         environ = {**self._environ, **variables, MARK: self._server.mark}
-        rank.tell(Request(environ=environ, kind="conversation", call=call))
+        rank.send(StartRequest(environ=environ, kind=TargetKind.FUNCTION_WITH_CONNECTION, call=call))
 
-    def _hear(self, rank: WarmRank) -> None:
+    def _hear(self, rank: PooledRank) -> None:
         if rank.connection.fileno() < 0:
             return
-        piece = received(rank.connection)
+        piece = receive_available(rank.connection)
         if piece:
             rank.inbox += piece
-            heard = take(rank.inbox)
-            rank.heard += heard
-            rank.is_over = rank.is_over or any(isinstance(message, Outcome) for message in heard)
+            messages = pop_messages(rank.inbox)
+            rank.messages += messages
+            rank.is_over = rank.is_over or any(isinstance(message, WorkerResult) for message in messages)
         else:
             self._hang_up(rank)
 
-    def _hang_up(self, rank: WarmRank) -> None:
+    def _hang_up(self, rank: PooledRank) -> None:
         if rank.connection.fileno() >= 0:
             self._selector.unregister(rank.connection)
             rank.connection.close()
@@ -264,7 +263,7 @@ class WarmRanks:
             else:
                 self._note_end(self.ranks[number], value)
 
-    def _note_end(self, rank: WarmRank, exitcode: int) -> None:
+    def _note_end(self, rank: PooledRank, exitcode: int) -> None:
         with contextlib.suppress(BlockingIOError):
             while rank.connection.fileno() >= 0:
                 rank.connection.setblocking(False)

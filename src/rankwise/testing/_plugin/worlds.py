@@ -32,7 +32,7 @@ from rankwise.testing._plugin.rank_session import is_picklable, run_rank
 from rankwise.testing._plugin.runner import START_SECONDS, PhaseRunner, WorldResult
 from rankwise.testing._plugin.snapshots import DISABLE_UNUSED
 from rankwise.testing._plugin.tracebacks import interrupt_in
-from rankwise.testing._plugin.worker_pool import WarmRanks
+from rankwise.testing._plugin.worker_pool import WorkerPool
 from rankwise.testing.environments import fake_torchrun
 
 # Ranks write no reports, choose no tests and start no workers.
@@ -87,7 +87,7 @@ class Worlds:
         self._stores: list[Store] = []
         self._seed = random.randrange(1 << 32)  # noqa: S311 - for examples, not for secrets
         self._is_captured = config.getoption("capture") != "no"
-        self._ranks: WarmRanks | None = self._new_ranks()
+        self._ranks: WorkerPool | None = self._new_ranks()
 
     def begin(
         self, item: pytest.Item, ranks: RanksMarker, size: int, following: pytest.Item | None
@@ -131,7 +131,7 @@ class Worlds:
             yield
         except KeyboardInterrupt:
             if self._ranks is not None:
-                self.interrupted = self._ranks.ask_for_stacks(self._ranks.ranks)
+                self.interrupted = self._ranks.collect_stacks(self._ranks.ranks)
             self.close(gently=False)
             interrupt_in(str(item.path), self.interrupted)
             raise
@@ -174,10 +174,10 @@ class Worlds:
                     kwargs={"warning_message": message, "when": "runtest", "nodeid": item.nodeid, "location": None}
                 )
 
-    def _new_ranks(self) -> WarmRanks:
-        return WarmRanks(captured=self._is_captured)
+    def _new_ranks(self) -> WorkerPool:
+        return WorkerPool(captured=self._is_captured)
 
-    def _tell(self, warm: WarmRanks, item: pytest.Item, size: int, following: pytest.Item | None) -> Store:
+    def _tell(self, warm: WorkerPool, item: pytest.Item, size: int, following: pytest.Item | None) -> Store:
         """Tell the ranks of a test, once they are there, and return the store that they meet at."""
         store, port = serve(one_host=True, timeout=START_SECONDS)
         environs = fake_torchrun(size, address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)
@@ -196,10 +196,10 @@ class Worlds:
         errors.mkdir(exist_ok=True)
         for number in range(size):
             rank = warm.ranks[number]
-            rank.heard.clear()
-            rank.printed()
+            rank.messages.clear()
+            rank.new_output()
             environ = environs[number] | {"TORCHELASTIC_ERROR_FILE": str(errors / f"{self._number}-{number}.json")}
-            rank.tell(RunTest(place=place, following=following_place, environ=environ, folder=folder))
+            rank.send(RunTest(place=place, following=following_place, environ=environ, folder=folder))
         return store
 
     def _call(self, item: pytest.Item, number: int) -> bytes:
