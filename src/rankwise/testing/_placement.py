@@ -1,4 +1,4 @@
-"""Tasks on nodes, one node filled after the other: where each rank of a made-up launcher is."""
+"""The placement of a fake launcher's ranks: tasks on nodes, one node filled after the other."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ from rankwise.errors import InvalidArgumentError, shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A rank's place among tasks that fill one node after the other."""
+    """One task of a launcher, with its topology.
+
+    Attributes:
+        rank, local_rank, local_world_size, node_rank: As in `rankwise.Topology`.
+        first_rank: The lowest rank on its node.
+    """
 
     rank: int
     local_rank: int
-    local_size: int
-    node: int
-    first: int
+    local_world_size: int
+    node_rank: int
+    first_rank: int
 
 
 def tasks_per_node(tasks: object, nodes: object) -> list[int]:
-    """Return how many tasks each node has.
+    """Return the number of tasks on each node.
 
     Args:
-        tasks: How many: on every node, or on each.
-        nodes: How many nodes; None if `tasks` tells, or there is one.
+        tasks: The number on every node, or an iterable with the number on each.
+        nodes: The number of nodes; None for one node, or if `tasks` is an iterable.
 
     Raises:
-        InvalidArgumentError: These are no numbers of tasks and nodes.
+        InvalidArgumentError: These are not numbers of tasks and nodes.
     """
-    count = None if nodes is None else between(1, MAX_RANKS, nodes, "nodes")
+    count = None if nodes is None else integer_in_range(1, MAX_RANKS, nodes, "nodes")
     each = integer(tasks)
     if each is not None:
         if not 1 <= each * (count or 1) <= MAX_RANKS:
@@ -40,7 +45,7 @@ def tasks_per_node(tasks: object, nodes: object) -> list[int]:
         return [each] * (count or 1)
     if isinstance(tasks, (str, bytes)) or not isinstance(tasks, Iterable) or getattr(tasks, "ndim", 1) != 1:
         raise InvalidArgumentError(f"tasks={shown(tasks)} is neither a number of tasks nor one for each node")
-    listed = [between(1, MAX_RANKS, number, "tasks on a node") for number in islice(tasks, MAX_RANKS + 1)]
+    listed = [integer_in_range(1, MAX_RANKS, number, "tasks on a node") for number in islice(tasks, MAX_RANKS + 1)]
     if not listed or sum(listed) > MAX_RANKS or count not in {None, len(listed)}:
         raise InvalidArgumentError(
             f"tasks={shown(listed)}, nodes={shown(nodes)}: wanted one number of tasks for each node, and 1 to "
@@ -49,11 +54,11 @@ def tasks_per_node(tasks: object, nodes: object) -> list[int]:
     return listed
 
 
-def between(least: int, most: int, value: object, name: str) -> int:
+def integer_in_range(least: int, most: int, value: object, name: str) -> int:
     """Return an integer argument.
 
     Raises:
-        InvalidArgumentError: It is no integer, or not from `least` to `most`.
+        InvalidArgumentError: It is not an integer from `least` to `most`.
     """
     number = as_integer(value, name)
     if not least <= number <= most:
@@ -61,16 +66,22 @@ def between(least: int, most: int, value: object, name: str) -> int:
     return number
 
 
-def places(per_node: Sequence[int]) -> Iterator[Task]:
-    """Give the place of each rank, in order."""
-    rank = 0
-    for node, count in enumerate(per_node):
+def iter_tasks(per_node: Sequence[int]) -> Iterator[Task]:
+    """Yield the task of each rank, in order of ranks."""
+    first_rank = 0
+    for node_rank, count in enumerate(per_node):
         for local_rank in range(count):
-            yield Task(rank=rank + local_rank, local_rank=local_rank, local_size=count, node=node, first=rank)
-        rank += count
+            yield Task(
+                rank=first_rank + local_rank,
+                local_rank=local_rank,
+                local_world_size=count,
+                node_rank=node_rank,
+                first_rank=first_rank,
+            )
+        first_rank += count
 
 
 def compressed(counts: Sequence[int]) -> str:
-    """Return counts as Slurm writes them: [2, 2, 2, 1] is "2(x3),1"."""
+    """Return numbers in Slurm's notation: [2, 2, 2, 1] is "2(x3),1"."""
     runs = [(count, len(list(same))) for count, same in groupby(counts)]
     return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)

@@ -1,6 +1,6 @@
 """The variables that launchers set, for tests of code that reads them: one mapping for each rank, as recorded.
 
-Only what launchers add; what they leave as they found it is the test's to give.
+Only the variables that launchers set are included. A test adds the others, such as PATH, if it needs them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Final
 
 from rankwise._arguments import as_text, integer
 from rankwise._environment.facts import MAX_PORT
-from rankwise.testing._placement import between, compressed, places, tasks_per_node
+from rankwise.testing._placement import compressed, integer_in_range, iter_tasks, tasks_per_node
 
 Environs = list[dict[str, str]]
 
-# Somewhere: the recorded paths say nothing, and code that opens them should fail.
+# Instead of recorded paths, which would mean nothing here. Code that opens this one fails.
 _NOWHERE: Final = "/run/example"
-# Slurm counts in 32 bits.
-_MOST: Final = 2**32 - 1
+# Slurm's numbers have 32 bits.
+_LARGEST: Final = 2**32 - 1
 
 
 def fake_torchrun(
@@ -28,16 +28,16 @@ def fake_torchrun(
     port: int = 29500,
     run_id: str = "none",
 ) -> Environs:
-    """Return what `torchrun` tells each rank. As recorded from torch 2.13.
+    """Return the variables that `torchrun` sets for each rank. As recorded from torch 2.13.
 
     Local.
 
     Args:
-        tasks: How many ranks: on every node, or on each.
-        nodes: How many nodes, if `tasks` does not say.
-        address: Where the agents meet: MASTER_ADDR.
-        port: MASTER_PORT.
-        run_id: What `--rdzv-id` says.
+        tasks: The number of ranks on every node, or a sequence with the number on each.
+        nodes: The number of nodes, if `tasks` is an integer.
+        address: The address of the rendezvous: MASTER_ADDR.
+        port: The port of the rendezvous: MASTER_PORT.
+        run_id: The value of `--rdzv-id`.
 
     Raises:
         InvalidArgumentError: These are not numbers of tasks, or another argument cannot be used.
@@ -48,20 +48,20 @@ def fake_torchrun(
     """
     per_node = tasks_per_node(tasks, nodes)
     size = str(sum(per_node))
-    number = between(1, MAX_PORT, port, "port")
+    number = integer_in_range(1, MAX_PORT, port, "port")
     address, run_id = as_text(address, "address"), as_text(run_id, "run_id")
     return [
         {
-            "GROUP_RANK": str(place.node),
+            "GROUP_RANK": str(task.node_rank),
             "GROUP_WORLD_SIZE": str(len(per_node)),
-            "LOCAL_RANK": str(place.local_rank),
-            "LOCAL_WORLD_SIZE": str(place.local_size),
+            "LOCAL_RANK": str(task.local_rank),
+            "LOCAL_WORLD_SIZE": str(task.local_world_size),
             "MASTER_ADDR": address,
             "MASTER_PORT": str(number),
             "OMP_NUM_THREADS": "1",
-            "RANK": str(place.rank),
+            "RANK": str(task.rank),
             "ROLE_NAME": "default",
-            "ROLE_RANK": str(place.rank),
+            "ROLE_RANK": str(task.rank),
             "ROLE_WORLD_SIZE": size,
             "TORCHELASTIC_ERROR_FILE": _NOWHERE,
             "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -72,7 +72,7 @@ def fake_torchrun(
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             "WORLD_SIZE": size,
         }
-        for place in places(per_node)
+        for task in iter_tasks(per_node)
     ]
 
 
@@ -85,17 +85,19 @@ def fake_slurm(
     step_id: int = 0,
     cpus_per_task: int | None = None,
 ) -> Environs:
-    """Return what `srun` tells each task, nodes being filled one after the other. As recorded from Slurm 22.05.
+    """Return the variables that `srun` sets for each task. As recorded from Slurm 22.05.
+
+    Nodes are filled one after the other.
 
     Local.
 
     Args:
-        tasks: How many: on every node, as with `--ntasks-per-node`, or on each.
-        nodes: How many nodes, if `tasks` does not say.
-        name: What nodes are called, before their number.
+        tasks: The number of tasks on every node, as with `--ntasks-per-node`, or a sequence with the number on each.
+        nodes: The number of nodes, if `tasks` is an integer.
+        name: The name of a node without its number.
         job_id: The job's number.
         step_id: The step's number within the job.
-        cpus_per_task: What `--cpus-per-task` says, if it is given.
+        cpus_per_task: The value of `--cpus-per-task`; None if it is not given.
 
     Raises:
         InvalidArgumentError: These are not numbers of tasks, or another argument cannot be used.
@@ -105,10 +107,14 @@ def fake_slurm(
         ['0', '1', '0']
     """
     per_node, name = tasks_per_node(tasks, nodes), as_text(name, "name")
-    cpus_each = None if cpus_per_task is None else between(1, _MOST, cpus_per_task, "cpus_per_task")
+    cpus_each = None if cpus_per_task is None else integer_in_range(1, _LARGEST, cpus_per_task, "cpus_per_task")
     cpus = [count * (cpus_each or 1) for count in per_node]
-    shared = _of_slurm_job(
-        per_node, cpus, name, between(0, _MOST, job_id, "job_id"), between(0, _MOST, step_id, "step_id")
+    shared = _slurm_job_variables(
+        per_node,
+        cpus,
+        name,
+        integer_in_range(0, _LARGEST, job_id, "job_id"),
+        integer_in_range(0, _LARGEST, step_id, "step_id"),
     )
     if integer(tasks) is not None:
         shared["SLURM_NTASKS_PER_NODE"] = str(per_node[0])
@@ -117,28 +123,30 @@ def fake_slurm(
     return [
         {
             **shared,
-            "SLURMD_NODENAME": f"{name}{place.node}",
-            "SLURM_CPUS_ON_NODE": str(cpus[place.node]),
-            "SLURM_GTIDS": ",".join(str(rank) for rank in range(place.first, place.first + place.local_size)),
-            "SLURM_LOCALID": str(place.local_rank),
-            "SLURM_NODEID": str(place.node),
-            "SLURM_PROCID": str(place.rank),
-            "SLURM_TASK_PID": str(1000 + place.rank),
-            "SLURM_TOPOLOGY_ADDR": f"{name}{place.node}",
+            "SLURMD_NODENAME": f"{name}{task.node_rank}",
+            "SLURM_CPUS_ON_NODE": str(cpus[task.node_rank]),
+            "SLURM_GTIDS": ",".join(
+                str(rank) for rank in range(task.first_rank, task.first_rank + task.local_world_size)
+            ),
+            "SLURM_LOCALID": str(task.local_rank),
+            "SLURM_NODEID": str(task.node_rank),
+            "SLURM_PROCID": str(task.rank),
+            "SLURM_TASK_PID": str(1000 + task.rank),
+            "SLURM_TOPOLOGY_ADDR": f"{name}{task.node_rank}",
         }
-        for place in places(per_node)
+        for task in iter_tasks(per_node)
     ]
 
 
 def fake_openmpi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: str = "node") -> Environs:
-    """Return what `mpirun` of Open MPI 5 tells each rank, which is not its node. As recorded from 5.0.11.
+    """Return the variables that `mpirun` of Open MPI 5 sets for each rank. As recorded from 5.0.11.
 
-    Local.
+    Local. No variable has the node rank: OMPI_COMM_WORLD_NODE_RANK is a rank within its node.
 
     Args:
-        tasks: How many ranks: on every node, or on each.
-        nodes: How many nodes, if `tasks` does not say.
-        name: What nodes are called, before their number.
+        tasks: The number of ranks on every node, or a sequence with the number on each.
+        nodes: The number of nodes, if `tasks` is an integer.
+        name: The name of a node without its number.
 
     Raises:
         InvalidArgumentError: These are not numbers of tasks, or another argument cannot be used.
@@ -150,36 +158,36 @@ def fake_openmpi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, na
     per_node, name = tasks_per_node(tasks, nodes), as_text(name, "name")
     size = str(sum(per_node))
     sizes = ("OMPI_COMM_WORLD_SIZE", "OMPI_MCA_num_procs", "OMPI_UNIVERSE_SIZE", "OMPI_WORLD_SIZE")
-    shared = {**_OF_OPENMPI, **dict.fromkeys(sizes, size)}
+    shared = {**_OPENMPI_VARIABLES, **dict.fromkeys(sizes, size)}
     if len(per_node) == 1:
         shared["PMIX_PREFIX"] = _NOWHERE
     job = f"prterun-{name}0-1000"
     return [
         {
             **shared,
-            **dict.fromkeys(_OF_PMIX_SERVER, f"{job}@0.{place.node};tcp4://127.0.0.1:29500"),
-            "OMPI_COMM_WORLD_LOCAL_RANK": str(place.local_rank),
-            "OMPI_COMM_WORLD_LOCAL_SIZE": str(place.local_size),
-            "OMPI_COMM_WORLD_NODE_RANK": str(place.local_rank),
-            "OMPI_COMM_WORLD_RANK": str(place.rank),
-            "OMPI_WORLD_LOCAL_SIZE": str(place.local_size),
-            "PMIX_HOSTNAME": f"{name}{place.node}",
+            **dict.fromkeys(_PMIX_SERVER_VARIABLES, f"{job}@0.{task.node_rank};tcp4://127.0.0.1:29500"),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(task.local_rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(task.local_world_size),
+            "OMPI_COMM_WORLD_NODE_RANK": str(task.local_rank),
+            "OMPI_COMM_WORLD_RANK": str(task.rank),
+            "OMPI_WORLD_LOCAL_SIZE": str(task.local_world_size),
+            "PMIX_HOSTNAME": f"{name}{task.node_rank}",
             "PMIX_NAMESPACE": f"{job}@1",
-            "PMIX_RANK": str(place.rank),
+            "PMIX_RANK": str(task.rank),
         }
-        for place in places(per_node)
+        for task in iter_tasks(per_node)
     ]
 
 
 def fake_pmi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: str = "node") -> Environs:
-    """Return what `mpiexec` of MPICH (Hydra) tells each rank. As recorded from 5.0.2.
+    """Return the variables that `mpiexec` of MPICH (Hydra) sets for each rank. As recorded from 5.0.2.
 
-    Local. It does not tell which node a rank is on.
+    Local. No variable has the node rank.
 
     Args:
-        tasks: How many ranks: on every node, or on each.
-        nodes: How many nodes, if `tasks` does not say.
-        name: What nodes are called, before their number.
+        tasks: The number of ranks on every node, or a sequence with the number on each.
+        nodes: The number of nodes, if `tasks` is an integer.
+        name: The name of a node without its number.
 
     Raises:
         InvalidArgumentError: These are not numbers of tasks, or another argument cannot be used.
@@ -193,19 +201,19 @@ def fake_pmi(tasks: int | Sequence[int] = 1, *, nodes: int | None = None, name: 
     return [
         {
             **shared,
-            "MPI_LOCALNRANKS": str(place.local_size),
-            "MPI_LOCALRANKID": str(place.local_rank),
-            "PMI_FD": str(11 + place.local_rank),
-            "PMI_HOSTNAME": f"{name}{place.node}",
-            "PMI_RANK": str(place.rank),
+            "MPI_LOCALNRANKS": str(task.local_world_size),
+            "MPI_LOCALRANKID": str(task.local_rank),
+            "PMI_FD": str(11 + task.local_rank),
+            "PMI_HOSTNAME": f"{name}{task.node_rank}",
+            "PMI_RANK": str(task.rank),
             "PMI_SIZE": str(sum(per_node)),
         }
-        for place in places(per_node)
+        for task in iter_tasks(per_node)
     ]
 
 
-_OF_PMIX_SERVER: Final = [f"PMIX_SERVER_URI{version}" for version in ("2", "21", "3", "4", "41")]
-_OF_OPENMPI: Final = {
+_PMIX_SERVER_VARIABLES: Final = [f"PMIX_SERVER_URI{version}" for version in ("2", "21", "3", "4", "41")]
+_OPENMPI_VARIABLES: Final = {
     "OMPI_ARGV": "",
     "OMPI_COMMAND": _NOWHERE,
     "OMPI_FILE_LOCATION": _NOWHERE,
@@ -230,8 +238,10 @@ _OF_OPENMPI: Final = {
 }
 
 
-def _of_slurm_job(per_node: Sequence[int], cpus: Sequence[int], name: str, job_id: int, step_id: int) -> dict[str, str]:
-    """Return what all tasks of a step are told."""
+def _slurm_job_variables(
+    per_node: Sequence[int], cpus: Sequence[int], name: str, job_id: int, step_id: int
+) -> dict[str, str]:
+    """Return the variables that are the same for all tasks of a step."""
     tasks, nodes = str(sum(per_node)), str(len(per_node))
     hosts = f"{name}0" if len(per_node) == 1 else f"{name}[0-{len(per_node) - 1}]"
     job = {"JOBID": str(job_id), "JOB_ID": str(job_id), "STEPID": str(step_id), "STEP_ID": str(step_id)}
