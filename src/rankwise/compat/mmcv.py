@@ -14,6 +14,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
+import rankwise
+from rankwise import Session
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
@@ -22,11 +24,7 @@ from rankwise._comm.group import dense, require_dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._environment.detect import LAUNCHERS
 from rankwise._net.addresses import LOOPBACK
-from rankwise._session.api import init
 from rankwise._session.current import is_joined
-from rankwise._session.getters import get_rank, get_world_size
-from rankwise._session.session import Session
-from rankwise._training.gradients import sync_grads
 from rankwise._training.rank_control import called_on_rank_zero
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
 
@@ -96,7 +94,7 @@ def get_dist_info() -> tuple[int, int]:
         >>> get_dist_info()
         (0, 1)
     """
-    return get_rank(), get_world_size()
+    return rankwise.get_rank(), rankwise.get_world_size()
 
 
 def master_only(func: Callable[P, R]) -> Callable[P, R | None]:
@@ -126,9 +124,9 @@ def allreduce_params(params: Iterable[torch.Tensor], coalesce: bool = True, buck
         MismatchError: The ranks' tensors differ in number, shape or type; none is changed then.
         PayloadTypeError: One is not dense, or of a type that has no mean.
     """
-    if is_joined() and get_world_size() > 1:
+    if is_joined() and rankwise.get_world_size() > 1:
         nbytes = _bucket_bytes(bucket_size_mb) if coalesce else 0
-        _average("allreduce_params", params, get_world_size(), nbytes)
+        _average("allreduce_params", params, rankwise.get_world_size(), nbytes)
 
 
 def allreduce_grads(params: Iterable[torch.Tensor], coalesce: bool = True, bucket_size_mb: int = -1) -> None:
@@ -146,15 +144,15 @@ def allreduce_grads(params: Iterable[torch.Tensor], coalesce: bool = True, bucke
     Raises:
         MismatchError: The ranks' parameters differ in number, shape or type.
     """
-    if not is_joined() or get_world_size() == 1:
+    if not is_joined() or rankwise.get_world_size() == 1:
         return
     listed = list(params)
     if coalesce and bucket_size_mb <= 0:
-        sync_grads(listed)
+        rankwise.sync_grads(listed)
         return
     trained = [param for param in listed if param.requires_grad]
     for bucket in _buckets(trained, bucket_size_mb * _MEBIBYTE if coalesce else 0):
-        sync_grads(bucket)
+        rankwise.sync_grads(bucket)
 
 
 def _allreduce_coalesced(tensors: Sequence[torch.Tensor], world_size: int, bucket_size_mb: int = -1) -> None:
@@ -185,7 +183,7 @@ def _join(launcher: str, backend: str | None, **kwargs: Any) -> None:  # noqa: A
         environ["MASTER_PORT"] = str(options["port"])
     if len(alone := {"rank", "world_size"}.intersection(options)) == 1:  # the other is in its variable
         environ |= {key.upper(): str(options.pop(key)) for key in alone}
-    session = init(
+    session = rankwise.init(
         # What is read first is completed with what is around it.
         launcher="auto" if name == present[0] else name,
         backend=_backend(backend),

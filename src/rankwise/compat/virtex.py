@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import torch
 
-from rankwise._collectives.groups import barrier, comm_of
+import rankwise
+from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
-from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.buffers import overwrite
 from rankwise._comm.control.protocol import Call
 from rankwise._launch.api import launch_call
@@ -24,8 +24,6 @@ from rankwise._launch.spec import check_nproc
 from rankwise._pickling import dumps
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._rendezvous.nodes import Nodes
-from rankwise._session import getters
-from rankwise._session.api import init
 from rankwise._session.current import is_joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
@@ -115,7 +113,7 @@ def _job_worker(
         InvalidArgumentError: `dist_url` is neither "tcp://host:port" nor "env://".
         JoinError: The ranks could not meet.
     """
-    with init(
+    with rankwise.init(
         rank=machine_rank * num_gpus_per_machine + local_rank,
         world_size=world_size,
         local_rank=local_rank,
@@ -132,7 +130,7 @@ def synchronize() -> None:
     Collective over the session; nothing happens where nobody has joined one.
     """
     if is_joined():
-        barrier()
+        rankwise.barrier()
 
 
 def get_world_size() -> int:
@@ -140,7 +138,7 @@ def get_world_size() -> int:
 
     Local. Right before joining too, under any launcher.
     """
-    return getters.get_world_size()
+    return rankwise.get_world_size()
 
 
 def get_rank() -> int:
@@ -148,7 +146,7 @@ def get_rank() -> int:
 
     Local. Right before joining too, under any launcher.
     """
-    return getters.get_rank()
+    return rankwise.get_rank()
 
 
 def is_master_process() -> bool:
@@ -156,7 +154,7 @@ def is_master_process() -> bool:
 
     Local. True on one process only, before joining too.
     """
-    return getters.is_rank_zero()
+    return rankwise.is_rank_zero()
 
 
 def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
@@ -181,8 +179,8 @@ def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
     with comm_of(None).collective(Call("average_across_processes")):
         for leaf in _tensors(t):
             _check(leaf)
-    means = all_reduce(_plain(t), op="mean")
-    _put(means, t, getters.get_world_size())
+    means = rankwise.all_reduce(_plain(t), op="mean")
+    _put(means, t, rankwise.get_world_size())
 
 
 def gpu_mem_usage() -> int:
@@ -199,11 +197,11 @@ def gpu_mem_usage() -> int:
 
 def _run_job(job_fn: Callable[..., Any], world_size: int, ranks_here: int, machine: int, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
     """Be a rank that `launch` has started, and return what can travel back."""
-    result = _job_worker(getters.get_local_rank(), job_fn, world_size, ranks_here, machine, _ENVIRONMENT, args)
+    result = _job_worker(rankwise.get_local_rank(), job_fn, world_size, ranks_here, machine, _ENVIRONMENT, args)
     try:
         dumps(result)
     except Exception as error:  # noqa: BLE001 - any of the user's classes may refuse, in its own way
-        log.warning("rank %d returned what cannot travel, so launch() gives None: %s", getters.get_rank(), error)
+        log.warning("rank %d returned what cannot travel, so launch() gives None: %s", rankwise.get_rank(), error)
         return None
     return result
 

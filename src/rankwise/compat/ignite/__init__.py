@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from rankwise._session.getters import hostname
+from rankwise import hostname
 from rankwise.compat.ignite._auto import auto_dataloader, auto_model, auto_optim
 from rankwise.compat.ignite._identity import set_local_rank, sync
 from rankwise.compat.ignite._initialize import finalize, initialize

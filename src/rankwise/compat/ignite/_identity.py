@@ -11,12 +11,12 @@ from typing import Final
 
 import torch.distributed as dist
 
-from rankwise._collectives.gather import all_gather
+import rankwise
+from rankwise import Session
 from rankwise._environment.facts import Fact
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import host_id
 from rankwise._session import current
-from rankwise._session.session import Session
 from rankwise.errors import InvalidArgumentError, NotJoinedError
 
 _LOOPBACK: Final = {LOOPBACK, "localhost", "::1"}
@@ -127,7 +127,7 @@ def exchange_topology(session: Session) -> None:
 
     Collective over the session.
     """
-    nodes = all_gather((socket.gethostname(), host_id()), group=session.comm)
+    nodes = rankwise.all_gather((socket.gethostname(), host_id()), group=session.comm)
     mine = nodes[session.rank]
     learned = {
         "local_rank": nodes[: session.rank].count(mine),

@@ -10,14 +10,14 @@ from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
 
-from rankwise._environment.facts import Fact, LaunchEnvironment, parse_int
+import rankwise
+from rankwise import LaunchEnvironment, Session
+from rankwise._environment.facts import Fact, parse_int
 from rankwise._net.addresses import LOOPBACK
 from rankwise._session import current
 from rankwise._session.adoption import adopt
-from rankwise._session.api import init
 from rankwise._session.environ import read_environment
 from rankwise._session.lifecycle import preload_torch_functional
-from rankwise._session.session import Session
 from rankwise.compat.ignite._identity import exchange_topology, reset_local_rank, session_or_none
 from rankwise.compat.ignite._models import available_backends
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
@@ -103,7 +103,9 @@ def join(backend: str, kwargs: dict[str, Any]) -> Session:
         if method.path:
             return _join_through_file(method.path, backend, _explicit_or_launched(rank, world_size), timeout=timeout)
         address = method.address or _default_address(read_environment())
-        return init(backend=backend, device=device, timeout=timeout, rank=rank, world_size=world_size, address=address)
+        return rankwise.init(
+            backend=backend, device=device, timeout=timeout, rank=rank, world_size=world_size, address=address
+        )
     except LauncherEnvironmentError as error:
         raise UnusableEnvironmentError(str(error)) from error.__cause__
 

@@ -11,10 +11,9 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from rankwise import Comm, Session
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
 from rankwise._session.adoption import adopt_subgroup
-from rankwise._session.session import Session
 from rankwise._torch import gloo_on_loopback, local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from rankwise._collectives.groups import node_group
+import rankwise
 from rankwise._comm.control.protocol import Call
-from rankwise._training import rank_control
 from rankwise._training.exclusive_section import ExclusiveSection
 from rankwise.compat.ignite._identity import session_or_none
 from rankwise.compat.ignite._operations import barrier
@@ -52,7 +51,7 @@ def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., An
             if not 0 <= rank < get_world_size():
                 barrier()
                 return None
-            with rank_control.one_rank_only(rank) as mine:
+            with rankwise.one_rank_only(rank) as mine:
                 return fn(*args, **kwargs) if mine else None
 
         return on_one_rank
@@ -85,7 +84,7 @@ def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
         _check_rank(rank, 1)
         yield
         return
-    comm = node_group() if local else session.comm
+    comm = rankwise.node_group() if local else session.comm
     call = Call("one_rank_first", {"rank": rank, "local": local})
     with comm.collective(call) as me:
         _check_rank(rank, comm.size)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from rankwise._session.session import Session
+from rankwise import Session
 from rankwise.compat.ignite._identity import reset_local_rank
 from rankwise.compat.ignite._initialize import InitMethod, is_available, join
 from rankwise.compat.ignite._logging import log_on_rank_zero

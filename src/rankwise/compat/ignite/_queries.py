@@ -6,9 +6,10 @@ from typing import Final
 
 import torch
 
+import rankwise
+from rankwise import Session
 from rankwise._backends import BackendConfig
-from rankwise._session.getters import fact_lines, hostname
-from rankwise._session.session import Session
+from rankwise._session.getters import fact_lines
 from rankwise.compat.ignite._identity import session_or_none, topology_number
 from rankwise.compat.ignite._logging import log_on_rank_zero
 from rankwise.compat.ignite._models import NATIVE, SERIAL
@@ -164,7 +165,7 @@ def show_config() -> None:
         ("distributed configuration", model_name()),
         ("backend", str(backend())),
         ("device", str(device())),
-        ("hostname", hostname()),
+        ("hostname", rankwise.hostname()),
         ("world size", str(get_world_size())),
         ("rank", str(get_rank())),
         *((label, _number(name)) for label, name in _NUMBERS.items()),

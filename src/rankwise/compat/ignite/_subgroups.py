@@ -10,12 +10,11 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from rankwise._collectives import groups
+import rankwise
+from rankwise import Comm, Session
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.data.torch_backend import TorchGroupComm
-from rankwise._comm.group import Comm
 from rankwise._session.adoption import adopt_subgroup
-from rankwise._session.session import Session
 from rankwise.compat.ignite._identity import session_or_none
 from rankwise.compat.ignite._member_rendezvous import make_group
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
@@ -65,7 +64,7 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
         fail_collective(session.comm, "new_group", _not_ranks_error(ranks))
     if kwargs:
         return dist.new_group(sorted(map(int, ranks)), **kwargs)
-    comm = groups.new_group(ranks)
+    comm = rankwise.new_group(ranks)
     if not isinstance(comm, TorchGroupComm):
         return comm
     if comm.group is None:

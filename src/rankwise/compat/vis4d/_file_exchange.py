@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from rankwise._collectives import rooted
-from rankwise._collectives.gather import all_gather
+import rankwise
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.protocol import Call
 from rankwise._session.current import is_joined
-from rankwise._session.getters import get_rank, get_world_size
 from rankwise._text import ranks_text
 from rankwise.compat.vis4d._pickle_semantics import with_pickle_semantics
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
@@ -49,7 +47,7 @@ def create_tmpdir(rank: int, tmpdir: str | None = None, use_system_tmp: bool = T
     with comm_of(None).collective(Call("create_tmpdir")):
         made = _new_folder(rank, use_system_tmp=use_system_tmp)
     try:
-        folder = rooted.broadcast(made)
+        folder = rankwise.broadcast(made)
         _check_seen_by_all(folder, "pass use_system_tmp=False, or a tmpdir on a file system that all share")
     except BaseException:
         if made:
@@ -85,11 +83,11 @@ def all_gather_object_cpu(
         >>> all_gather_object_cpu("alone")
         ['alone']
     """
-    if get_world_size() == 1:
+    if rankwise.get_world_size() == 1:
         return [data]
     if tmpdir is None:
         value = with_pickle_semantics(data)
-        return rooted.gather(value) if rank_zero_return_only else all_gather(value)
+        return rankwise.gather(value) if rank_zero_return_only else rankwise.all_gather(value)
     with _folder_in(tmpdir) as folder:
         return _exchange(folder, data, rank_zero_return_only=rank_zero_return_only)
 
@@ -99,19 +97,19 @@ def _folder_in(tmpdir: str) -> Iterator[Path]:
     """Make a folder in one of the caller's, which all ranks see, and remove it afterwards."""
     with comm_of(None).collective(Call("all_gather_object_cpu", {"step": "folder"})):
         made = ""
-        if get_rank() == 0:
+        if rankwise.get_rank() == 0:
             Path(tmpdir).mkdir(parents=True, exist_ok=True)
             made = tempfile.mkdtemp(prefix="gather-", dir=Path(tmpdir).absolute())
     folder = Path(made) if made else None
     try:
-        folder = Path(tmpdir).absolute() / Path(rooted.broadcast(made)).name
+        folder = Path(tmpdir).absolute() / Path(rankwise.broadcast(made)).name
         _check_seen_by_all(str(folder), f"tmpdir={tmpdir!r} has to be on a file system that all ranks share")
         yield folder
     except BaseException:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)  # rank zero may be the one that is gone
         raise
-    if get_rank() == 0:
+    if rankwise.get_rank() == 0:
         shutil.rmtree(folder)
 
 
@@ -178,13 +176,13 @@ def _size(path: Path) -> int | None:
 
 def _new_folder(rank: int, *, use_system_tmp: bool) -> str:
     """Make a folder if this is rank zero, and return its path."""
-    if rank != get_rank():
-        raise InvalidArgumentError(f"rank={rank!r}, but this process is rank {get_rank()}")
+    if rank != rankwise.get_rank():
+        raise InvalidArgumentError(f"rank={rank!r}, but this process is rank {rankwise.get_rank()}")
     return "" if rank else tempfile.mkdtemp(prefix="vis4d-", dir=None if use_system_tmp else Path.cwd())
 
 
 def _check_seen_by_all(folder: str, remedy: str) -> None:
     """Check that every rank sees a folder that rank zero has made."""
-    unseeing = [rank for rank, sees in enumerate(all_gather(Path(folder).is_dir())) if not sees]
+    unseeing = [rank for rank, sees in enumerate(rankwise.all_gather(Path(folder).is_dir())) if not sees]
     if unseeing:
         raise InvalidArgumentError(f"{ranks_text(unseeing)} cannot see {folder}, which rank 0 has made; {remedy}")

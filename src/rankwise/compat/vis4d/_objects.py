@@ -9,15 +9,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+import rankwise
 from rankwise._backends import BackendConfig
-from rankwise._collectives import rooted
-from rankwise._collectives.gather import all_gather
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import contents, to_tensor
 from rankwise._comm.control.protocol import Call
 from rankwise._session.current import is_joined, joined_session
-from rankwise._session.getters import get_rank, get_world_size
 from rankwise.compat.vis4d._pickle_semantics import with_pickle_semantics
 from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
 
@@ -46,8 +44,8 @@ def broadcast(obj: Any, src: int = 0) -> Any:  # noqa: ANN401 - anything
     """
     if not is_joined():
         return obj
-    is_source = get_rank() == src
-    received = rooted.broadcast(with_pickle_semantics(obj) if is_source else None, src=src)
+    is_source = rankwise.get_rank() == src
+    received = rankwise.broadcast(with_pickle_semantics(obj) if is_source else None, src=src)
     return obj if is_source else received
 
 
@@ -88,7 +86,7 @@ def pad_to_largest_tensor(tensor: torch.Tensor) -> tuple[list[int], torch.Tensor
     with comm_of(None).collective(Call("pad_to_largest_tensor")):
         if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
             raise PayloadTypeError(f"pad_to_largest_tensor takes a tensor, got {describe(tensor)}")
-    shapes = all_gather(tuple(tensor.shape))
+    shapes = rankwise.all_gather(tuple(tensor.shape))
     sizes = [math.prod(shape) for shape in shapes]
     for rank, shape in enumerate(shapes):
         if len(shape) != 1 and sizes[rank] != max(sizes):
@@ -119,10 +117,10 @@ def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list
         >>> all_gather_object_gpu("alone")
         ['alone']
     """
-    if get_world_size() == 1:
+    if rankwise.get_world_size() == 1:
         return [data]
     value = with_pickle_semantics(data)
-    return rooted.gather(value) if rank_zero_return_only else all_gather(value)
+    return rankwise.gather(value) if rank_zero_return_only else rankwise.all_gather(value)
 
 
 def obj2tensor(pyobj: Any, device: torch.device = torch.device("cuda")) -> torch.Tensor:  # noqa: ANN401, B008 - the original's

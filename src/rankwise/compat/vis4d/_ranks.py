@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from rankwise._collectives.groups import barrier
-from rankwise._session import getters
+import rankwise
 from rankwise._session.current import is_joined
 from rankwise._training import rank_control
 
@@ -23,7 +22,7 @@ def get_world_size() -> int:
         >>> get_world_size()
         1
     """
-    return getters.get_world_size()
+    return rankwise.get_world_size()
 
 
 def get_rank() -> int:
@@ -35,7 +34,7 @@ def get_rank() -> int:
         >>> get_rank()
         0
     """
-    return getters.get_rank()
+    return rankwise.get_rank()
 
 
 def get_local_rank() -> int:
@@ -50,7 +49,7 @@ def get_local_rank() -> int:
         >>> get_local_rank()
         0
     """
-    return getters.get_local_rank()
+    return rankwise.get_local_rank()
 
 
 def distributed_available() -> bool:
@@ -71,7 +70,7 @@ def synchronize() -> None:
     Collective over the session; nothing happens where nobody has joined one.
     """
     if is_joined():
-        barrier()
+        rankwise.barrier()
 
 
 def rank_zero_only(func: Callable[P, R]) -> Callable[P, R | None]:

@@ -10,13 +10,12 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+import rankwise
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
-from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op
 from rankwise._session.current import is_joined
-from rankwise._session.getters import get_world_size
 from rankwise._torch import is_compiled
 from rankwise.errors import PayloadTypeError
 
@@ -42,12 +41,12 @@ def reduce_mean(tensor: torch.Tensor) -> torch.Tensor:
         >>> reduce_mean(torch.tensor([1.0, 3.0]))
         tensor([1., 3.])
     """
-    if not is_joined() or get_world_size() == 1:
+    if not is_joined() or rankwise.get_world_size() == 1:
         return tensor
-    mean = all_reduce(tensor, op="mean")
+    mean = rankwise.all_reduce(tensor, op="mean")
     if not isinstance(tensor, torch.Tensor) or not _is_inexact(tensor):
         return mean
-    return _with_value(tensor.clone() / get_world_size(), mean)
+    return _with_value(tensor.clone() / rankwise.get_world_size(), mean)
 
 
 def all_reduce_dict(
@@ -77,13 +76,13 @@ def all_reduce_dict(
         >>> all_reduce_dict({"loss": torch.tensor(0.5)})
         {'loss': tensor(0.5000)}
     """
-    if not is_joined() or get_world_size() == 1:
+    if not is_joined() or rankwise.get_world_size() == 1:
         Op.parse(reduce_op)
         return py_dict
     with comm_of(None).collective(Call("all_reduce_dict", {"op": reduce_op, "to_float": to_float})):
         op = Op.parse(reduce_op)
         values = {key: _float_half(_checked(key, value), to_float=to_float) for key, value in py_dict.items()}
-    reduced = all_reduce(values, op=reduce_op)
+    reduced = rankwise.all_reduce(values, op=reduce_op)
     result: dict[str, torch.Tensor] = OrderedDict() if isinstance(py_dict, OrderedDict) else {}
     for key, value in values.items():
         result[key] = _float_whole(reduced[key], to_float=to_float)
