@@ -10,7 +10,6 @@ import sys
 from types import ModuleType
 
 from rankwise import hostname
-from rankwise.compat.ignite._auto import auto_dataloader, auto_model, auto_optim
 from rankwise.compat.ignite._identity import set_local_rank, sync
 from rankwise.compat.ignite._initialize import finalize, initialize
 from rankwise.compat.ignite._install import install
@@ -45,6 +44,7 @@ from rankwise.compat.ignite._queries import (
 from rankwise.compat.ignite._sampler import DistributedProxySampler
 from rankwise.compat.ignite._spawn import spawn
 from rankwise.compat.ignite._subgroups import new_group
+from rankwise.compat.ignite.auto import auto_dataloader, auto_model, auto_optim
 
 __all__ = [
     "DistributedProxySampler",

@@ -18,6 +18,8 @@ from rankwise.compat.ignite._queries import device, get_nproc_per_node, get_rank
 from rankwise.compat.ignite._sampler import DistributedProxySampler
 from rankwise.errors import InvalidArgumentError
 
+__all__ = ["DistributedProxySampler", "auto_dataloader", "auto_model", "auto_optim"]
+
 _LOADER: Final = "auto.auto_dataloader"
 _MODEL: Final = "auto.auto_model"
 
