@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 import rankwise
+from rankwise._arguments import integer
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import overwrite
@@ -70,11 +71,12 @@ def launch(
         >>> launch(lambda start: start + get_world_size(), args=(10,))
         [11]
     """
-    check_nproc(num_gpus_per_machine)
-    if isinstance(num_machines, bool) or not isinstance(num_machines, int) or num_machines < 1:
+    num_gpus_per_machine = check_nproc(num_gpus_per_machine)
+    if (integer(num_machines) or 0) < 1:
         raise InvalidArgumentError(f"num_machines={num_machines!r} is not a number of machines")
-    if isinstance(machine_rank, bool) or not isinstance(machine_rank, int) or not 0 <= machine_rank < num_machines:
+    if (index := integer(machine_rank)) is None or not 0 <= index < num_machines:
         raise InvalidArgumentError(f"machine_rank={machine_rank!r} is not one of {num_machines}, counted from 0")
+    num_machines, machine_rank = int(num_machines), index
     world_size = num_machines * num_gpus_per_machine
     if world_size == 1:
         return [_job_worker(0, job_fn, 1, 1, 0, _ENVIRONMENT, args)]

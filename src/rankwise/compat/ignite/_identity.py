@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import rankwise
 from rankwise import Session
+from rankwise._arguments import integer
 from rankwise._environment.facts import Fact
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import host_id
@@ -89,9 +90,10 @@ def set_local_rank(index: int) -> None:
         >>> set_local_rank(0)
         >>> forget_hint()
     """
-    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+    local_rank = integer(index)
+    if local_rank is None or local_rank < 0:
         raise InvalidArgumentError(f"index={index!r} is not a local rank: a whole number from 0")
-    _user_settings.local_rank = index
+    _user_settings.local_rank = local_rank
 
 
 def reset_local_rank() -> None:

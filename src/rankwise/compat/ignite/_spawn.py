@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from numbers import Integral
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
+from rankwise._arguments import integer
 from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.spec import check_nproc
@@ -66,7 +66,7 @@ def spawn(
     if unknown:
         raise InvalidArgumentError(f"spawn takes no {', '.join(unknown)}; for gloo and nccl: {', '.join(_ACCEPTED)}")
     check_backend(backend)
-    check_nproc_per_node(nproc_per_node)
+    nproc = check_nproc_per_node(nproc_per_node)
     nodes = nodes_of(kwargs)
     joining = {"timeout": timeout_seconds(kwargs.get("timeout"))}
     # Before the function is read, which may import Ignite.
@@ -74,7 +74,7 @@ def spawn(
     call = FunctionCall.of(_be_rank, (backend, joining, fn, tuple(args), dict(kwargs_dict or {})), setup=setup)
 
     def run() -> None:
-        launch_call(call, nproc=int(nproc_per_node), nodes=nodes)
+        launch_call(call, nproc=nproc, nodes=nodes)
 
     if kwargs.get("join", True):
         run()
@@ -95,14 +95,16 @@ def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
     Raises:
         InvalidArgumentError: There can be no such host, or nobody says where hosts meet.
     """
-    count = kwargs.get("nnodes", 1)
-    if not _is_whole(count) or count < 1:
-        raise InvalidArgumentError(f"Argument nnodes should positive, a whole number, but given {count!r}")
-    node_rank = kwargs.get("node_rank", 0 if count == 1 else None)
-    if node_rank is None:
+    nnodes = kwargs.get("nnodes", 1)
+    count = integer(nnodes)
+    if count is None or count < 1:
+        raise InvalidArgumentError(f"Argument nnodes should positive, a whole number, but given {nnodes!r}")
+    given = kwargs.get("node_rank", 0 if count == 1 else None)
+    if given is None:
         raise InvalidArgumentError("If number of nodes larger than one, arguments node_rank should be given")
-    if not _is_whole(node_rank) or not 0 <= node_rank < count:
-        raise InvalidArgumentError(f"Argument node_rank should be between 0 and {count - 1}, but given {node_rank!r}")
+    node_rank = integer(given)
+    if node_rank is None or not 0 <= node_rank < count:
+        raise InvalidArgumentError(f"Argument node_rank should be between 0 and {count - 1}, but given {given!r}")
     method = InitMethod.parse(kwargs.get("init_method"))
     host, port = kwargs.get("master_addr"), kwargs.get("master_port")
     if method.address or method.path:
@@ -121,23 +123,18 @@ def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
             f"port of the first host, the same on all, but given master_addr={host!r}, master_port={port!r} and "
             f"init_method={kwargs.get('init_method')!r}"
         )
-    least = most = int(count)
     return Nodes(
-        min_nodes=least, max_nodes=most, backend="static", endpoint=endpoint, run_id="ignite", node_rank=int(node_rank)
+        min_nodes=count, max_nodes=count, backend="static", endpoint=endpoint, run_id="ignite", node_rank=node_rank
     )
 
 
-def check_nproc_per_node(count: object) -> None:
-    """Check a number of ranks on this host.
+def check_nproc_per_node(count: object) -> int:
+    """Return a number of ranks on this host, checked.
 
     Raises:
         InvalidArgumentError: It is no whole number from 1, or beyond what this host could be meant to run.
     """
-    if not _is_whole(count) or count < 1:
+    nproc = integer(count)
+    if nproc is None or nproc < 1:
         raise InvalidArgumentError(f"Argument nproc_per_node should positive, a whole number, but given {count!r}")
-    check_nproc(int(count))
-
-
-def _is_whole(number: object) -> TypeGuard[int]:
-    """Return whether a number is an integer, numpy's too, and no bool."""
-    return isinstance(number, Integral) and not isinstance(number, bool)
+    return check_nproc(nproc)

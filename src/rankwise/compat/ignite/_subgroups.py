@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 import rankwise
 from rankwise import Comm, Session
+from rankwise._arguments import integer
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._session.adoption import adopt_subgroup
@@ -141,7 +141,7 @@ def _is_list_of_ranks(group: object) -> bool:
     return (
         isinstance(group, Sequence)
         and not isinstance(group, (str, bytes))
-        and all(isinstance(rank, Integral) and not isinstance(rank, bool) for rank in group)
+        and all(integer(rank) is not None for rank in group)
     )
 
 

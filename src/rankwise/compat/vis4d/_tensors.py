@@ -87,7 +87,7 @@ def all_reduce_dict(
     for key, value in values.items():
         result[key] = _float_whole(reduced[key], to_float=to_float)
         if value.requires_grad and op.is_linear:
-            share = value / (get_world_size() if op.is_mean else 1)
+            share = value / (rankwise.get_world_size() if op.is_mean else 1)
             result[key] = _with_value(share.contiguous(), result[key])
     return result
 
