@@ -23,7 +23,7 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 
 def endpoint(environ: dict[str, str]) -> Endpoint:
-    chosen = choose(detect(environ), starter=lambda variable: f"the parent without {variable}")
+    chosen = choose(detect(environ), launching_process=lambda variable: f"the parent without {variable}")
     assert chosen is not None
     return chosen
 
@@ -87,8 +87,8 @@ def test_no_place_to_meet_says_what_to_set(environ: dict[str, str], named: str) 
 
 
 def test_a_world_of_one_meets_nobody() -> None:
-    assert choose(detect({}), starter=str) is None
-    assert choose(detect({"RANK": "0", "WORLD_SIZE": "1"}), starter=str) is None
+    assert choose(detect({}), launching_process=str) is None
+    assert choose(detect({"RANK": "0", "WORLD_SIZE": "1"}), launching_process=str) is None
 
 
 @pytest.mark.parametrize(("address", "host"), [("a:1", "a"), ("[::1]:29500", "::1"), ("10.0.0.1:65535", "10.0.0.1")])

@@ -41,11 +41,6 @@ class BackendConfig:
         """The backends, in the order of the string."""
         return tuple(backend for _, backend in self.pairs)
 
-    @property
-    def device_types(self) -> frozenset[str]:
-        """The device types that the string names; "" stands for those of a backend that is named alone."""
-        return frozenset(device_type for device_type, _ in self.pairs)
-
     def backend_for(self, device_type: str) -> str | None:
         """Return the backend of a device type; None if the string names no backend for it."""
         by_device_type = dict(self.pairs)

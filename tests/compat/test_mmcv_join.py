@@ -148,4 +148,4 @@ def test_a_port_that_is_taken_is_an_error_on_all_ranks() -> None:
         first, second = join([slurm(rank, 2) for rank in range(2)], "slurm", port=port, timeout=3)
     assert f"rank zero cannot listen on 127.0.0.1:{port}" in first.stderr
     assert "JoinTimeoutError" in second.stderr
-    assert f"what listens on port {port} is not rank zero of this world" in second.stderr
+    assert f"the listener on port {port} is not rank zero of this world" in second.stderr

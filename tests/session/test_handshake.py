@@ -31,7 +31,7 @@ def endpoint(*ports: int, host: str = "127.0.0.1", key: str = "the same") -> End
     return Endpoint(host=host, ports=ports, source="the test", key=key, agent_store=False, one_host=True)
 
 
-def hello(rank: int, world_size: int, **more: str) -> JoinRequest:
+def request(rank: int, world_size: int, **more: str) -> JoinRequest:
     reading = detect({"RANK": str(rank), "WORLD_SIZE": str(world_size)})
     if "job" in more:
         reading = replace(reading, job=Fact(more["job"], "the launcher"))
@@ -40,25 +40,25 @@ def hello(rank: int, world_size: int, **more: str) -> JoinRequest:
     )
 
 
-def meet(where: Endpoint, hellos: list[JoinRequest], *, timeout: float = 10.0) -> list[JoinReply | JoinError]:
+def meet(where: Endpoint, requests: list[JoinRequest], *, timeout: float = 10.0) -> list[JoinReply | JoinError]:
     """Let ranks meet, and return each one's answer or error."""
 
     def one(own: JoinRequest) -> JoinReply | JoinError:
         try:
             if own.rank == 0:
                 with handshake.listen_at(where) as listener:
-                    answer, lines = handshake.host(listener, where, own, store_port=1234, timeout=timeout)
-                for line in lines.values():
-                    line.close()
+                    answer, connections = handshake.serve(listener, where, own, store_port=1234, timeout=timeout)
+                for connection in connections.values():
+                    connection.close()
                 return answer
-            answer, line = handshake.attend(where, own, timeout=timeout)
+            answer, connection = handshake.connect(where, own, timeout=timeout)
         except JoinError as error:
             return error
-        line.close()
+        connection.close()
         return answer
 
-    with ThreadPoolExecutor(max_workers=len(hellos)) as pool:
-        return list(pool.map(one, hellos))
+    with ThreadPoolExecutor(max_workers=len(requests)) as pool:
+        return list(pool.map(one, requests))
 
 
 @contextmanager
@@ -119,7 +119,9 @@ STRANGERS = {
 
 @pytest.mark.parametrize("world_size", [2, 5])
 def test_all_get_their_answer(world_size: int) -> None:
-    answers = meet(endpoint(free_port()), [hello(rank, world_size, host=f"h{rank % 2}") for rank in range(world_size)])
+    answers = meet(
+        endpoint(free_port()), [request(rank, world_size, host=f"h{rank % 2}") for rank in range(world_size)]
+    )
     assert [answer.local_rank for answer in answers if isinstance(answer, JoinReply)] == [
         r // 2 for r in range(world_size)
     ]
@@ -127,7 +129,7 @@ def test_all_get_their_answer(world_size: int) -> None:
 
 
 def test_those_that_are_missing_are_named_to_all_that_came() -> None:
-    errors = meet(endpoint(free_port()), [hello(0, 4), hello(2, 4)], timeout=0.5)
+    errors = meet(endpoint(free_port()), [request(0, 4), request(2, 4)], timeout=0.5)
     for error in errors:
         if isinstance(error, JoinReply):
             assert error.late
@@ -139,20 +141,22 @@ def test_those_that_are_missing_are_named_to_all_that_came() -> None:
 
 
 def test_a_rank_zero_that_never_comes_is_a_timeout() -> None:
-    (error,) = meet(endpoint(free_port()), [hello(1, 2)], timeout=0.3)
+    (error,) = meet(endpoint(free_port()), [request(1, 2)], timeout=0.3)
     assert isinstance(error, JoinTimeoutError)
     assert "rank zero was not found at 127.0.0.1" in str(error)
     assert "(from the test) within 0.3 s: Connection refused" in str(error)
 
 
-@pytest.mark.parametrize("hellos", [[hello(0, 3), hello(1, 3), hello(1, 3)], [hello(0, 3), hello(1, 3), hello(2, 4)]])
-def test_worlds_that_do_not_fit_are_told_to_all_that_came(hellos: list[JoinRequest]) -> None:
-    for answer in meet(endpoint(free_port()), hellos, timeout=1.5):
+@pytest.mark.parametrize(
+    "requests", [[request(0, 3), request(1, 3), request(1, 3)], [request(0, 3), request(1, 3), request(2, 4)]]
+)
+def test_worlds_that_do_not_fit_are_told_to_all_that_came(requests: list[JoinRequest]) -> None:
+    for answer in meet(endpoint(free_port()), requests, timeout=1.5):
         assert isinstance(answer, JoinError) or answer.error
 
 
 def test_a_problem_of_one_rank_is_told_to_all() -> None:
-    for answer in meet(endpoint(free_port()), [hello(0, 2), hello(1, 2, problem="no device")]):
+    for answer in meet(endpoint(free_port()), [request(0, 2), request(1, 2, problem="no device")]):
         assert isinstance(answer, JoinReply)
         assert answer.error == "rank 1 on here: no device"
 
@@ -160,23 +164,23 @@ def test_a_problem_of_one_rank_is_told_to_all() -> None:
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_a_stranger_on_the_port_is_named(kind: str) -> None:
     with stranger(STRANGERS[kind]) as port:
-        zero, one = meet(endpoint(port), [hello(0, 2), hello(1, 2)], timeout=0.5)
+        zero, one = meet(endpoint(port), [request(0, 2), request(1, 2)], timeout=0.5)
     assert "another program or job has the port; choose another MASTER_PORT" in str(zero)
     assert isinstance(one, JoinTimeoutError)
-    assert f"what listens on port {port} is not rank zero of this world" in str(one)
+    assert f"the listener on port {port} is not rank zero of this world" in str(one)
 
 
 def test_derived_ports_walk_past_a_stranger() -> None:
     with stranger(STRANGERS["closes"]) as taken:
-        answers = meet(endpoint(taken, free_port()), [hello(rank, 3) for rank in range(3)])
+        answers = meet(endpoint(taken, free_port()), [request(rank, 3) for rank in range(3)])
     assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers)
 
 
 def test_another_worlds_rank_zero_is_a_stranger() -> None:
     port = free_port()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        other = pool.submit(meet, endpoint(port, key="another"), [hello(0, 2)], timeout=1.0)
-        (one,) = meet(endpoint(port), [hello(1, 2)], timeout=0.5)
+        other = pool.submit(meet, endpoint(port, key="another"), [request(0, 2)], timeout=1.0)
+        (one,) = meet(endpoint(port), [request(1, 2)], timeout=0.5)
         other.result()
     assert "is not rank zero of this world" in str(one)
 
@@ -184,7 +188,7 @@ def test_another_worlds_rank_zero_is_a_stranger() -> None:
 def test_another_worlds_store_is_a_stranger_and_is_left_alone() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     before = store.num_keys()
-    (one,) = meet(endpoint(store.port), [hello(1, 2)], timeout=0.5)
+    (one,) = meet(endpoint(store.port), [request(1, 2)], timeout=0.5)
     assert "is not rank zero of this world" in str(one)
     assert store.num_keys() == before
 
@@ -193,27 +197,27 @@ def test_strangers_at_rank_zeros_door_are_let_go() -> None:
     """Port scanners, health checks, and a rank that died while it waited and was started again."""
     port = free_port()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        world = pool.submit(meet, endpoint(port), [hello(0, 3)], timeout=10.0)
+        world = pool.submit(meet, endpoint(port), [request(0, 3)], timeout=10.0)
         visits = [b"", b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 1}\n', b"[]\n", b"\xff\n", b"x" * 70_000]
-        visits.append(hello(1, 3).encode().encode() + b"\n")
+        visits.append(request(1, 3).encode().encode() + b"\n")
         visits.append(b"[" * 60_000 + b"\n")
-        visits += [json.dumps(asdict(hello(1, 3)) | odd).encode() + b"\n" for odd in ODD]
+        visits += [json.dumps(asdict(request(1, 3)) | odd).encode() + b"\n" for odd in ODD]
         for sent in visits:
             with visit(port) as connection:
                 connection.sendall(sent)
                 connection.shutdown(socket.SHUT_WR)
                 connection.recv(1)
-        answers = [*meet(endpoint(port), [hello(1, 3), hello(2, 3)]), *world.result()]
+        answers = [*meet(endpoint(port), [request(1, 3), request(2, 3)]), *world.result()]
     assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers)
 
 
 def test_a_rank_of_another_job_is_refused_by_name_and_holds_nobody_up() -> None:
     port = free_port()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        world = pool.submit(meet, endpoint(port), [hello(0, 2, job="slurm 17.0")], timeout=10.0)
-        (error,) = meet(endpoint(port), [hello(1, 2, job="slurm 18.0")])
-        assert "rank 1 on here is of job 'slurm 18.0', but rank 0 on here of job 'slurm 17.0'" in str(error)
-        answers = [*meet(endpoint(port), [hello(1, 2, job="slurm 17.0")]), *world.result()]
+        world = pool.submit(meet, endpoint(port), [request(0, 2, job="slurm 17.0")], timeout=10.0)
+        (error,) = meet(endpoint(port), [request(1, 2, job="slurm 18.0")])
+        assert "rank 1 on here is in job 'slurm 18.0', but rank 0 on here is in job 'slurm 17.0'" in str(error)
+        answers = [*meet(endpoint(port), [request(1, 2, job="slurm 17.0")]), *world.result()]
     assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers), answers
 
 
@@ -221,10 +225,10 @@ def test_strangers_that_stay_and_say_nothing_hold_nobody_up() -> None:
     """Health checks, `nc`, a `TCPStore` client of another job: they are connected when the last rank comes."""
     port = free_port()
     with contextlib.ExitStack() as stay, ThreadPoolExecutor(max_workers=1) as pool:
-        world = pool.submit(meet, endpoint(port), [hello(0, 3)], timeout=10.0)
+        world = pool.submit(meet, endpoint(port), [request(0, 3)], timeout=10.0)
         for sent in (b"", b"\x03", b'{"protocol"', b'{"protocol": "rankwise/1", "nonce": "0"}\n'):
             stay.enter_context(visit(port)).sendall(sent)
-        answers = [*meet(endpoint(port), [hello(1, 3), hello(2, 3)]), *world.result()]
+        answers = [*meet(endpoint(port), [request(1, 3), request(2, 3)]), *world.result()]
     assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers), answers
 
 
@@ -232,7 +236,7 @@ def test_a_stranger_that_speaks_slowly_is_sent_away_and_counted(monkeypatch: pyt
     monkeypatch.setattr(acceptor, "IDENTIFY_SECONDS", 0.3)
     port = free_port()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        world = pool.submit(meet, endpoint(port), [hello(0, 2)], timeout=4.0)
+        world = pool.submit(meet, endpoint(port), [request(0, 2)], timeout=4.0)
         with visit(port) as connection, contextlib.suppress(ConnectionError, TimeoutError):
             connection.settimeout(0.05)
             while not world.done():
@@ -246,14 +250,16 @@ def test_a_stranger_that_speaks_slowly_is_sent_away_and_counted(monkeypatch: pyt
 
 
 def test_what_others_say_of_themselves_cannot_write_to_the_terminal() -> None:
-    evil = hello(1, 3, host="\x1b]0;pwned\x07here\x1b[2J", problem="no\x1b[31m device\u202e")
-    for answer in meet(endpoint(free_port()), [hello(0, 3), evil, hello(2, 3)]):
+    evil = request(1, 3, host="\x1b]0;pwned\x07here\x1b[2J", problem="no\x1b[31m device\u202e")
+    for answer in meet(endpoint(free_port()), [request(0, 3), evil, request(2, 3)]):
         assert isinstance(answer, JoinReply)
         assert answer.error == r"rank 1 on \x1b]0;pwned\x07here\x1b[2J: no\x1b[31m device\u202e"
 
 
 def test_problems_of_many_ranks_fit_into_an_answer() -> None:
-    answers = meet(endpoint(free_port()), [hello(0, 8), *(hello(rank, 8, problem="é" * 9000) for rank in range(1, 8))])
+    answers = meet(
+        endpoint(free_port()), [request(0, 8), *(request(rank, 8, problem="é" * 9000) for rank in range(1, 8))]
+    )
     assert all(isinstance(answer, JoinReply) and "rank 1 on here: é" in answer.error for answer in answers), answers
 
 
@@ -296,6 +302,6 @@ def visit(port: int) -> socket.socket:
 
 
 def test_a_host_that_does_not_resolve_is_named() -> None:
-    (error,) = meet(endpoint(1234, host="no-such-host.invalid"), [hello(1, 2)], timeout=0.3)
+    (error,) = meet(endpoint(1234, host="no-such-host.invalid"), [request(1, 2)], timeout=0.3)
     assert "host 'no-such-host.invalid'" in str(error)
     assert "cannot be resolved" in str(error)

@@ -58,7 +58,7 @@ def test_a_stranger_on_the_port_is_named_on_every_rank() -> None:
         port = stranger.getsockname()[1]
         zero, one = refused([plain(rank, 2, port) for rank in range(2)], "2")
     assert "rank zero cannot listen" in zero
-    assert f"what listens on port {port} is not rank zero of this world" in one
+    assert f"the listener on port {port} is not rank zero of this world" in one
 
 
 def test_two_jobs_with_one_port_are_told_apart(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_two_jobs_with_one_port_are_told_apart(tmp_path: Path) -> None:
     for process in ended[:2]:
         assert (process.returncode, process.stdout) == (0, "2\n"), process.stderr
     assert f"rank zero cannot listen on 127.0.0.1:{port}" in ended[2].stderr
-    assert f"what listens on port {port} is not rank zero of this world but another program or job" in ended[3].stderr
+    assert f"the listener on port {port} is not rank zero of this world but another program or job" in ended[3].stderr
 
 
 def test_a_missing_address_says_what_to_set() -> None:

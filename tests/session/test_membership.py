@@ -11,12 +11,12 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import rankwise as rw
 from rankwise._environment.detect import detect
-from rankwise._rendezvous.membership import JoinReply, JoinRequest, answers, conflict, missing
-from rankwise._rendezvous.store import roll_call
+from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
+from rankwise._rendezvous.store import join_over_store
 from rankwise._text import ranks_text
 
 
-def hello(rank: int, host: str, **more: object) -> JoinRequest:
+def request(rank: int, host: str, **more: object) -> JoinRequest:
     fields: dict[str, object] = {
         "rank": rank,
         "world_size": 4,
@@ -31,8 +31,8 @@ def hello(rank: int, host: str, **more: object) -> JoinRequest:
     return JoinRequest(**(fields | more))  # type: ignore[arg-type]  # fields by name
 
 
-def places(*hellos: JoinRequest) -> list[tuple[int, int, int, int]]:
-    given = answers({each.rank: each for each in hellos})
+def places(*requests: JoinRequest) -> list[tuple[int, int, int, int]]:
+    given = replies_to({each.rank: each for each in requests})
     return [
         (answer.local_rank, answer.local_world_size, answer.node_rank, answer.num_nodes)
         for _, answer in sorted(given.items())
@@ -40,7 +40,7 @@ def places(*hellos: JoinRequest) -> list[tuple[int, int, int, int]]:
 
 
 def test_nodes_may_be_uneven() -> None:
-    assert places(hello(0, "a"), hello(1, "b"), hello(2, "b"), hello(3, "b")) == [
+    assert places(request(0, "a"), request(1, "b"), request(2, "b"), request(3, "b")) == [
         (0, 1, 0, 2),
         (0, 3, 1, 2),
         (1, 3, 1, 2),
@@ -49,7 +49,7 @@ def test_nodes_may_be_uneven() -> None:
 
 
 def test_ranks_may_be_dealt_out_in_turn() -> None:
-    assert places(hello(0, "b"), hello(1, "a"), hello(2, "b"), hello(3, "a")) == [
+    assert places(request(0, "b"), request(1, "a"), request(2, "b"), request(3, "a")) == [
         (0, 2, 0, 2),
         (0, 2, 1, 2),
         (1, 2, 0, 2),
@@ -58,11 +58,11 @@ def test_ranks_may_be_dealt_out_in_turn() -> None:
 
 
 def test_hosts_of_one_name_are_told_apart() -> None:
-    assert [place[3] for place in places(hello(0, "localhost"), hello(1, "localhost", host_id="other"))] == [2, 2]
+    assert [place[3] for place in places(request(0, "localhost"), request(1, "localhost", host_id="other"))] == [2, 2]
 
 
 def test_ranks_of_one_local_rank_are_on_different_nodes() -> None:
-    assert [place[2:] for place in places(*(hello(rank, "a", local_rank=rank % 2) for rank in range(4)))] == [
+    assert [place[2:] for place in places(*(request(rank, "a", local_rank=rank % 2) for rank in range(4)))] == [
         (0, 2),
         (0, 2),
         (1, 2),
@@ -71,7 +71,7 @@ def test_ranks_of_one_local_rank_are_on_different_nodes() -> None:
 
 
 def test_a_problem_of_one_rank_is_told_to_all() -> None:
-    given = answers({0: hello(0, "a"), 1: hello(1, "b", problem="no device")})
+    given = replies_to({0: request(0, "a"), 1: request(1, "b", problem="no device")})
     assert {answer.error for answer in given.values()} == {"rank 1 on b: no device"}
 
 
@@ -84,23 +84,25 @@ def test_what_the_launcher_said_is_kept() -> None:
 
 
 def test_conflicts() -> None:
-    assert conflict(hello(0, "a"), hello(1, "b")) == ""
-    assert "two processes say that they are rank 1: 101 on a and 101 on b" in conflict(hello(1, "a"), hello(1, "b"))
-    assert "was told of 4 ranks, but rank 1 on b of 5" in conflict(hello(0, "a"), hello(1, "b", world_size=5))
+    assert conflict(request(0, "a"), request(1, "b")) == ""
+    assert "two processes have rank 1: 101 on a and 101 on b" in conflict(request(1, "a"), request(1, "b"))
+    assert "has a world size of 4, but rank 1 on b has 5" in conflict(request(0, "a"), request(1, "b", world_size=5))
 
 
 def test_texts() -> None:
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([0, 1, 2, 5]) == "ranks 0-2, 5"
     assert ranks_text(range(0, 40, 2)).endswith("14, ...")
-    assert missing({0: hello(0, "a")}, 3, timeout=5).startswith("ranks 1-2 of 3 did not arrive within 5 s; rank 0 did")
-    assert JoinRequest.decode(hello(0, "é").encode()) == hello(0, "é")
+    assert missing({0: request(0, "a")}, 3, timeout=5).startswith(
+        "ranks 1-2 of 3 did not arrive within 5 s; rank 0 did"
+    )
+    assert JoinRequest.decode(request(0, "é").encode()) == request(0, "é")
 
 
 @pytest.mark.parametrize("odd", ["", "[", "[" * 60_000, "{}", "null", '{"error": 1}', b"\xff"])
 def test_what_is_no_answer_is_refused(odd: str | bytes) -> None:
     for text in (odd, JoinReply(store_port=1 << 16).encode(), JoinReply(store_port=-1).encode()):
-        with pytest.raises(rw.JoinError, match="what rank zero answered cannot be read"):
+        with pytest.raises(rw.JoinError, match="the reply of rank zero is malformed"):
             JoinReply.decode(text)
     with pytest.raises(ValueError):
         JoinRequest.decode(odd)
@@ -110,14 +112,14 @@ def test_what_is_no_answer_is_refused(odd: str | bytes) -> None:
 
 def test_ranks_that_say_odd_things_in_a_store_are_named_to_all() -> None:
     """Where the launcher serves it, others can write into it."""
-    for odd in ("{", hello(2, "b").encode(), json.dumps({"rank": []})):
+    for odd in ("{", request(2, "b").encode(), json.dumps({"rank": []})):
         store = HashStore()
-        PrefixStore("1", store).set("hello/1", odd)
+        PrefixStore("1", store).set("request/1", odd)
         with ThreadPoolExecutor() as pool:
-            zero = pool.submit(roll_call, store, replace(hello(0, "a"), world_size=2), timeout=5.0)
+            zero = pool.submit(join_over_store, store, replace(request(0, "a"), world_size=2), timeout=5.0)
             answer = zero.result()[0]
-        assert answer.error.startswith("what rank 1 said in the store cannot be read: ")
-        assert PrefixStore("1", store).check(["answer/0"]) is False, "taken back"
+        assert answer.error.startswith("the request of rank 1 in the store is malformed: ")
+        assert PrefixStore("1", store).check(["reply/0"]) is False, "taken back"
 
 
 def test_a_store_that_fails_is_an_error_of_ours() -> None:
@@ -125,4 +127,4 @@ def test_a_store_that_fails_is_an_error_of_ours() -> None:
     client = TCPStore("127.0.0.1", store.port, wait_for_workers=False)
     del store
     with pytest.raises(rw.JoinError, match="the store where the ranks meet failed"):
-        roll_call(client, hello(1, "a"), timeout=1.0)
+        join_over_store(client, request(1, "a"), timeout=1.0)

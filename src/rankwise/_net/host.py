@@ -17,7 +17,7 @@ def host_id() -> str:
         return ""
 
 
-def starter(variable: str) -> str:
+def launching_process(variable: str) -> str:
     """Name the process that started the ranks of this host: the nearest ancestor that is no rank itself.
 
     Ranks may be wrapped in shells, which have their variables too; mpirun's daemon has not.

@@ -46,7 +46,7 @@ class Endpoint:
         return f"{self.host}:{ports} (from {self.source})"
 
 
-def choose(reading: LaunchEnvironment, *, starter: Callable[[str], str]) -> Endpoint | None:
+def choose(reading: LaunchEnvironment, *, launching_process: Callable[[str], str]) -> Endpoint | None:
     """Return where the ranks of this reading meet; None for a world of one for which nobody named a place.
 
     Local.
@@ -69,7 +69,7 @@ def choose(reading: LaunchEnvironment, *, starter: Callable[[str], str]) -> Endp
         # Whatever the host's name resolves to, ranks of one host meet on loopback, and all on the same address of it.
         host = Fact(LOOPBACK, "one host")
         if port is None and job is None:
-            job = Fact(starter(reading.rank.source), "the process that started the ranks")
+            job = Fact(launching_process(reading.rank.source), "the process that started the ranks")
 
     ports: tuple[int, ...]
     if host is not None and port is not None:

@@ -1,11 +1,13 @@
-"""How the ranks of a world find each other at an endpoint, before there is a store or a process group.
+"""The handshake of the ranks at an endpoint, before there is a store or a process group.
 
-Where no launcher's agent hosts a store, rank zero listens. A `TCPStore` client would write into whatever store it met
-and hang for good on a port that is silent, so ranks do not start with one: each first asks whoever listens to prove
-that it is rank zero of the same world. They say hello on that connection; once all are there, rank zero answers all,
-says where its store is. The connections stay open as long as the session: so rank zero knows who still needs it.
+It is used where no launcher's agent hosts a store; rank zero listens. A `TCPStore` client would write into any store
+that it reached, and would hang forever on a silent port. So a rank does not start with one:
+1. It sends a nonce, and the listener proves with the endpoint's key that it is rank zero of the same world.
+2. It sends a `JoinRequest` on the same connection.
+3. When all ranks have done so, rank zero sends each a `JoinReply`, with the port of its store.
 
-The proof keeps accidents out, not attackers: who can guess the job's name can join.
+The connections stay open as long as the session, so that rank zero knows which ranks still need its store. The proof
+protects against accidents, not against attackers: anyone who can guess the name of the job can join.
 """
 
 from __future__ import annotations
@@ -23,95 +25,95 @@ from typing import Final
 from rankwise._net.acceptor import Acceptor, Client, listen
 from rankwise._net.json_lines import fields_of
 from rankwise._rendezvous.endpoint import Endpoint
-from rankwise._rendezvous.membership import JoinReply, JoinRequest, another_job, answers, conflict, missing
+from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, job_conflict, missing, replies_to
 from rankwise.errors import JoinError, JoinTimeoutError
 
 PROTOCOL: Final = "rankwise/1"
 
-# Rank zero knows who is missing: the others wait for its word that much longer than for the meeting itself.
-ANSWER_SECONDS: Final = 5.0
-# A line of the protocol is short; whoever sends more is a stranger.
+# Rank zero knows which ranks are missing, so the others wait for its reply longer than rank zero waits for them.
+REPLY_SECONDS: Final = 5.0
+# Lines of the protocol are short: a client that sends more is not a rank.
 _MAX_LINE: Final = 65536
-# How long a listener has to prove itself before the next port is tried, and how long to wait between rounds.
+# How long a listener may take for its proof, and the pause between two rounds over all ports.
 _PROOF_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.05
-# A host name may not resolve yet while the pods of a cluster are still being made.
+# The name of a host may not resolve while the pods of a cluster are still being created.
 _RESOLVE_SECONDS: Final = 30.0
 
 
-def host(
-    listener: socket.socket, endpoint: Endpoint, hello: JoinRequest, *, store_port: int, timeout: float
+def serve(
+    listener: socket.socket, endpoint: Endpoint, request: JoinRequest, *, store_port: int, timeout: float
 ) -> tuple[JoinReply, dict[int, socket.socket]]:
-    """Let the other ranks arrive, as rank zero. The listening socket stays open.
+    """Run the handshake as rank zero. The listening socket stays open.
 
     Returns:
-        The answer for rank zero, and the open connection to each other rank.
+        The reply for rank zero itself, and the open connection to each other rank.
 
     Raises:
-        JoinError: The ranks do not make one world. All that arrived are told.
-        JoinTimeoutError: Some did not arrive in time. All that arrived are told.
+        JoinError: The ranks do not form one world. Every rank that arrived receives the message.
+        JoinTimeoutError: Some ranks did not arrive in time. Every rank that arrived receives the message.
     """
     with Acceptor([listener]) as acceptor:
-        meeting = _Meeting(endpoint, hello, acceptor)
+        server = _Server(endpoint, request, acceptor)
         try:
-            meeting.receive_all(timeout=timeout)
+            server.receive_all(timeout=timeout)
         except JoinError as error:
-            meeting.answer_all(JoinReply(error=str(error), late=isinstance(error, JoinTimeoutError)))
+            server.reply_to_all(JoinReply(error=str(error), late=isinstance(error, JoinTimeoutError)))
             raise
-        given = answers(meeting.hellos, store_port=store_port)
-        for guest, rank in meeting.guests.items():
-            _answer(guest, given[rank])
-        if given[hello.rank].error:
-            return given[hello.rank], {}
-        lines = {rank: acceptor.release(guest) for guest, rank in meeting.guests.items()}
-    for line in lines.values():
-        line.setblocking(True)
-    return given[hello.rank], lines
+        replies = replies_to(server.requests, store_port=store_port)
+        for client, rank in server.clients.items():
+            _reply(client, replies[rank])
+        if replies[request.rank].error:
+            return replies[request.rank], {}
+        connections = {rank: acceptor.release(client) for client, rank in server.clients.items()}
+    for connection in connections.values():
+        connection.setblocking(True)
+    return replies[request.rank], connections
 
 
-class _Meeting:
-    """The meeting as rank zero sees it.
+class _Server:
+    """The state of the handshake on rank zero.
 
     Attributes:
-        hellos: What each rank that is here has said, rank zero included.
-        guests: The others' ranks, by connection.
+        requests: The request of each rank that has arrived, rank zero included.
+        clients: The other ranks that have arrived, by connection.
     """
 
     def __init__(self, endpoint: Endpoint, own: JoinRequest, acceptor: Acceptor) -> None:
         self._endpoint = endpoint
         self._own = own
         self._acceptor = acceptor
-        self.hellos = {own.rank: own}
-        self.guests: dict[Client, int] = {}
+        self.requests = {own.rank: own}
+        self.clients: dict[Client, int] = {}
         self._refused: list[Client] = []
 
     def receive_all(self, *, timeout: float) -> None:
-        """Receive the hello of every rank.
+        """Receive the request of every rank.
 
         Raises:
-            JoinError: The ranks do not make one world.
-            JoinTimeoutError: Some did not come in time.
+            JoinError: The ranks do not form one world.
+            JoinTimeoutError: Some ranks did not arrive in time.
         """
         deadline = time.monotonic() + timeout
-        while len(self.hellos) < self._own.world_size:
+        while len(self.requests) < self._own.world_size:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                absent = missing(self.hellos, self._own.world_size, timeout=timeout)
+                absent = missing(self.requests, self._own.world_size, timeout=timeout)
                 raise JoinTimeoutError(absent + self._acceptor.rejected_text())
             for client in self._acceptor.wait(remaining):
-                if not self._hear(client):
-                    self._let_go(client)
+                if not self._receive(client):
+                    self._drop(client)
 
-    def answer_all(self, answer: JoinReply) -> None:
-        """Give all who have said hello the same answer."""
-        for guest in (*self.guests, *self._refused):
-            _answer(guest, answer)
+    def reply_to_all(self, reply: JoinReply) -> None:
+        """Send the same reply to every client that has sent a request."""
+        for client in (*self.clients, *self._refused):
+            _reply(client, reply)
 
-    def _hear(self, client: Client) -> bool:
-        """Take in what somebody has sent; False if it has left, or is a stranger.
+    def _receive(self, client: Client) -> bool:
+        """Process the lines that a client has sent; return False if it disconnected, or is not a rank.
 
         Raises:
-            JoinError: It is a rank, but of another world.
+            JoinError: Its request conflicts with another rank's.
         """
         if not client.read() or len(client.received) > _MAX_LINE:
             return False
@@ -119,53 +121,53 @@ class _Meeting:
         client.received = rest
         for line in lines:
             try:
-                said = fields_of(bytes(line))
-                if said.get("protocol") == PROTOCOL:
-                    _send(client.connection, json.dumps({"proof": _proof(self._endpoint, said["nonce"])}))
+                fields = fields_of(bytes(line))
+                if fields.get("protocol") == PROTOCOL:
+                    _send(client.connection, json.dumps({"proof": _proof(self._endpoint, fields["nonce"])}))
                     continue
-                hello = JoinRequest.decode(bytes(line))
+                request = JoinRequest.decode(bytes(line))
             except (ValueError, KeyError, AttributeError, OSError):
                 return False
-            if client in self.guests:
-                return False  # a rank says hello once
-            if problem := another_job(self._own, hello):
-                _answer(client, JoinReply(error=problem))
+            if client in self.clients:
+                return False  # a rank sends one request
+            if problem := job_conflict(self._own, request):
+                _reply(client, JoinReply(error=problem))
                 return False
-            self._admit(client, hello)
+            self._admit(client, request)
         return True
 
-    def _admit(self, client: Client, hello: JoinRequest) -> None:
+    def _admit(self, client: Client, request: JoinRequest) -> None:
         self._acceptor.identify(client)
-        known = self.hellos.get(hello.rank)
-        problem = conflict(self._own, hello) or ("" if known is None else conflict(known, hello))
+        known = self.requests.get(request.rank)
+        problem = conflict(self._own, request) or ("" if known is None else conflict(known, request))
         if problem:
             self._refused.append(client)
             raise JoinError(problem)
-        self.hellos[hello.rank] = hello
-        self.guests[client] = hello.rank
+        self.requests[request.rank] = request
+        self.clients[client] = request.rank
 
-    def _let_go(self, client: Client) -> None:
-        """Close a connection; a rank that has left may come again."""
+    def _drop(self, client: Client) -> None:
+        """Close a connection; a rank that has disconnected may connect again."""
         self._acceptor.reject(client)
-        if client in self.guests:
-            del self.hellos[self.guests.pop(client)]
+        if client in self.clients:
+            del self.requests[self.clients.pop(client)]
 
 
-def attend(endpoint: Endpoint, hello: JoinRequest, *, timeout: float) -> tuple[JoinReply, socket.socket]:
-    """Arrive at rank zero, as any other rank.
+def connect(endpoint: Endpoint, request: JoinRequest, *, timeout: float) -> tuple[JoinReply, socket.socket]:
+    """Run the handshake as a rank other than zero.
 
     Returns:
-        Rank zero's answer, and the open connection to it.
+        Rank zero's reply, and the open connection to it.
 
     Raises:
-        JoinError: Rank zero went away before it answered.
-        JoinTimeoutError: Rank zero was not found, or did not answer, in time.
+        JoinError: Rank zero closed the connection before it replied.
+        JoinTimeoutError: Rank zero was not found, or did not reply, in time.
     """
     deadline = time.monotonic() + timeout
-    connection, port = _find(endpoint, deadline, timeout=timeout)
+    connection, port = _find_rank_zero(endpoint, deadline, timeout=timeout)
     try:
-        _send(connection, hello.encode())
-        text = _read_line(connection, deadline + ANSWER_SECONDS)
+        _send(connection, request.encode())
+        text = _read_line(connection, deadline + REPLY_SECONDS)
     except JoinTimeoutError as error:
         connection.close()
         raise JoinTimeoutError(
@@ -177,8 +179,8 @@ def attend(endpoint: Endpoint, hello: JoinRequest, *, timeout: float) -> tuple[J
     if text is None:
         connection.close()
         raise JoinError(
-            f"rank zero at {endpoint.host}:{port} closed the connection while rank {hello.rank} waited for the others; "
-            "see what it printed"
+            f"rank zero at {endpoint.host}:{port} closed the connection while rank {request.rank} waited for the "
+            "others; see its output"
         )
     connection.setblocking(True)
     try:
@@ -192,7 +194,7 @@ def listen_at(endpoint: Endpoint) -> socket.socket:
     """Listen on the first free port of the endpoint, as rank zero.
 
     Raises:
-        JoinError: All are taken, or cannot be had.
+        JoinError: All ports are taken, or this process is not allowed to use them.
     """
     for port in endpoint.ports:
         try:
@@ -206,14 +208,17 @@ def listen_at(endpoint: Endpoint) -> socket.socket:
     )
 
 
-def _answer(guest: Client, answer: JoinReply) -> None:
-    with contextlib.suppress(OSError):  # it has left, and needs no answer
-        _send(guest.connection, answer.encode())
+def _reply(client: Client, reply: JoinReply) -> None:
+    with contextlib.suppress(OSError):  # the client has disconnected, and needs no reply
+        _send(client.connection, reply.encode())
 
 
-def _find(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socket.socket, int]:
-    """Connect to rank zero, wherever it listens; ports that are refused or a stranger's are tried again in turn."""
-    strangers: set[int] = set()
+def _find_rank_zero(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socket.socket, int]:
+    """Connect to rank zero, which listens on one of the ports; return the connection and the port.
+
+    Ports that refuse, and those of other programs, are tried again until the deadline: rank zero may start later.
+    """
+    foreign_ports: set[int] = set()
     resolve_until = min(deadline, time.monotonic() + _RESOLVE_SECONDS)
     failure = "nobody listens there"
     while True:
@@ -229,7 +234,7 @@ def _find(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socke
                 break
             except UnicodeError as error:
                 raise JoinError(
-                    f"host {endpoint.host!r} of {endpoint} is no name that a host can have: {error}"
+                    f"host {endpoint.host!r} of {endpoint} is not a valid name of a host: {error}"
                 ) from error
             except OSError as error:
                 failure = error.strerror or str(error)
@@ -237,13 +242,13 @@ def _find(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socke
             if _proves(connection, endpoint):
                 return connection, port
             connection.close()
-            strangers.add(port)
+            foreign_ports.add(port)
         if time.monotonic() > deadline:
             break
         time.sleep(_PAUSE_SECONDS)
-    if strangers:
-        listens = ", ".join(map(str, sorted(strangers)))
-        failure = f"what listens on port {listens} is not rank zero of this world but another program or job"
+    if foreign_ports:
+        ports = ", ".join(map(str, sorted(foreign_ports)))
+        failure = f"the listener on port {ports} is not rank zero of this world but another program or job"
     raise JoinTimeoutError(
         f"rank zero was not found at {endpoint} within {timeout:g} s: {failure}. "
         "Was it started, and can this host reach it?"
@@ -251,7 +256,7 @@ def _find(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socke
 
 
 def _proves(connection: socket.socket, endpoint: Endpoint) -> bool:
-    """Whether who listens there is rank zero of this world."""
+    """Return whether the listener proves that it is rank zero of this world."""
     nonce = os.urandom(16).hex()
     try:
         _send(connection, json.dumps({"protocol": PROTOCOL, "nonce": nonce}))
@@ -274,7 +279,7 @@ def _read_line(connection: socket.socket, deadline: float) -> str | None:
     """Read one line; None if the other side closed the connection.
 
     Raises:
-        JoinTimeoutError: It did not come in time.
+        JoinTimeoutError: No complete line arrived in time.
     """
     received = bytearray()
     while True:

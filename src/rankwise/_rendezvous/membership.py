@@ -1,7 +1,7 @@
-"""What the ranks tell rank zero when they meet, and what it makes of it. Pure.
+"""The messages of joining, and how rank zero computes its replies from the requests. Pure.
 
-Every rank says who it thinks it is. Rank zero checks that the answers make one world, and learns from the hosts what
-the launcher left out: who shares a node with whom.
+Every rank sends its launcher's numbers. Rank zero checks that the requests form one world, and derives from the hosts
+the numbers that the launcher did not set: which ranks share a node.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from rankwise._net.json_lines import decode_line, encode_line
 from rankwise._text import ranks_on_hosts_text, ranks_text
 from rankwise.errors import JoinError, JoinTimeoutError, shortened
 
-# What fits into a line of the meeting, however it has to be escaped.
+# Short enough for a line of the handshake, even if every character has to be escaped.
 _LONGEST_PROBLEM: Final = 4000
 _LONGEST_ERROR: Final = 8000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """What one rank says of itself.
+    """The description of one rank, which it sends to rank zero.
 
     Attributes:
-        rank, world_size, local_rank, local_world_size, node_rank, num_nodes: As in Reading; None for unknown.
-        host: The host's name, for people.
-        host_id: What tells the host from others of the same name.
-        process: The process's id, for people.
-        check: Whether it checks single tensors on accelerators.
-        job: What names its job, if its launcher says; "" for unknown.
-        problem: Why this rank cannot join, or "".
+        rank, world_size, local_rank, local_world_size, node_rank, num_nodes: As in `LaunchEnvironment`; None if
+            unknown.
+        host: The name of the host, for messages.
+        host_id: A unique id of the host: hosts may have the same name.
+        process: The id of the process, for messages.
+        check: Whether the rank checks single tensors on accelerators.
+        job: The id of its job, if the launcher sets one; "" if unknown.
+        problem: Why this rank cannot join; "" if it can.
     """
 
     rank: int
@@ -52,7 +53,7 @@ class JoinRequest:
     def of(
         cls, reading: LaunchEnvironment, *, host: str, host_id: str, process: int, check: bool, problem: str
     ) -> JoinRequest:
-        """Say what a reading says."""
+        """Return the request of the rank that an environment describes."""
 
         def value(fact: Fact[int] | None) -> int | None:
             return None if fact is None else fact.value
@@ -77,26 +78,27 @@ class JoinRequest:
 
     @classmethod
     def decode(cls, text: str | bytes) -> JoinRequest:
-        """Return what a rank said.
+        """Return the request in a line.
 
         Raises:
-            ValueError: No rank says that.
+            ValueError: The line is not the request of a rank.
         """
-        hello = decode_line(cls, text)
-        if not 0 <= hello.rank < hello.world_size:
-            raise ValueError(f"rank {hello.rank} of {hello.world_size}")
-        return hello
+        request = decode_line(cls, text)
+        if not 0 <= request.rank < request.world_size:
+            raise ValueError(f"rank {request.rank} of {request.world_size}")
+        return request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinReply:
-    """What rank zero answers one rank.
+    """The reply of rank zero to one rank.
 
     Attributes:
-        error: Why the world cannot be joined, or "". The numbers mean nothing then.
-        late: The error is that some did not arrive in time.
-        local_rank, local_world_size, node_rank, num_nodes: The rank's place, complete.
-        store_port: Where rank zero serves the store, if it does.
+        error: Why the world cannot be joined, or "". With an error, the numbers have no meaning.
+        late: The error is that some ranks did not arrive in time.
+        local_rank, local_world_size, node_rank, num_nodes: The topology of the rank, beside rank and world
+            size.
+        store_port: The port of the store that rank zero serves; 0 if it serves none.
     """
 
     error: str = ""
@@ -112,28 +114,28 @@ class JoinReply:
 
     @classmethod
     def decode(cls, text: str | bytes) -> JoinReply:
-        """Return what rank zero answered.
+        """Return the reply in a line.
 
         Raises:
-            JoinError: It is no answer.
+            JoinError: The line is not a reply.
         """
         try:
-            answer = decode_line(cls, text)
-            if not 0 <= answer.store_port <= MAX_PORT:
-                raise ValueError(f"port {answer.store_port}")  # noqa: TRY301 - as what cannot be read
+            reply = decode_line(cls, text)
+            if not 0 <= reply.store_port <= MAX_PORT:
+                raise ValueError(f"port {reply.store_port}")  # noqa: TRY301 - as malformed
         except ValueError as error:
             raise JoinError(
-                f"what rank zero answered cannot be read: {error}; do all ranks run the same rankwise, and does "
-                "another program use their store or port?"
+                f"the reply of rank zero is malformed: {error}; do all ranks run the same version of rankwise, and "
+                "does another program use their store or port?"
             ) from error
-        return answer
+        return reply
 
     def complete(self, reading: LaunchEnvironment, source: str = "the other ranks") -> LaunchEnvironment:
-        """Return the reading with what it left out, and who says so.
+        """Return an environment with the numbers that it lacked, which have `source` as their source.
 
         Raises:
-            JoinError: The answer is an error.
-            JoinTimeoutError: The error is that some did not arrive in time.
+            JoinError: The reply is an error.
+            JoinTimeoutError: The error is that some ranks did not arrive in time.
         """
         if self.error:
             raise (JoinTimeoutError if self.late else JoinError)(self.error)
@@ -150,15 +152,15 @@ class JoinReply:
 
 
 def conflict(first: JoinRequest, second: JoinRequest) -> str:
-    """Return why these two cannot be ranks of one world, or ""."""
+    """Return why two requests cannot be from ranks of one world; "" if they can."""
     if first.world_size != second.world_size:
         return (
-            f"rank {first.rank} on {first.host} was told of {first.world_size} ranks, but rank {second.rank} on "
-            f"{second.host} of {second.world_size}; start all with the same WORLD_SIZE"
+            f"rank {first.rank} on {first.host} has a world size of {first.world_size}, but rank {second.rank} on "
+            f"{second.host} has {second.world_size}; start all with the same WORLD_SIZE"
         )
     if first.rank == second.rank:
         return (
-            f"two processes say that they are rank {first.rank}: {first.process} on {first.host} and "
+            f"two processes have rank {first.rank}: {first.process} on {first.host} and "
             f"{second.process} on {second.host}; give each its own RANK"
         )
     if first.check != second.check:
@@ -169,35 +171,38 @@ def conflict(first: JoinRequest, second: JoinRequest) -> str:
     return ""
 
 
-def another_job(first: JoinRequest, second: JoinRequest) -> str:
-    """Return why the second is not of the first's job, or "" if it may be."""
+def job_conflict(first: JoinRequest, second: JoinRequest) -> str:
+    """Return why the second request is from another job than the first; "" if it may be from the same."""
     if not first.job or not second.job or first.job == second.job:
         return ""
     return (
-        f"rank {second.rank} on {second.host} is of job {second.job!r}, but rank {first.rank} on {first.host} of job "
-        f"{first.job!r}: two jobs use one port; choose another MASTER_PORT for one of them"
+        f"rank {second.rank} on {second.host} is in job {second.job!r}, but rank {first.rank} on {first.host} is in "
+        f"job {first.job!r}: two jobs use one port; choose another MASTER_PORT for one of them"
     )
 
 
-def answers(hellos: Mapping[int, JoinRequest], *, store_port: int = 0) -> dict[int, JoinReply]:
-    """Return the answer for each rank, once all have said hello.
+def replies_to(requests: Mapping[int, JoinRequest], *, store_port: int = 0) -> dict[int, JoinReply]:
+    """Return the reply to each rank, given the requests of all.
 
-    Nodes are counted in the order of their lowest rank, local ranks in the order of ranks.
+    Nodes are numbered in the order of their lowest rank, local ranks in the order of ranks.
     """
     problems = [
-        f"rank {rank} on {hellos[rank].host}: {hellos[rank].problem}" for rank in sorted(hellos) if hellos[rank].problem
+        f"rank {rank} on {requests[rank].host}: {requests[rank].problem}"
+        for rank in sorted(requests)
+        if requests[rank].problem
     ]
     if problems:
-        return dict.fromkeys(hellos, JoinReply(error="; ".join(problems)))
+        return dict.fromkeys(requests, JoinReply(error="; ".join(problems)))
 
     nodes: dict[tuple[str, str, int], list[int]] = {}
-    holders: Counter[tuple[str, str, int | None]] = Counter()
-    for rank in sorted(hellos):
-        hello = hellos[rank]
-        # Two ranks of one host with one local rank are on different nodes: a test cluster has several on one machine.
-        holder = (hello.host, hello.host_id, hello.local_rank)
-        nodes.setdefault((hello.host, hello.host_id, holders[holder]), []).append(rank)
-        holders[holder] += hello.local_rank is not None
+    same_local_rank: Counter[tuple[str, str, int | None]] = Counter()
+    for rank in sorted(requests):
+        request = requests[rank]
+        # Ranks of one host that have the same local rank are on different nodes: a test cluster has several nodes on
+        # one machine. So the n-th rank with a host and local rank is on the n-th node of that host.
+        node_index = same_local_rank[request.host, request.host_id, request.local_rank]
+        nodes.setdefault((request.host, request.host_id, node_index), []).append(rank)
+        same_local_rank[request.host, request.host_id, request.local_rank] += request.local_rank is not None
     return {
         rank: JoinReply(
             local_rank=local_rank,
@@ -212,9 +217,9 @@ def answers(hellos: Mapping[int, JoinRequest], *, store_port: int = 0) -> dict[i
 
 
 def missing(arrived: Mapping[int, JoinRequest], world_size: int, *, timeout: float) -> str:
-    """Return the message for ranks that did not arrive in time."""
+    """Return the error message for the ranks that did not arrive in time."""
     absent = [rank for rank in range(world_size) if rank not in arrived]
-    hosts = {rank: hello.host for rank, hello in arrived.items()}
+    hosts = {rank: request.host for rank, request in arrived.items()}
     present = ranks_on_hosts_text(sorted(arrived), hosts if len(set(hosts.values())) > 1 else {})
     return (
         f"{ranks_text(absent)} of {world_size} did not arrive within {timeout:g} s; {present} did. "

@@ -1,8 +1,9 @@
-"""The last check before the process group opens, over the connections that the ranks met on.
+"""The barrier before the process group opens, over the connections of the handshake.
 
-Opening a process group waits in C++ for every rank: it hears no signal, and does not say who is missing. So rank zero
-first hears from each rank that it can go on, and answers all; and while the ranks connect to each other after that, it
-watches the connections for those that die. Under a launcher's agent there are none: the agent ends ranks itself.
+Opening a process group waits in C++ for every rank: it cannot be interrupted by a signal, and its error does not name
+the missing ranks. So each rank first reports to rank zero whether it can go on, and rank zero replies to all. While the
+ranks then connect to each other, rank zero monitors the connections for ranks that die. Under a launcher's agent there
+are no such connections: the agent stops the other ranks itself.
 """
 
 from __future__ import annotations
@@ -19,100 +20,101 @@ from rankwise._net.polling import wait_readable
 from rankwise._text import ranks_on_hosts_text
 from rankwise.errors import JoinError, JoinTimeoutError, printable
 
-# Rank zero knows who is late: the others wait for its answer that much longer.
-_ANSWER_SECONDS: Final = 5.0
+# Rank zero knows which ranks are late, so the others wait for its reply longer than rank zero waits for them.
+_REPLY_SECONDS: Final = 5.0
 _MOST_BYTES: Final = 65536
 _READY: Final = "ready"
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """The connections between rank zero and the other ranks.
+class RankMonitor:
+    """Monitors the other ranks over the connections between rank zero and them.
 
     Attributes:
         rank: This process's rank.
-        lines: On rank zero the connection to each other rank, on the others that to rank zero; none under an agent.
+        connections: On rank zero the connection to each other rank, on the others the one to rank zero; none under a
+            launcher's agent.
     """
 
     rank: int
-    lines: Mapping[int, socket.socket]
+    connections: Mapping[int, socket.socket]
 
-    def confirm(self, problem: str, *, timeout: float) -> None:
-        """Wait until all ranks can go on.
+    def monitored_barrier(self, problem: str, *, timeout: float) -> None:
+        """Wait until all ranks are ready; an error names those that are not, as torch's `monitored_barrier` does.
 
         Collective over the world.
 
         Args:
-            problem: Why this rank cannot, or "".
-            timeout: Seconds that the other ranks may take.
+            problem: Why this rank is not ready; "" if it is.
+            timeout: Seconds to wait for the other ranks.
 
         Raises:
-            JoinError: A rank cannot go on, or has died.
-            JoinTimeoutError: Some did not say so in time.
+            JoinError: A rank is not ready, or has died.
+            JoinTimeoutError: Some ranks did not report in time.
         """
-        if not self.lines:
+        if not self.connections:
             if problem:
                 raise JoinError(problem)
         elif self.rank == 0:
             try:
-                self._hear_all(problem, timeout)
+                self._receive_all(problem, timeout)
             except JoinError as error:
-                self.tell(str(error))
+                self.send(str(error))
                 raise
-            self.tell(_READY)
+            self.send(_READY)
         else:
-            self.tell(problem or _READY)
-            answer = _read(self.lines[0], time.monotonic() + timeout + _ANSWER_SECONDS)
-            if answer != _READY:
-                raise JoinError(answer or _died(0))
+            self.send(problem or _READY)
+            reply = _read(self.connections[0], time.monotonic() + timeout + _REPLY_SECONDS)
+            if reply != _READY:
+                raise JoinError(reply or _died(0))
 
     def lost(self, awaited: Sequence[int]) -> str:
-        """Return why it is in vain to wait for these ranks, or "". Does not wait.
+        """Return why waiting for these ranks cannot succeed, or "". Does not wait.
 
-        On rank zero: which of them have died. On the others: what rank zero said before it gave up, or that it died.
+        On rank zero: one of them has died. On the others: the message that rank zero sent before it gave up, or that
+        rank zero has died.
         """
-        for rank, line in self.lines.items():
-            if (rank in awaited or self.rank != 0) and wait_readable({rank: line}, 0):
-                return _text(_peek(line)) or _died(rank)
+        for rank, connection in self.connections.items():
+            if (rank in awaited or self.rank != 0) and wait_readable({rank: connection}, 0):
+                return _text(_peek(connection)) or _died(rank)
         return ""
 
-    def tell(self, text: str) -> None:
-        """Send a text to whoever is at the other ends."""
-        for line in self.lines.values():
-            with contextlib.suppress(OSError):  # it has died, and others are to hear of that
-                line.sendall(text.replace("\n", "\t").encode()[: _MOST_BYTES - 1] + b"\n")
+    def send(self, text: str) -> None:
+        """Send a text over every connection."""
+        for connection in self.connections.values():
+            with contextlib.suppress(OSError):  # the rank has died, but the others still need the text
+                connection.sendall(text.replace("\n", "\t").encode()[: _MOST_BYTES - 1] + b"\n")
 
     def _addresses(self) -> dict[int, str]:
-        return {rank: _address(line) for rank, line in self.lines.items()}
+        return {rank: _address(connection) for rank, connection in self.connections.items()}
 
-    def _hear_all(self, problem: str, timeout: float) -> None:
+    def _receive_all(self, problem: str, timeout: float) -> None:
+        """Receive the report of every other rank, on rank zero."""
         problems = [f"rank 0: {problem}"] if problem else []
-        deadline = time.monotonic() + (_ANSWER_SECONDS if problem else timeout)
-        awaited = dict(self.lines)
+        deadline = time.monotonic() + (_REPLY_SECONDS if problem else timeout)
+        awaited = dict(self.connections)
         while awaited:
             remaining = deadline - time.monotonic()
             if remaining <= 0 and problems:
                 break
             if remaining <= 0:
-                late = ranks_on_hosts_text(
-                        sorted(awaited), self._addresses()
-                    )
-                raise JoinTimeoutError(f"{late} met the others, but took no device within {timeout:g} s")
+                late = ranks_on_hosts_text(sorted(awaited), self._addresses())
+                raise JoinTimeoutError(f"{late} met the others, but did not select a device within {timeout:g} s")
             for rank in wait_readable(awaited, remaining):
-                said = _read(awaited.pop(rank), deadline)
-                if said != _READY:
-                    problems.append(f"rank {rank}: {said}" if said else _died(rank))
-                    # The others are still on their way to the store, which goes with this process.
-                    deadline = min(deadline, time.monotonic() + _ANSWER_SECONDS)
+                text = _read(awaited.pop(rank), deadline)
+                if text != _READY:
+                    problems.append(f"rank {rank}: {text}" if text else _died(rank))
+                    # Other ranks may still be connecting to the store, which ends with this process.
+                    deadline = min(deadline, time.monotonic() + _REPLY_SECONDS)
         if problems:
             raise JoinError("; ".join(problems))
 
 
-def _address(line: socket.socket) -> str:
-    """Return where the other side is; "" if that is this host, or it has hung up."""
+def _address(connection: socket.socket) -> str:
+    """Return the address of the other side; "" if it is on this host, or has closed the connection."""
     with contextlib.suppress(OSError):
-        address = str(line.getpeername()[0])
-        return "" if address in {line.getsockname()[0], LOOPBACK} else address
+        address = str(connection.getpeername()[0])
+        return "" if address in {connection.getsockname()[0], LOOPBACK} else address
     return ""
 
 
@@ -120,33 +122,33 @@ def _died(rank: int) -> str:
     return f"rank {rank} met the others, but died before all had joined: its connection closed"
 
 
-def _read(line: socket.socket, deadline: float) -> str:
-    """Return the next text; "" if the other side has died.
+def _read(connection: socket.socket, deadline: float) -> str:
+    """Return the next line; "" if the other side has died.
 
     Raises:
-        JoinTimeoutError: It did not come in time.
+        JoinTimeoutError: No complete line arrived in time.
     """
     received = bytearray()
     while not received.endswith(b"\n"):
-        line.settimeout(max(0.001, deadline - time.monotonic()))
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
         try:
-            piece = line.recv(_MOST_BYTES)
+            piece = connection.recv(_MOST_BYTES)
         except TimeoutError as error:
-            raise JoinTimeoutError("rank zero did not answer in time, after all had met") from error
+            raise JoinTimeoutError("rank zero did not reply in time, after all ranks had met") from error
         except OSError:
             return ""
         finally:
-            line.settimeout(None)
+            connection.settimeout(None)
         if not piece:
             return ""
         received += piece
     return _text(received)
 
 
-def _peek(line: socket.socket) -> bytes:
-    """Return what has come, and leave it there: whoever waits asks again and again."""
+def _peek(connection: socket.socket) -> bytes:
+    """Return the bytes that have arrived, and leave them in the connection: `lost()` is called repeatedly."""
     try:
-        return line.recv(_MOST_BYTES, socket.MSG_PEEK)
+        return connection.recv(_MOST_BYTES, socket.MSG_PEEK)
     except OSError:
         return b""
 

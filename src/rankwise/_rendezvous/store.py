@@ -1,4 +1,4 @@
-"""The store of a session: a `TCPStore` that rank zero serves, or the launcher's agent; and the roll call over it."""
+"""The store of a session: a `TCPStore` that rank zero or the launcher's agent serves; and joining over it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from rankwise._net.acceptor import listen
 from rankwise._net.addresses import LOOPBACK
-from rankwise._rendezvous.handshake import ANSWER_SECONDS
-from rankwise._rendezvous.membership import JoinReply, JoinRequest, answers, conflict, missing
+from rankwise._rendezvous.handshake import REPLY_SECONDS
+from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 
-# The shortest and the longest pause between two looks at the store.
+# The shortest and the longest pause between two polls of the store.
 _PAUSES_SECONDS: Final = (0.001, 0.05)
-# How long a process may take to reach what it serves itself.
+# How long a process may take to connect to its own store.
 _OWN_SECONDS: Final = 10.0
 # How many file descriptors a store may open in the process that serves it, clients included.
 _STORE_DESCRIPTORS: Final = 12
-# How often somebody who waits for a store looks whether that is in vain.
+# How often a process that waits for a store checks whether the wait can still succeed.
 _LOOK_SECONDS: Final = 0.1
 
 
 def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]:
-    """Serve a store, and return it with its port: one that is free, if none is asked for.
+    """Serve a store, and return it with its port: a free one if `port` is 0.
 
-    The socket listens before the store exists, so nobody else can take the port.
+    The socket listens before the store exists, so no other process can take the port.
 
     Raises:
-        OSError: The port that was asked for is taken, or not to be had.
-        JoinError: There are too few file descriptors, or the store cannot be reached by this process itself.
+        OSError: The port is taken, or this process is not allowed to use it.
+        JoinError: There are too few file descriptors, or this process cannot connect to its own store.
     """
     listener = listen(port, one_host=one_host)
     _require_descriptors(listener)
@@ -70,10 +70,10 @@ def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]
 
 
 def _require_descriptors(listener: socket.socket) -> None:
-    """Check that there are file descriptors left for a store: TCPStore ends the process where it gets none.
+    """Check that enough file descriptors are left for a store: without them `TCPStore` terminates the process.
 
     Raises:
-        JoinError: There are not.
+        JoinError: There are too few.
     """
     with ExitStack() as taken:
         try:
@@ -91,16 +91,16 @@ def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = s
     """Connect to a store.
 
     Args:
-        host, port: Where it is served.
-        timeout: Seconds that this may take.
-        lost: Returns why it is in vain to wait, or ""; asked while this waits.
+        host, port: The address of the store.
+        timeout: Seconds to wait.
+        lost: Returns why waiting cannot succeed, or ""; called repeatedly during the wait.
 
     Raises:
-        JoinError: Nothing that is a store listens there, or it is in vain to wait.
-        JoinTimeoutError: It did not answer in time.
+        JoinError: No store listens there, or waiting cannot succeed.
+        JoinTimeoutError: The store did not answer in time.
     """
     deadline = time.monotonic() + timeout
-    while True:  # the agent serves before it starts ranks, but a name may take a while to resolve
+    while True:  # the agent serves the store before it starts ranks, but a host name may take a while to resolve
         try:
             socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())).close()
             break
@@ -125,20 +125,20 @@ def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = s
         raise JoinError(f"the store at {host}:{port} refused: {error}") from error
     if store is None:
         raise JoinTimeoutError(
-            f"what listens at {host}:{port} (MASTER_ADDR, MASTER_PORT) did not answer as a store within {timeout:g} s: "
+            f"the listener at {host}:{port} (MASTER_ADDR, MASTER_PORT) did not answer as a store within {timeout:g} s: "
             "another program has the port"
         )
     return store
 
 
 def _constructed(construct: Callable[[], Store], seconds: float, lost: Callable[[], str] = str) -> Store | None:
-    """Return a store; None if that takes longer than so many seconds.
+    """Return a store; None if its construction takes longer than so many seconds.
 
-    On a silent port the constructor hangs whatever its timeout is, and hears no signal: so a thread calls it, and may
-    be left behind.
+    On a silent port the constructor hangs regardless of its timeout, and cannot be interrupted by a signal. So a thread
+    calls it, which is abandoned if it does not return.
 
     Raises:
-        JoinError: It is in vain to wait, as `lost` tells.
+        JoinError: Waiting cannot succeed; the message is the result of `lost`.
     """
     outcome: list[Store | Exception] = []
 
@@ -161,54 +161,54 @@ def _constructed(construct: Callable[[], Store], seconds: float, lost: Callable[
     return store
 
 
-def roll_call(store: Store, hello: JoinRequest, *, timeout: float) -> tuple[JoinReply, Store]:
-    """Say hello over a store that is there already, and get rank zero's answer.
+def join_over_store(store: Store, request: JoinRequest, *, timeout: float) -> tuple[JoinReply, Store]:
+    """Join over an existing store: send this rank's request, and wait for rank zero's reply.
 
-    A store outlives its sessions, so each world that is joined over it has a part of its own: the ranks count how often
-    they have joined, and take back what they said when they did not.
+    The store may be used for several sessions in turn, so each has a key prefix of its own: the number of times that
+    the ranks have joined. A rank that fails to join deletes its keys and decrements its number.
 
     Returns:
-        Rank zero's answer, and the part of the store for this world.
+        Rank zero's reply, and the store with the prefix of this session.
 
     Raises:
-        JoinError: The store is gone, or others write into it.
+        JoinError: The store is gone, or other programs write into it.
         JoinTimeoutError: Rank zero did not arrive in time.
     """
     try:
-        return _say_hello(store, hello, timeout=timeout)
+        return _exchange(store, request, timeout=timeout)
     except RuntimeError as error:
         if isinstance(error, RankwiseError):
             raise
         raise JoinError(
-            f"the store where the ranks meet failed while rank {hello.rank} waited for the others: {error}; is the "
+            f"the store where the ranks meet failed while rank {request.rank} waited for the others: {error}; is the "
             "launcher that serves it still there?"
         ) from error
 
 
-def _say_hello(store: Store, hello: JoinRequest, *, timeout: float) -> tuple[JoinReply, Store]:
-    arrivals = f"arrivals/{hello.rank}"
-    world = PrefixStore(str(store.add(arrivals, 1)), store)
-    answer: JoinReply | None = None
+def _exchange(store: Store, request: JoinRequest, *, timeout: float) -> tuple[JoinReply, Store]:
+    arrivals = f"arrivals/{request.rank}"
+    session = PrefixStore(str(store.add(arrivals, 1)), store)
+    reply: JoinReply | None = None
     try:
-        world.set(f"hello/{hello.rank}", hello.encode())
-        if hello.rank == 0:
-            _answer_all(world, hello, timeout=timeout)
-        key = f"answer/{hello.rank}"
-        if not wait_for(world, [key], timeout=timeout + ANSWER_SECONDS):
+        session.set(f"request/{request.rank}", request.encode())
+        if request.rank == 0:
+            _reply_to_all(session, request, timeout=timeout)
+        key = f"reply/{request.rank}"
+        if not wait_for(session, [key], timeout=timeout + REPLY_SECONDS):
             raise JoinTimeoutError(f"rank zero did not arrive within {timeout:g} s, or is stopped; was it started?")
-        answer = JoinReply.decode(world.get(key))
+        reply = JoinReply.decode(session.get(key))
     finally:
-        if answer is None or answer.error:
-            for key in ("hello", "answer"):
-                world.delete_key(f"{key}/{hello.rank}")
+        if reply is None or reply.error:
+            for key in ("request", "reply"):
+                session.delete_key(f"{key}/{request.rank}")
             store.add(arrivals, -1)
-    return answer, world
+    return reply, session
 
 
 def wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
-    """Wait until all keys are set; False if they are not in time.
+    """Wait until all keys are set; return False if they are not set in time.
 
-    By asking: a wait in C++ would not hear Ctrl-C, and says on stderr that it timed out.
+    It polls: torch's own wait, in C++, cannot be interrupted by Ctrl-C, and prints its timeouts to stderr.
     """
     start = time.monotonic()
     while not store.check(keys):
@@ -216,40 +216,41 @@ def wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
         if waited > timeout:
             return False
         shortest, longest = _PAUSES_SECONDS
-        time.sleep(min(max(shortest, waited / 10), longest))  # so that looking adds a tenth to the wait at most
+        time.sleep(min(max(shortest, waited / 10), longest))  # polling adds at most a tenth to the wait
     return True
 
 
-def _answer_all(store: Store, own: JoinRequest, *, timeout: float) -> None:
+def _reply_to_all(store: Store, own: JoinRequest, *, timeout: float) -> None:
+    """Wait for the requests of all ranks, and reply to those that arrived, as rank zero."""
     ranks = range(own.world_size)
-    complete = wait_for(store, [f"hello/{rank}" for rank in ranks], timeout=timeout)
-    arrived = [rank for rank in ranks if complete or store.check([f"hello/{rank}"])]
-    hellos, problem = _read_hellos(store, own, arrived)
+    complete = wait_for(store, [f"request/{rank}" for rank in ranks], timeout=timeout)
+    arrived = [rank for rank in ranks if complete or store.check([f"request/{rank}"])]
+    requests, problem = _read_requests(store, own, arrived)
     if problem:
-        given = dict.fromkeys(arrived, JoinReply(error=problem))
+        replies = dict.fromkeys(arrived, JoinReply(error=problem))
     elif not complete:
-        given = dict.fromkeys(arrived, JoinReply(error=missing(hellos, own.world_size, timeout=timeout), late=True))
+        replies = dict.fromkeys(arrived, JoinReply(error=missing(requests, own.world_size, timeout=timeout), late=True))
     else:
-        given = answers(hellos)
-    for rank, answer in given.items():
-        store.set(f"answer/{rank}", answer.encode())
+        replies = replies_to(requests)
+    for rank, reply in replies.items():
+        store.set(f"reply/{rank}", reply.encode())
 
 
-def _read_hellos(store: Store, own: JoinRequest, arrived: list[int]) -> tuple[dict[int, JoinRequest], str]:
-    """Return what these ranks have said, and why they are no ranks of one world, or ""."""
-    hellos: dict[int, JoinRequest] = {}
+def _read_requests(store: Store, own: JoinRequest, arrived: list[int]) -> tuple[dict[int, JoinRequest], str]:
+    """Return the requests of these ranks, and why the ranks do not form one world, or ""."""
+    requests: dict[int, JoinRequest] = {}
     for rank in arrived:
         try:
-            hello = JoinRequest.decode(store.get(f"hello/{rank}"))
-            if hello.rank != rank:
-                raise ValueError(f"it is that of rank {hello.rank}")  # noqa: TRY301 - as what cannot be read
+            request = JoinRequest.decode(store.get(f"request/{rank}"))
+            if request.rank != rank:
+                raise ValueError(f"it is the request of rank {request.rank}")  # noqa: TRY301 - as malformed
         except ValueError as error:
-            return hellos, (
-                f"what rank {rank} said in the store cannot be read: {error}; do all ranks run the same rankwise, and "
-                "does another program use the store?"
+            return requests, (
+                f"the request of rank {rank} in the store is malformed: {error}; do all ranks run the same version of "
+                "rankwise, and does another program use the store?"
             )
-        problem = conflict(own, hello) if rank else ""
+        problem = conflict(own, request) if rank else ""
         if problem:
-            return hellos, problem
-        hellos[rank] = hello
-    return hellos, ""
+            return requests, problem
+        requests[rank] = request
+    return requests, ""

@@ -1,4 +1,4 @@
-"""The end of a session on rank zero: it serves the store until no other rank needs it."""
+"""The end of a session on rank zero, which serves the store until no other rank needs it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rankwise._text import ranks_text
 
 log = logging.getLogger(__name__)
 
-# How long rank zero waits for the others at the end before it says so.
+# How long rank zero waits for the other ranks before it logs a warning.
 _PATIENCE_SECONDS = 5.0
 
 
-def outlive(lines: dict[int, socket.socket], *, timeout: float) -> None:
-    """Serve the store until every other rank has hung up: one that has not may need it still."""
+def serve_until_others_leave(connections: dict[int, socket.socket], *, timeout: float) -> None:
+    """Wait until every other rank has closed its connection: a rank that has not may still need the store."""
     start = time.monotonic()
-    told = False
-    connected = dict(lines)
+    warned = False
+    connected = dict(connections)
     while connected and time.monotonic() - start < timeout:
         for rank in wait_readable(connected, _PATIENCE_SECONDS / 10):
             del connected[rank]
-        if not told and connected and time.monotonic() - start > _PATIENCE_SECONDS:
-            told = True
+        if not warned and connected and time.monotonic() - start > _PATIENCE_SECONDS:
+            warned = True
             log.warning("rank 0 waits up to %g s until %s leave(s)", timeout, ranks_text(sorted(connected)))

@@ -161,7 +161,7 @@ def test_a_taken_port_is_named() -> None:
         port = stranger.getsockname()[1]
         zero, one = refused([plain(rank, 2, port) for rank in range(2)], backend="gloo", timeout=2)
     assert "rank zero cannot listen" in zero
-    assert f"what listens on port {port} is not rank zero of this world" in one
+    assert f"the listener on port {port} is not rank zero of this world" in one
 
 
 @pytest.mark.parametrize(

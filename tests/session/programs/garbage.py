@@ -20,7 +20,7 @@ MOST_HELD = 40
 
 def pieces(draw: random.Random) -> list[bytes]:
     """Return what a visitor sends, piece by piece."""
-    hello: dict[str, object] = {
+    request: dict[str, object] = {
         "rank": 1,
         "world_size": 2,
         "local_rank": None,
@@ -28,8 +28,8 @@ def pieces(draw: random.Random) -> list[bytes]:
         "process": 1,
         "check": False,
     }
-    for name in draw.sample(sorted(hello), draw.randrange(4)):
-        hello[name] = draw.choice([None, -1, 1 << 80, 1e308, "\x1b[2J", [[]], {}, True, "x" * 9000])
+    for name in draw.sample(sorted(request), draw.randrange(4)):
+        request[name] = draw.choice([None, -1, 1 << 80, 1e308, "\x1b[2J", [[]], {}, True, "x" * 9000])
     ask = json.dumps({"protocol": "rankwise/1", "nonce": draw.choice(["0", "\ud800", 7, None, "x" * 60_000])}).encode()
     said = draw.choice(
         [
@@ -40,8 +40,8 @@ def pieces(draw: random.Random) -> list[bytes]:
             draw.choice([b"[", b'{"a":', b'"\\u']) * draw.choice([10, 20_000]) + b"\n",
             ask + b"\n",
             (ask + b"\n") * 20,
-            ask + b"\n" + json.dumps(hello).encode() + b"\n",
-            json.dumps(hello).encode() + b"\n",
+            ask + b"\n" + json.dumps(request).encode() + b"\n",
+            json.dumps(request).encode() + b"\n",
             bytes(20),
             struct.pack("<QQBB16sH", 1 << 60, 1, 1, 1, bytes(16), 65535),
             b"\n" * 1000,

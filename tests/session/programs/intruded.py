@@ -66,7 +66,7 @@ def intrude() -> None:
         answer = json.dumps(asdict(JoinReply(local_rank=0, local_world_size=1, node_rank=1, num_nodes=2)))
         store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False)
         while not store.check(["ended/0", "ended/1"]):
-            store.set(f"{world.removesuffix('/rankwise')}/answer/1", answer)
+            store.set(f"{world.removesuffix('/rankwise')}/reply/1", answer)
             for key, value in (("host", "elsewhere"), ("address", said)):
                 store.set(f"{world}/group/0/{key}/0", value)
         ended.set()
