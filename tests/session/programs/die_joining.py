@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import rankwise as rw
 from rankwise._comm import registry
-from rankwise._session import lifecycle
+from rankwise._session import joining
 
 how, who = sys.argv[1], sys.argv[2]
 
@@ -28,7 +28,7 @@ if os.environ["RANK"] == who:
     if how == "late":
         vars(registry)["connect_mesh"] = die
     else:
-        vars(lifecycle)["bind"] = fail if how == "raises" else die
+        vars(joining)["bind"] = fail if how == "raises" else die
 try:
     with rw.init():
         pass

@@ -4,7 +4,7 @@ import os
 import sys
 
 import rankwise as rw
-from rankwise._session import lifecycle
+from rankwise._session import joining
 
 
 def out_of_memory(*_: object) -> None:
@@ -12,7 +12,7 @@ def out_of_memory(*_: object) -> None:
 
 
 if sys.argv[2:] == ["memory"] and os.environ["RANK"] == "1":
-    vars(lifecycle)["choose_device"] = out_of_memory
+    vars(joining)["choose_device"] = out_of_memory
 
 try:
     os.environ["LOCAL_RANK"] = os.environ["RANK"]

@@ -1,0 +1,161 @@
+"""How a process joins the other ranks and selects its device, before the process group opens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from rankwise._environment.facts import Fact, LaunchEnvironment
+from rankwise._net.host import host_id
+from rankwise._rendezvous import handshake, store
+from rankwise._rendezvous.endpoint import Endpoint
+from rankwise._rendezvous.membership import JoinReply, JoinRequest
+from rankwise._rendezvous.readiness import RankMonitor
+from rankwise._session.device import bind, choose_backend, choose_device
+from rankwise.errors import JoinError, RankwiseError
+
+# How long a rank that cannot join waits for the others, to report the reason to them.
+_REPORT_SECONDS: Final = 10.0
+
+
+@dataclass(slots=True)
+class Joined:
+    """A rank that has joined the others.
+
+    Attributes:
+        reading: The launch environment, complete.
+        store: The store of the session.
+        connections: On rank zero, if it serves the store, the open connection to each other rank; on the others, the
+            one to rank zero.
+        listener: On rank zero, the socket of the handshake. It stays open until the session is closed: the port may be
+            the only difference between two jobs, so the second job must get the error that the port is taken.
+    """
+
+    reading: LaunchEnvironment
+    store: dist.Store
+    connections: dict[int, socket.socket]
+    listener: socket.socket | None = None
+
+    @property
+    def monitor(self) -> RankMonitor:
+        """Monitors the other ranks."""
+        return RankMonitor(self.reading.rank.value, self.connections)
+
+    def release_port(self) -> None:
+        """Stop listening; `shutdown` does so even while a forked child still holds the socket."""
+        if self.listener is not None:
+            with contextlib.suppress(OSError):
+                self.listener.shutdown(socket.SHUT_RDWR)
+            self.listener.close()
+
+    def close(self) -> None:
+        """Release the port, and close the connections."""
+        self.release_port()
+        for connection in self.connections.values():
+            connection.close()
+
+
+def join_with_device(
+    reading: LaunchEnvironment,
+    endpoint: Endpoint,
+    backend: str | None,
+    device: str | torch.device | None,
+    *,
+    timeout: float,
+    check: bool,
+) -> Joined:
+    """Join the other ranks, and report to them if this rank has no device, as far as it knows its local rank."""
+    chosen: torch.device | None = None
+    problem: Exception | None = None
+    try:
+        if reading.local_rank is not None:
+            chosen = choose_device(reading.local_rank.value, device)
+        choose_backend(backend, chosen or torch.device("cpu"))
+    except Exception as error:  # noqa: BLE001 - raised again below, after it was reported to the others
+        problem = error
+    request = JoinRequest.of(
+        reading,
+        host=socket.gethostname(),
+        host_id=host_id(),
+        process=os.getpid(),
+        check=check,
+        problem="" if problem is None else _message_for_others(problem),
+    )
+    try:
+        return _join(reading, endpoint, request, timeout=timeout if problem is None else min(timeout, _REPORT_SECONDS))
+    except JoinError as error:
+        raise problem or error from error
+
+
+def select_device(
+    joined: Joined, backend: str | None, device: str | torch.device | None, *, timeout: float
+) -> torch.device:
+    """Select this rank's device, and wait until all ranks have selected theirs."""
+    problem: Exception | None = None
+    own = torch.device("cpu")
+    try:
+        own = choose_device(joined.reading.known_topology()["local_rank"].value, device)
+        choose_backend(backend, own)
+        bind(own)
+    except Exception as error:  # noqa: BLE001 - raised again below, after it was reported to the others
+        problem = error
+    try:
+        joined.monitor.monitored_barrier("" if problem is None else _message_for_others(problem), timeout=timeout)
+    except BaseException as error:
+        joined.close()
+        if isinstance(error, JoinError) and problem is not None:
+            raise problem from error
+        raise
+    return own
+
+
+def _message_for_others(problem: Exception) -> str:
+    """Return the message of an error for other ranks, with the class of an error that is not rankwise's own."""
+    return str(problem) if isinstance(problem, RankwiseError) else f"{type(problem).__name__}: {problem}"
+
+
+def _join(reading: LaunchEnvironment, endpoint: Endpoint, request: JoinRequest, *, timeout: float) -> Joined:
+    """Join the other ranks: over the store of the launcher's agent, or by a handshake with rank zero.
+
+    Raises:
+        JoinError: The ranks could not meet, or one of them cannot join.
+    """
+    if endpoint.agent_store:
+        job = "" if reading.job is None else reading.job.value
+        agents = store.connect(endpoint.host, endpoint.ports[0], timeout=timeout)
+        joint = dist.PrefixStore(f"rankwise/{job}/{reading.attempt}", agents)
+        reply, session_store = store.join_over_store(joint, request, timeout=timeout)
+        return Joined(_environment_of(reading, reply, endpoint, endpoint.ports[0]), session_store, {})
+    if request.rank == 0:
+        session_store, port = store.serve(one_host=endpoint.one_host, timeout=timeout)
+        listener = handshake.listen_at(endpoint)
+        try:
+            reply, connections = handshake.serve(listener, endpoint, request, store_port=port, timeout=timeout)
+            complete = _environment_of(reading, reply, endpoint, listener.getsockname()[1])
+        except BaseException:
+            listener.close()
+            raise
+        return Joined(complete, session_store, connections, listener)
+    reply, connection = handshake.connect(endpoint, request, timeout=timeout)
+    try:
+        complete = _environment_of(reading, reply, endpoint, connection.getpeername()[1])
+        monitor = RankMonitor(request.rank, {0: connection})
+        session_store = store.connect(endpoint.host, reply.store_port, timeout=timeout, lost=lambda: monitor.lost([0]))
+        return Joined(complete, session_store, {0: connection})
+    except JoinError:
+        connection.close()
+        raise
+
+
+def _environment_of(reading: LaunchEnvironment, reply: JoinReply, endpoint: Endpoint, port: int) -> LaunchEnvironment:
+    """Return the environment completed with rank zero's reply and with the address where the ranks met."""
+    host = (
+        reading.host if reading.host and reading.host.value == endpoint.host else Fact(endpoint.host, endpoint.source)
+    )
+    return replace(reply.complete(reading), host=host, port=reading.port or Fact(port, endpoint.source))
