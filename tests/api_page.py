@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import rankwise as rw
 
@@ -14,19 +15,34 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
 _HEAD = """# API
 
-The public names of `rankwise`, in the groups of the [README](../README.md#what-there-is). `help(rankwise.NAME)` prints
-the arguments, results and errors of each. *Local* functions do not communicate; *Collective* ones must be called by all
-ranks. This page is made of the docstrings, by `python -m tests.api_page`.
+The public names of `rankwise`. `help(rankwise.NAME)` prints the arguments, results and errors of each. *Local* functions
+do not communicate; *Collective* ones must be called by all ranks. This page is made of the docstrings, by
+`python -m tests.api_page`. Which names are public, and how long they stay: [versioning.md](versioning.md).
+
+| group | names |
+| --- | --- |
 """
+
+# The functions, in the groups and the order of the page.
+GROUPS: Final = {
+    "identity (no communication)": "topology get_rank get_world_size get_local_rank get_local_world_size get_node_rank "
+    "get_num_nodes is_rank_zero hostname device backend explain detect",
+    "initialization": "init finalize",
+    "collectives (all ranks take part)": "all_reduce all_reduce_ all_gather all_gather_cat gather broadcast scatter "
+    "reduce_scatter barrier new_group node_group",
+    "training": "sync_grads sync_params rank_zero_only rank_zero_first one_rank_only in_rank_order",
+    "starting ranks": "launch",
+}
 
 
 def page() -> str:
     """Return the page as it should be."""
-    table = (ROOT / "README.md").read_text().partition("## What there is")[2].partition("\n- **")[0]
     text = _HEAD
-    for title, names in re.findall(r"^\| ([^|]+) \| (`.*) \|$", table, re.MULTILINE):
+    for title, names in GROUPS.items():
+        text += f"| {title} | {' '.join(f'[`{name}`](#{name})' for name in names.split())} |\n"
+    for title, names in GROUPS.items():
         text += f"\n## {title[0].upper()}{title[1:]}\n"
-        for name in re.findall(r"`(\w+)`", names):
+        for name in names.split():
             text += _entry(name)
     text += "\n## Classes and errors\n\n| name | meaning |\n| --- | --- |\n"
     for name in sorted(name for name in rw.__all__ if name[0].isupper()):

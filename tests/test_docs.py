@@ -13,7 +13,7 @@ import pytest
 import rankwise as rw
 from rankwise._environment.detect import LAUNCHERS
 from rankwise._environment.facts import OVERRIDES
-from tests.api_page import PAGE, page
+from tests.api_page import GROUPS, PAGE, page
 from tests.session.worlds import clean_environ
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +84,11 @@ def test_files_of_the_repository_that_are_named_exist(page: Path) -> None:
 
 def test_the_page_of_the_api_is_that_of_the_docstrings() -> None:
     assert PAGE.read_text() == page(), "run python -m tests.api_page"
+
+
+def test_the_page_of_the_api_has_every_public_function() -> None:
+    functions = {name for name in rw.__all__ if name[0].islower()}
+    assert functions == {name for names in GROUPS.values() for name in names.split()}
 
 
 def test_what_the_commands_of_contributing_select_exists() -> None:

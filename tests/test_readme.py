@@ -59,8 +59,27 @@ def test_the_commands_run(tmp_path: Path) -> None:
         assert ended.stdout.count(f"of {ranks}\n") == shown, (program, args)
 
 
-def test_it_names_what_there_is() -> None:
-    table = README.partition("## What there is")[2].partition("\n- **")[0]
-    named = set(re.findall(r"`(\w+)`", table))
-    functions = {name for name in rw.__all__ if name[0].islower()}
-    assert functions == named
+def test_the_failure_is_reported_as_shown(tmp_path: Path) -> None:
+    """All but the lines that ranks print themselves, which come in any order, and the text that is left out."""
+    section = README.partition("## When a rank fails")[2]
+    script = re.search(r"```py\n(.*?)```", section, re.DOTALL)
+    shown = re.search(r"```text\n(.*?)```", section, re.DOTALL)
+    assert script is not None
+    assert shown is not None
+    (tmp_path / "train.py").write_text(script[1])
+    ended = subprocess.run(
+        [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", "train.py"],
+        env=clean_environ(TMPDIR=str(tmp_path)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 1
+    output = ended.stderr.replace(f"{tmp_path}/", "").replace(f" on {rw.hostname()} ", " on vm ").splitlines()
+    lines = [line.partition(" [...]")[0] for line in shown[1].splitlines()]
+    assert len(output) == len(lines) == 13
+    for line, printed in zip(lines[2:], output[2:], strict=True):
+        if "^^^" not in line:  # from Python 3.11 on, and shorter on 3.13
+            assert printed.startswith(line)
