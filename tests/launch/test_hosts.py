@@ -70,7 +70,7 @@ def test_ranks_of_two_hosts_are_one_world() -> None:
 def test_a_host_that_does_not_come_is_named() -> None:
     (error,) = launch_all(0, most=3)
     assert isinstance(error, rw.LaunchError)
-    assert "hosts 1-2 of 3 did not come to 127.0.0.1:" in str(error)
+    assert "hosts 1-2 of 3 did not connect to 127.0.0.1:" in str(error)
     assert "within 2 s" in str(error)
 
 
@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_is_an_error_on_every_host(taken_port: int) -> None
 
 def test_two_hosts_of_one_number_are_told() -> None:
     ended = launch_all(0, 1, 1, most=3)
-    assert any("two launchers say that they are host 1 of 3" in str(error) for error in ended)
+    assert any("two launchers are host 1 of 3" in str(error) for error in ended)
     assert any("host 2 of 3 did not come" in str(error) for error in ended)
 
 

@@ -22,7 +22,7 @@ from rankwise._launch.oom import count_oom_kills, oom_explanation
 from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.supervisor import FAILED, TERMINATED, Supervisor, interrupted
-from rankwise._rendezvous.elastic import LoopbackRendezvous, between_hosts
+from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvous
 from rankwise.errors import RankFailedError
 
 # How long the agent waits for its ranks before it looks whether nodes want to join.
@@ -125,7 +125,9 @@ def _conduct(plan: LaunchSpec, pool: Supervisor) -> int:
     The agent and its store live here alone: an error of the ranks is raised where nothing refers to them, so whoever
     keeps the error does not keep a store open.
     """
-    rendezvous = LoopbackRendezvous(uuid.uuid4().hex, plan.ports) if plan.nodes is None else between_hosts(plan.nodes)
+    rendezvous = (
+        LoopbackRendezvous(uuid.uuid4().hex, plan.ports) if plan.nodes is None else multi_node_rendezvous(plan.nodes)
+    )
     spec = WorkerSpec(
         role="default",
         local_world_size=plan.nproc,

@@ -1,6 +1,7 @@
-"""Accepting connections from anybody: a client that does not identify itself in time is rejected.
+"""Accepts connections from any process, and rejects clients that do not identify themselves in time.
 
-Decided here: how long a connection may stay. What clients send, and what identifies them, whoever listens decides.
+Decided here: how long a connection may stay open. The protocol, and which message identifies a client, are the
+caller's.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from rankwise._net.addresses import LOOPBACK
 from rankwise._net.polling import EventLoop
 from rankwise.errors import JoinError
 
-# How long somebody who connected may take to say who it is, however it spends that time.
+# How long a client may take to identify itself, whether it is silent or sends bytes one at a time.
 IDENTIFY_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 _PIECE_BYTES: Final = 65536
-_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RESOURCE_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """A connection, and what came over it that was not looked at yet.
+    """A connection, and the bytes received over it that are not processed yet.
 
     Attributes:
         since: When it connected, on the monotonic clock.
-        origin: Where from, for people.
+        origin: Its address, for messages.
     """
 
     connection: socket.socket
@@ -41,7 +42,7 @@ class Client:
     received: bytearray = field(default_factory=bytearray)
 
     def read(self, most: int = _PIECE_BYTES) -> bool:
-        """Take in what it has sent, so many bytes at most; False if it has left."""
+        """Receive at most so many bytes; return False if the client has disconnected."""
         try:
             piece = self.connection.recv(most)
         except BlockingIOError:
@@ -55,7 +56,7 @@ class Client:
 class Acceptor:
     """Listening sockets, and the connections accepted from them.
 
-    A context: at its end it closes the connections that it still has, and not the listening sockets.
+    A context manager: on exit it closes its connections, but not the listening sockets.
     """
 
     def __init__(
@@ -65,18 +66,18 @@ class Acceptor:
 
         Args:
             listeners: The sockets that listen.
-            admits: Whether a new connection is let in at all.
+            admits: Returns whether to accept a new connection at all.
         """
         self._admits = admits
         self._loop = EventLoop()
         self._ready: list[Client] = []
-        # In the order of arrival.
+        # In the order of arrival, so the first has waited longest.
         self._unidentified: dict[Client, None] = {}
         self._identified: dict[Client, None] = {}
         self._rejected: Counter[str] = Counter()
         for listener in listeners:
             listener.setblocking(False)
-            self._loop.register(listener, partial(self._let_in, listener))
+            self._loop.register(listener, partial(self._accept, listener))
 
     def __enter__(self) -> Acceptor:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
@@ -89,13 +90,13 @@ class Acceptor:
             client.connection.close()
 
     def wait(self, seconds: float) -> list[Client]:
-        """Wait for clients, a second at most; return those that have sent something, or have hung up.
+        """Wait at most a second; return the clients that have sent data, or have disconnected.
 
         Raises:
-            JoinError: There are no file descriptors left for those who come.
+            JoinError: No file descriptors are left for new connections.
         """
         self._ready.clear()
-        self._loop.run_once(min(seconds, _LOOK_SECONDS))
+        self._loop.run_once(min(seconds, _POLL_SECONDS))
         latest = time.monotonic() - IDENTIFY_SECONDS
         for client in list(self._unidentified):
             if client.since > latest:
@@ -104,7 +105,7 @@ class Acceptor:
         return [client for client in self._ready if client in self._unidentified or client in self._identified]
 
     def identify(self, client: Client) -> None:
-        """Let a client stay that has identified itself."""
+        """Keep the connection of a client that has identified itself."""
         if client in self._unidentified:
             del self._unidentified[client]
             self._identified[client] = None
@@ -123,7 +124,7 @@ class Acceptor:
         return client.connection
 
     def rejected_text(self) -> str:
-        """Return how many were rejected and where most came from, as a sentence; "" if none was."""
+        """Return a sentence with the number of rejected connections and the most frequent origin; "" if there are none."""
         if not self._rejected:
             return ""
         (origin, _), *others = self._rejected.most_common(2)
@@ -131,13 +132,13 @@ class Acceptor:
         were = "connection was closed that was" if count == 1 else "connections were closed that were"
         return f" {count} {were} no rank's, from {origin}{' and others' if others else ''}."
 
-    def _let_in(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
             connection, address = listener.accept()
         except OSError as error:
-            if error.errno in _NO_ROOM:
-                self._make_room(error)
-            return  # else it has left already
+            if error.errno in _RESOURCE_ERRORS:
+                self._free_descriptor(error)
+            return  # otherwise the client has disconnected already
         connection.setblocking(False)
         origin = address[0] if isinstance(address, tuple) else "this host"
         if not self._admits(connection):
@@ -148,8 +149,8 @@ class Acceptor:
         self._unidentified[client] = None
         self._loop.register(connection, partial(self._ready.append, client))
 
-    def _make_room(self, error: OSError) -> None:
-        """Reject the client that has been silent for longest: a rank identifies itself at once."""
+    def _free_descriptor(self, error: OSError) -> None:
+        """Reject the client that has waited longest without identifying itself: a rank does so at once."""
         if not self._unidentified:
             raise JoinError(
                 f"no more ranks can connect: {error.strerror}, with {len(self._identified)} of them connected; raise "

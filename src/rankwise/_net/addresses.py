@@ -8,5 +8,5 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this host can come to a host of that name."""
+    """Return whether a host name refers to the loopback interface, which only this host can reach."""
     return host in {"localhost", "::1"} or host.startswith("127.")

@@ -1,4 +1,4 @@
-"""What this host says of itself and of the processes on it."""
+"""Ids and addresses of this host."""
 
 from __future__ import annotations
 
@@ -10,40 +10,41 @@ import psutil
 
 
 def host_id() -> str:
-    """Return what tells this host from others of its name."""
+    """Return a unique id of this host: several hosts may have the same name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:  # not Linux: the name must do
+    except OSError:  # not Linux: the name has to suffice
         return ""
 
 
 def launching_process(variable: str) -> str:
-    """Name the process that started the ranks of this host: the nearest ancestor that is no rank itself.
+    """Return a unique id of the process that started the ranks of this host: the nearest ancestor that is not a rank.
 
-    Ranks may be wrapped in shells, which have their variables too; mpirun's daemon has not.
+    Ranks may be wrapped in shells, which have the variables of a rank too; mpirun's daemon does not have them.
     """
     process = psutil.Process()
     for parent in process.parents():
         try:
             if variable not in parent.environ():
                 return f"{parent.pid}@{socket.gethostname()}"
-        except psutil.Error:  # another user's: then it is no rank of ours
+        except psutil.Error:  # another user's process, which is not a rank of this world
             return f"{parent.pid}@{socket.gethostname()}"
     return f"{os.getppid()}@{socket.gethostname()}"
 
 
 def network_id() -> str:
-    """Return what tells this host's networks apart: containers on one host have their own."""
+    """Return a unique id of this process's network namespace: each container on a host has its own."""
     try:
         return str(Path("/proc/self/ns/net").stat().st_ino)
-    except OSError:  # not Linux: there is but one
+    except OSError:  # not Linux: there is only one
         return ""
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the address that others on the way to a host reach this one by. Sends nothing.
+    """Return the address of this host on the route to another host. Sends nothing.
 
-    Where the host's name is this very host and resolves to loopback, others know better what it means.
+    Where `host` is this host itself and resolves to loopback, the name is returned: other hosts resolve it to a
+    routable address.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]

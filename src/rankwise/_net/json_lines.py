@@ -1,4 +1,4 @@
-"""What ranks say to each other before they know each other: values as lines of JSON, read with distrust."""
+"""Dataclasses as lines of JSON, which are validated when read: any process can send them to a listening socket."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
-# By annotation. A bool is no int here.
+# The accepted types by annotation. A bool is not accepted as an int.
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "int": (int,),
     "int | None": (int, NoneType),
     "str": (str,),
     "bool": (bool,),
 }
-_MOST: Final = 1 << 63
+_INT_LIMIT: Final = 1 << 63
 
 
 def encode_line(value: DataclassInstance) -> str:
-    """Return a value of numbers and texts as a line."""
+    """Return a dataclass of numbers and strings as a line."""
     return json.dumps(asdict(value))
 
 
 def decode_line(kind: type[T], line: str | bytes) -> T:
-    """Return the value in a line, its texts without what a terminal might obey.
+    """Return the dataclass in a line, with the control characters in its strings escaped.
 
     Raises:
-        ValueError: The line is none of such a value.
+        ValueError: The line does not hold such a dataclass.
     """
-    said = fields_of(line)
+    value_by_name = parse_object(line)
     expected = {field.name: str(field.type) for field in fields(kind)}
-    if said.keys() != expected.keys():
+    if value_by_name.keys() != expected.keys():
         raise ValueError(f"its fields are not those of {kind.__name__}")
-    for name, value in said.items():
+    for name, value in value_by_name.items():
         if type(value) not in _TYPES[expected[name]]:
             raise ValueError(f"{name} is a {type(value).__name__}")
-        if isinstance(value, int) and not -_MOST <= value < _MOST:
+        if isinstance(value, int) and not -_INT_LIMIT <= value < _INT_LIMIT:
             raise ValueError(f"{name} is out of range")
         if isinstance(value, str):
-            said[name] = printable(value)
-    return kind(**said)
+            value_by_name[name] = printable(value)
+    return kind(**value_by_name)
 
 
-def fields_of(line: str | bytes) -> dict[str, Any]:
-    """Return the fields of the object in a line.
+def parse_object(line: str | bytes) -> dict[str, Any]:
+    """Return the JSON object in a line.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The line does not hold a JSON object.
     """
     try:
-        said = json.loads(line)
+        value_by_name = json.loads(line)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if isinstance(said, dict):
-        return said
-    raise ValueError("it is no object")
+    if isinstance(value_by_name, dict):
+        return value_by_name
+    raise ValueError("it is not an object")

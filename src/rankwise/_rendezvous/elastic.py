@@ -1,4 +1,4 @@
-"""Where ranks meet: on one host a store that the launcher serves on loopback, and that outlives them."""
+"""The rendezvous handlers for torch's elastic agent: on one host, a store on loopback that is kept between restarts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch.distributed.elastic.rendezvous import (
 
 from rankwise._net.addresses import LOOPBACK
 from rankwise._rendezvous.nodes import Nodes
-from rankwise._rendezvous.static_rendezvous import FixedRendezvous, NumberedHosts
+from rankwise._rendezvous.static_rendezvous import FixedNodesRendezvous, StaticRendezvous
 from rankwise._rendezvous.store import serve
 from rankwise.errors import JoinError, LaunchError
 
 _TIMEOUT: Final = 300.0
 
 
-class LoopbackRendezvous(FixedRendezvous):
-    """Torch's rendezvous for one agent, which is this process.
+class LoopbackRendezvous(FixedNodesRendezvous):
+    """The rendezvous of a single agent, which is this process.
 
-    Nobody else can take the port, and only this host can reach it.
+    No other process can take the port, and only this host can reach it.
     """
 
     def __init__(self, run_id: str, ports: Sequence[int] = (0,)) -> None:
@@ -40,7 +40,7 @@ class LoopbackRendezvous(FixedRendezvous):
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        # The only agent talks to itself about who its ranks are: not where other users of this host can join in.
+        # The only agent exchanges its ranks with itself: in a store that other users of the host cannot reach.
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
 
 
@@ -48,7 +48,7 @@ def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
     """Serve a store on the first of these ports that is free, and return it with the port.
 
     Raises:
-        LaunchError: None is, or this process cannot reach it.
+        LaunchError: No port is free, or this process cannot connect to its own store.
     """
     for port in ports:
         try:
@@ -62,10 +62,10 @@ def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
     ) from problem
 
 
-def between_hosts(nodes: Nodes) -> RendezvousHandler:
-    """Return the rendezvous of the launchers of several hosts: ours if they are numbered, else torch's."""
+def multi_node_rendezvous(nodes: Nodes) -> RendezvousHandler:
+    """Return the rendezvous of the launchers of several hosts: rankwise's own for "static", else torch's."""
     if nodes.backend == "static":
-        return NumberedHosts(nodes)
+        return StaticRendezvous(nodes)
     options: dict[str, Any] = {**nodes.options}
     return registry.get_rendezvous_handler(
         RendezvousParameters(

@@ -1,6 +1,6 @@
-"""Where the ranks of a world meet, and who chose the place.
+"""The endpoint where the ranks of a world meet.
 
-Decided here: host and ports, from what the launcher says. How they meet there is decided in `session.meeting`.
+Decided here: host and ports, from the launch environment. The protocol spoken there is in `handshake`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _CANDIDATES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the ranks meet.
+    """The address where the ranks meet.
 
     Attributes:
         host: The host that rank zero, or the launcher's agent, listens on.
-        ports: The ports to try, in an order that every rank computes alike. One, if somebody chose it.
-        source: Who chose host and port, for messages.
-        key: What the ranks of this world share and those of another should not.
-        agent_store: The launcher's agent hosts the store there, so no rank has to.
-        one_host: All ranks are known to be on one host, so nothing need listen beyond loopback.
+        ports: The ports to try, in an order that is the same on every rank. One, if the launcher or the user chose it.
+        source: Where host and port come from, for messages.
+        key: A text that the ranks of this world share, and that differs between worlds.
+        agent_store: The launcher's agent serves a store there, so no rank has to.
+        one_host: All ranks are known to be on one host, so sockets listen on loopback only.
     """
 
     host: str
@@ -47,26 +47,27 @@ class Endpoint:
 
 
 def choose(reading: LaunchEnvironment, *, launching_process: Callable[[str], str]) -> Endpoint | None:
-    """Return where the ranks of this reading meet; None for a world of one for which nobody named a place.
+    """Return the endpoint of a world; None for a world of one without an address.
 
     Local.
 
     Args:
-        reading: Who this process is.
-        starter: Names the process that started the ranks of this host, given the variable that only ranks have.
-            Called only for a world on one host whose launcher names neither a port nor the job.
+        reading: The launch environment of this process.
+        launching_process: Returns a unique id of the process that started the ranks of this host, given the name of a
+            variable that only ranks have. Called only for a world on one host whose launcher sets neither a port nor a
+            job id.
 
     Raises:
-        LauncherEnvironmentError: Nothing says where, and it cannot be derived; the message says what to set.
+        LauncherEnvironmentError: The address is not set, and cannot be derived; the message names the variables to set.
     """
     if reading.world_size.value == 1 and (reading.host is None or reading.port is None):
         return None
     one_host = reading.is_one_host
     host, port, job = reading.host, reading.port, reading.job
     if host is not None and is_loopback(host.value):
-        one_host = True  # nobody else could come there
+        one_host = True  # no other host could connect there
     if one_host and not reading.agent_store:
-        # Whatever the host's name resolves to, ranks of one host meet on loopback, and all on the same address of it.
+        # Regardless of the address that the host's name resolves to, ranks of one host meet at one loopback address.
         host = Fact(LOOPBACK, "one host")
         if port is None and job is None:
             job = Fact(launching_process(reading.rank.source), "the process that started the ranks")
@@ -78,7 +79,7 @@ def choose(reading: LaunchEnvironment, *, launching_process: Callable[[str], str
         key = f"{reading.launcher}/{job.value}"
         ports, source = _ports(key), f"{host.source} and {job.source}"
     else:
-        raise _nowhere(reading)
+        raise _missing_address(reading)
     return Endpoint(
         host=host.value,
         ports=ports,
@@ -93,7 +94,7 @@ def parse_address(address: str) -> tuple[Fact[str], Fact[int]]:
     """Split "host:port" or "[v6]:port".
 
     Raises:
-        InvalidArgumentError: It is neither.
+        InvalidArgumentError: The address has neither form.
     """
     address = as_text(address, "address")
     host, colon, port = address.rpartition(":")
@@ -107,7 +108,7 @@ def parse_address(address: str) -> tuple[Fact[str], Fact[int]]:
     return Fact(host, "address"), Fact(number, "address")
 
 
-def _nowhere(reading: LaunchEnvironment) -> LauncherEnvironmentError:
+def _missing_address(reading: LaunchEnvironment) -> LauncherEnvironmentError:
     prefix = "RANKWISE_" if reading.rank.source.startswith("RANKWISE_") else ""
     missing = [f"{prefix}MASTER_ADDR"] if reading.host is None else []
     if reading.port is None and (reading.job is None or reading.agent_store):
@@ -121,7 +122,10 @@ def _nowhere(reading: LaunchEnvironment) -> LauncherEnvironmentError:
 
 
 def _ports(name: str) -> tuple[int, ...]:
-    """Return the ports for a job of that name, the same on every rank."""
+    """Return the ports for a job of that name, in an order that is the same on every rank.
+
+    Several candidates, since other programs may use some of them.
+    """
     digest = hashlib.blake2s(name.encode()).digest()
     numbers = (int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(_CANDIDATES))
     return tuple(dict.fromkeys(_FIRST_PORT + number % _PORT_COUNT for number in numbers))

@@ -23,7 +23,7 @@ import time
 from typing import Final
 
 from rankwise._net.acceptor import Acceptor, Client, listen
-from rankwise._net.json_lines import fields_of
+from rankwise._net.json_lines import parse_object
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, job_conflict, missing, replies_to
 from rankwise.errors import JoinError, JoinTimeoutError
@@ -121,7 +121,7 @@ class _Server:
         client.received = rest
         for line in lines:
             try:
-                fields = fields_of(bytes(line))
+                fields = parse_object(bytes(line))
                 if fields.get("protocol") == PROTOCOL:
                     _send(client.connection, json.dumps({"proof": _proof(self._endpoint, fields["nonce"])}))
                     continue
@@ -261,7 +261,7 @@ def _proves(connection: socket.socket, endpoint: Endpoint) -> bool:
     try:
         _send(connection, json.dumps({"protocol": PROTOCOL, "nonce": nonce}))
         text = _read_line(connection, time.monotonic() + _PROOF_SECONDS)
-        proof = fields_of(text)["proof"] if text else ""
+        proof = parse_object(text)["proof"] if text else ""
         return isinstance(proof, str) and hmac.compare_digest(proof, _proof(endpoint, nonce))
     except (OSError, JoinTimeoutError, ValueError, TypeError, KeyError):
         return False

@@ -1,4 +1,4 @@
-"""The hosts of a world that each have a launcher, and how these find each other."""
+"""The hosts of a world that each have a launcher, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """The hosts of a world, each with a launcher of its own, and how these find each other. As torchrun's flags say.
+    """The hosts of a world, each with a launcher of its own, and their rendezvous, as with torchrun's options.
 
     Attributes:
         min_nodes, max_nodes: The least and the greatest number of hosts.
         backend: "static", "c10d", or another that torch knows.
-        endpoint: Where they meet: "host:port".
-        run_id: The same for all hosts of one run.
-        node_rank: Which of them this one is, where the backend does not decide that.
-        options: The backend's own.
+        endpoint: The address of the rendezvous: "host:port".
+        run_id: The id of the run, the same on all hosts.
+        node_rank: The index of this host, if the backend does not choose it.
+        options: The options of the backend.
     """
 
     min_nodes: int

@@ -1,6 +1,6 @@
-"""Where the launchers of several hosts meet that were told their numbers: at the first one, which serves the store.
+"""The static rendezvous: launchers of several hosts, each with a given node rank, meet at the first host's store.
 
-As torch's static rendezvous, but what goes wrong is said: who did not come, who came twice, who has the port.
+Like torch's, but its errors name the missing hosts, those that were started twice, and a port that is in use.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, L
 
 _TIMEOUT: Final = 600.0
 _PAUSE_SECONDS: Final = 0.2
-# How much of what a host says an error shows.
+# How much of another host's text an error message shows.
 _SHOWN: Final = 20
 
 
-class FixedRendezvous(RendezvousHandler):
-    """Torch's rendezvous where it is known who comes, and the launcher serves the store: nobody waits to join later."""
+class FixedNodesRendezvous(RendezvousHandler):
+    """A rendezvous of torch's with a fixed set of nodes, whose store the launcher serves; no node can join later."""
 
     _closed = False
 
@@ -47,8 +47,8 @@ class FixedRendezvous(RendezvousHandler):
         return True
 
 
-class NumberedHosts(FixedRendezvous):
-    """Torch's rendezvous for launchers that know which host of how many they are on."""
+class StaticRendezvous(FixedNodesRendezvous):
+    """The rendezvous of launchers that are given their node rank and the number of nodes."""
 
     def __init__(self, nodes: Nodes) -> None:
         host, port = parse_address(nodes.endpoint)
@@ -76,33 +76,33 @@ class NumberedHosts(FixedRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         deadline = time.monotonic() + self._timeout
         if self._store is None:
-            self._store = self._serve() if self._nodes.node_rank == 0 else self._find(deadline)
+            self._store = self._serve() if self._nodes.node_rank == 0 else self._connect(deadline)
         self._rounds += 1
         store = PrefixStore(f"rankwise-agents/{self._nodes.run_id}/{self._rounds}", self._store)
         try:
-            self._arrive(store, deadline)
+            self._register(store, deadline)
         except RuntimeError as error:
             if isinstance(error, LaunchError):
                 raise
             raise LaunchError(
                 f"the launcher of host 0 at {self._nodes.endpoint} has gone while host {self._nodes.node_rank} waited "
-                f"for the others; see what it printed: {error}"
+                f"for the others; see its output: {error}"
             ) from error
-        meeting = RendezvousStoreInfo(self._host, self._port)
-        return RendezvousInfo(store, self._nodes.node_rank, self._nodes.max_nodes, meeting)
+        address = RendezvousStoreInfo(self._host, self._port)
+        return RendezvousInfo(store, self._nodes.node_rank, self._nodes.max_nodes, address)
 
     def _serve(self) -> Store:
         try:
             store, _ = serve(one_host=is_loopback(self._host), timeout=self._timeout, port=self._port)
         except OSError as error:
             raise LaunchError(
-                f"host 0 cannot listen on port {self._port}, where all hosts are to meet: {error.strerror}; "
+                f"host 0 cannot listen on port {self._port}, where all hosts have to meet: {error.strerror}; "
                 "name another port on all hosts, or end what holds it"
             ) from error
         return store
 
-    def _find(self, deadline: float) -> Store:
-        """Connect to the first host, whose launcher may be started later than this one."""
+    def _connect(self, deadline: float) -> Store:
+        """Connect to the store of the first host, whose launcher may be started later than this one."""
         while True:
             try:
                 return connect(self._host, self._port, timeout=max(0.1, deadline - time.monotonic()))
@@ -113,24 +113,24 @@ class NumberedHosts(FixedRendezvous):
                     ) from error
             time.sleep(_PAUSE_SECONDS)
 
-    def _arrive(self, store: Store, deadline: float) -> None:
-        """Wait until all hosts are here.
+    def _register(self, store: Store, deadline: float) -> None:
+        """Register this host in the store, and wait until all hosts have done so.
 
         Raises:
-            LaunchError: One did not come in time, or they do not make one world.
+            LaunchError: A host did not register in time, or the hosts do not form one world.
         """
         own, number = self._nodes.node_rank, self._nodes.max_nodes
         if store.add(f"count/{own}", 1) > 1:
-            raise LaunchError(f"two launchers say that they are host {own} of {number}; give each its own number")
+            raise LaunchError(f"two launchers are host {own} of {number}; give each its own number")
         store.set(f"host/{own}", str(number))
         keys = [f"host/{other}" for other in range(number)]
         if not wait_for(store, keys, timeout=max(0.0, deadline - time.monotonic())):
             absent = [other for other in range(number) if not store.check([keys[other]])]
             raise LaunchError(
-                f"{ranks_text(absent).replace('rank', 'host')} of {number} did not come to {self._nodes.endpoint} "
+                f"{ranks_text(absent).replace('rank', 'host')} of {number} did not connect to {self._nodes.endpoint} "
                 f"within {self._timeout:g} s; was a launcher started there, and with the same number of hosts?"
             )
-        told = {other: printable(store.get(key).decode(errors="replace")) for other, key in enumerate(keys)}
-        if set(told.values()) != {str(number)}:
-            text = ", ".join(f"host {other} of {count[:_SHOWN]}" for other, count in told.items())
-            raise LaunchError(f"the hosts were told of different numbers of hosts: {text}")
+        reported = {other: printable(store.get(key).decode(errors="replace")) for other, key in enumerate(keys)}
+        if set(reported.values()) != {str(number)}:
+            text = ", ".join(f"host {other} of {count[:_SHOWN]}" for other, count in reported.items())
+            raise LaunchError(f"the hosts were given different numbers of hosts: {text}")

@@ -26,7 +26,7 @@ _OWN_SECONDS: Final = 10.0
 # How many file descriptors a store may open in the process that serves it, clients included.
 _STORE_DESCRIPTORS: Final = 12
 # How often a process that waits for a store checks whether the wait can still succeed.
-_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 
 
 def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]:
@@ -152,7 +152,7 @@ def _constructed(construct: Callable[[], Store], seconds: float, lost: Callable[
     thread.start()
     deadline = time.monotonic() + seconds
     while thread.is_alive() and (remaining := deadline - time.monotonic()) > 0:
-        thread.join(min(remaining, _LOOK_SECONDS))
+        thread.join(min(remaining, _POLL_SECONDS))
         if thread.is_alive() and (why := lost()):
             raise JoinError(why)
     store = outcome[0] if outcome else None
