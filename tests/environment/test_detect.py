@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwise._environment.detect import LAUNCHERS, detect
-from rankwise._environment.nesting import run_marks
+from rankwise._environment.nesting import run_variables
 from rankwise._session.api import init
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 
@@ -220,7 +220,7 @@ def test_pods_are_not_taken_for_ranks(kind: str) -> None:
 
 
 # As `rankwise launch` starts its ranks, in a task of Slurm's.
-OURS = SLURM | TORCHRUN | run_marks(SLURM | TORCHRUN)
+OURS = SLURM | TORCHRUN | run_variables(SLURM | TORCHRUN)
 INNER_PMI = PMI | {"PMI_FD": "7"}
 
 
@@ -236,10 +236,10 @@ INNER_PMI = PMI | {"PMI_FD": "7"}
         (OURS | {"SLURM_STEP_ID": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, "slurm", 0),
         (OURS | {"SLURM_PROCID": "0"} | SLURM, "rankwise", 3),
         ({name: value for name, value in OURS.items() if not name.startswith("SLURM_")}, "rankwise", 3),
-        (TORCHRUN | OPENMPI | run_marks(TORCHRUN | OPENMPI), "rankwise", 3),  # in a rank of mpirun
-        (TORCHRUN | OPENMPI | run_marks(TORCHRUN | OPENMPI) | {"PMIX_NAMESPACE": "inner"}, "openmpi", 5),
-        (TORCHRUN | INNER_PMI | run_marks(TORCHRUN), "mpich", 2),
-        (TORCHRUN | INNER_PMI | run_marks(TORCHRUN | INNER_PMI), "rankwise", 3),
+        (TORCHRUN | OPENMPI | run_variables(TORCHRUN | OPENMPI), "rankwise", 3),  # in a rank of mpirun
+        (TORCHRUN | OPENMPI | run_variables(TORCHRUN | OPENMPI) | {"PMIX_NAMESPACE": "inner"}, "openmpi", 5),
+        (TORCHRUN | INNER_PMI | run_variables(TORCHRUN), "mpich", 2),
+        (TORCHRUN | INNER_PMI | run_variables(TORCHRUN | INNER_PMI), "rankwise", 3),
     ],
 )
 def test_a_launcher_inside_of_rankwise_launch_is_believed(environ: dict[str, str], launcher: str, rank: int) -> None:

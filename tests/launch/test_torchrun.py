@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise._environment.nesting import OF_AGENT
+from rankwise._environment.nesting import AGENT_VARIABLES
 from tests.session.worlds import clean_environ, free_port
 
 BIN = Path(sys.executable).parent
@@ -49,7 +49,7 @@ def test_a_rank_is_told_what_torchrun_tells(tmp_path: Path) -> None:
     for our, their in zip(ours, theirs, strict=True):
         assert set(their) - set(our) <= NOT_OURS
         assert set(our) - set(their) <= OURS
-        assert set(our) & set(their) - set(os.environ) >= OF_AGENT, "which are not those of an inner launcher"
+        assert set(our) & set(their) - set(os.environ) >= AGENT_VARIABLES, "which are not those of an inner launcher"
         shared = set(our) & set(their) - THEIR_OWN
         assert {name: our[name] for name in shared} == {name: their[name] for name in shared}
 

@@ -1,4 +1,4 @@
-"""Which launcher started this process: the first that fits, in the order below."""
+"""Which launcher started this process: the first that matches, in the order below."""
 
 from __future__ import annotations
 
@@ -9,42 +9,46 @@ from typing import Final
 
 from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, LaunchEnvironment, Launcher
 from rankwise._environment.hydra import Hydra
-from rankwise._environment.nesting import own_variables
+from rankwise._environment.nesting import without_outer_ranks
 from rankwise._environment.openmpi import OpenMpi
 from rankwise._environment.plain import TorchVariables
-from rankwise._environment.single import SingleProcess, refuse_half, refuse_half_an_override
+from rankwise._environment.single import SingleProcess, refuse_incomplete, refuse_incomplete_override
 from rankwise._environment.slurm import Slurm
 from rankwise._environment.torchrun import RankwiseLaunch, Torchrun
-from rankwise._environment.unsupported import refuse_task_of_no_step, refuse_unread
+from rankwise._environment.unsupported import refuse_task_without_step, refuse_unsupported
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
 _OVERRIDE: Final = TorchVariables(name="override", prefix=OVERRIDE_PREFIX)
 _PLAIN: Final = TorchVariables(name="plain")
 
 LAUNCHERS: Final[tuple[Launcher, ...]] = (
-    _OVERRIDE,  # somebody decided, and said so to us alone
-    RankwiseLaunch(),  # before torchrun: it sets the same variables, and another
+    _OVERRIDE,  # the user set these variables for rankwise alone
+    RankwiseLaunch(),  # before torchrun: it sets the same variables, and one more
     Torchrun(),  # before MPI and Slurm: it is started through them, once for each node, and their ranks are not its own
-    _PLAIN,  # likewise: whoever sets RANK by hand knows more than the scheduler
+    _PLAIN,  # likewise: a RANK that is set by hand is more specific than the scheduler's
     OpenMpi(),  # before Slurm: mpirun starts one daemon a node through srun, and its ranks inherit the daemon's SLURM_*
     Hydra(name="intelmpi", marker="I_MPI_HYDRA_UUID"),  # likewise
-    Hydra(name="mpich"),  # likewise, and after Intel MPI, which sets the same variables, and another
-    Slurm(),  # the outermost: only what no inner launcher has claimed is a rank of its own
-    SingleProcess(),  # nobody: a world of one
+    Hydra(name="mpich"),  # likewise, and after Intel MPI, which sets the same variables, and one more
+    Slurm(),  # the outermost: a process of its step is a rank only if no inner launcher started it
+    SingleProcess(),  # no launcher: a world of one
 )
+
+# Those that start processes on the nodes of a cluster, and may do so inside a script that has exported RANK.
+_CLUSTER_LAUNCHERS: Final = (OpenMpi, Hydra, Slurm)
 
 
 def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
-    """Read who this process is from its launcher's variables.
+    """Return the launch environment of this process, from its launcher's variables.
 
-    Local. Pure: nothing is read but `environ`.
+    Local. Pure: reads nothing but `environ`.
 
     Args:
         environ: The variables, usually `os.environ`.
-        launcher: The launcher to believe, by a name that `init` lists, or "auto" for the first that fits.
+        launcher: The name of the launcher whose variables to read, as listed by `init`, or "auto" for the first that
+            matches.
 
     Raises:
-        InvalidArgumentError: There is no launcher of that name, or `environ` is no mapping of strings to strings.
+        InvalidArgumentError: There is no launcher of that name, or `environ` is not a mapping of strings to strings.
         LauncherEnvironmentError: The variables are incomplete, contradictory or unreadable, or not that launcher's.
 
     Example:
@@ -53,30 +57,30 @@ def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
         ('plain', '3 (from RANK)')
     """
     check_environ(environ)
-    environ = own_variables(environ, LAUNCHERS)
+    environ = without_outer_ranks(environ, LAUNCHERS)
     named = launcher_named(launcher)
     if named is not None:
         return named.read(environ)
-    refuse_half_an_override(environ)
+    refuse_incomplete_override(environ)
     chosen = next(candidate for candidate in LAUNCHERS if candidate.present(environ))
     if chosen is LAUNCHERS[-1]:
-        refuse_half(environ)
-        refuse_task_of_no_step(environ)
+        refuse_incomplete(environ)
+        refuse_task_without_step(environ)
     reading = chosen.read(environ)
     if chosen is _PLAIN:
         _refuse_another_world(reading, environ)
     elif reading.world_size.value == 1 and chosen is not _OVERRIDE and not isinstance(chosen, Torchrun):
-        refuse_unread(environ)
-    return _complete(reading, environ) if chosen in {_OVERRIDE, _PLAIN} else reading
+        refuse_unsupported(environ)
+    return _completed(reading, environ) if chosen in {_OVERRIDE, _PLAIN} else reading
 
 
 def check_environ(environ: Mapping[str, str]) -> None:
-    """Check that variables are strings, by name.
+    """Check that variables map strings to strings.
 
     Raises:
-        InvalidArgumentError: They are not.
+        InvalidArgumentError: They do not.
     """
-    if type(environ).__module__ == "os":  # there it is so, and asked before every collective of a process alone
+    if type(environ).__module__ == "os":  # os.environ does, and a process alone comes here before every collective
         return
     if not isinstance(environ, Mapping):
         raise InvalidArgumentError(f"environ={shown(environ)} is not a mapping of variables, by name")
@@ -102,61 +106,63 @@ def launcher_named(name: str) -> Launcher | None:
 
 
 def _refuse_another_world(reading: LaunchEnvironment, environ: Environ) -> None:
-    """Refuse RANK and WORLD_SIZE that were exported around a launcher of another world: all of its ranks have the same.
+    """Refuse RANK and WORLD_SIZE that were exported before mpirun or srun: then all of its ranks have the same RANK.
 
-    With LOCAL_RANK they are an inner launcher's, which starts several ranks in each of the outer one's; and a world of
-    one may be anywhere.
+    With LOCAL_RANK they are from an inner launcher, which starts several ranks in each rank of the outer one. A world
+    of one is valid inside any launcher.
 
     Raises:
-        LauncherEnvironmentError: They were.
+        LauncherEnvironmentError: The world sizes of the two differ.
     """
     if reading.world_size.value == 1 or reading.local_rank is not None:
         return
-    for launcher in (
-        candidate for candidate in LAUNCHERS if candidate.name in {"openmpi", "intelmpi", "mpich", "slurm"}
-    ):
-        if not launcher.present(environ):
+    for launcher in LAUNCHERS:
+        if not isinstance(launcher, _CLUSTER_LAUNCHERS) or not launcher.present(environ):
             continue
         try:
-            around = launcher.read(environ)
+            outer = launcher.read(environ)
         except LauncherEnvironmentError:
-            continue  # what cannot be read contradicts nothing
-        if around.world_size.value not in {1, reading.world_size.value}:
+            continue  # unreadable variables cannot contradict
+        if outer.world_size.value not in {1, reading.world_size.value}:
             raise LauncherEnvironmentError(
                 f"RANK={reading.rank.value} and WORLD_SIZE={reading.world_size.value} are set, but "
-                f"{around.rank.source}={around.rank.value} and {around.world_size.source}={around.world_size.value}; "
-                "unset RANK and WORLD_SIZE to believe the launcher, or set LOCAL_RANK too where each process that it "
+                f"{outer.rank.source}={outer.rank.value} and {outer.world_size.source}={outer.world_size.value}; "
+                "unset RANK and WORLD_SIZE to use the launcher's, or set LOCAL_RANK too where each process that it "
                 "started has started several"
             )
         return
 
 
-def _complete(reading: LaunchEnvironment, environ: Environ) -> LaunchEnvironment:
-    """Add what hand-set variables leave out from the launcher around them, where the two agree on who this is."""
+def _completed(reading: LaunchEnvironment, environ: Environ) -> LaunchEnvironment:
+    """Add the facts that variables set by hand leave out, from the launcher around them.
+
+    A job script may set RANK and WORLD_SIZE for each task of srun: then Slurm knows the local rank and the nodes, too.
+    But RANK may also number other processes than the outer launcher does. So its facts are used only if both agree on
+    rank and world size. If their local ranks differ, they also divide the ranks into nodes differently: then the other
+    numbers of nodes and local ranks are not used either.
+    """
     for launcher in LAUNCHERS:
-        if launcher.name in {"override", "plain", "none"} or not launcher.present(environ):
+        if isinstance(launcher, (TorchVariables, SingleProcess)) or not launcher.present(environ):
             continue
         try:
-            around = launcher.read(environ)
+            outer = launcher.read(environ)
         except LauncherEnvironmentError:
-            continue  # its variables are beside the point: the hand-set ones were believed
-        if around.world_size.value != reading.world_size.value:
+            continue  # the variables set by hand are sufficient
+        if outer.world_size.value != reading.world_size.value:
             continue
-        if around.rank.value != reading.rank.value:
-            warning = (
-                f"rank is {reading.rank}, but {around.rank.source}={around.rank.value} in a world of the same size"
-            )
+        if outer.rank.value != reading.rank.value:
+            warning = f"rank is {reading.rank}, but {outer.rank.source}={outer.rank.value} in a world of the same size"
             return replace(reading, warnings=(*reading.warnings, warning))
-        agreed = around.local_rank is not None and (
-            reading.local_rank is None or reading.local_rank.value == around.local_rank.value
+        agreed = outer.local_rank is not None and (
+            reading.local_rank is None or reading.local_rank.value == outer.local_rank.value
         )
         return replace(
             reading,
-            local_rank=reading.local_rank or around.local_rank,
-            local_world_size=reading.local_world_size or (around.local_world_size if agreed else None),
-            node_rank=reading.node_rank or (around.node_rank if agreed else None),
-            num_nodes=reading.num_nodes or (around.num_nodes if agreed else None),
-            host=reading.host or around.host,
-            job=reading.job or around.job,
+            local_rank=reading.local_rank or outer.local_rank,
+            local_world_size=reading.local_world_size or (outer.local_world_size if agreed else None),
+            node_rank=reading.node_rank or (outer.node_rank if agreed else None),
+            num_nodes=reading.num_nodes or (outer.num_nodes if agreed else None),
+            host=reading.host or outer.host,
+            job=reading.job or outer.job,
         )
     return reading

@@ -1,7 +1,7 @@
-"""A reading: what the variables of one launcher say about this process, each fact with the variable that said it.
+"""The launch environment: the facts in a launcher's variables, each with the variable that it comes from.
 
-Decided here: how a variable becomes a number, which facts there are, and which combinations cannot be. Which launcher
-to believe is decided in `detect`.
+Decided here: how a variable becomes a number, which facts exist, and which combinations are valid. The choice of the
+launcher is made in `detect`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Fact(Generic[T]):
-    """A value and where it came from: a variable's name, an argument, or what was learned while joining."""
+    """A value and its source: the name of a variable, an argument, or the other ranks."""
 
     value: T
     source: str
@@ -30,10 +30,11 @@ class Fact(Generic[T]):
 
 
 MAX_PORT: Final = 65535
-# Ten times the ranks of the largest jobs: what is more is a typing error, and not worth a list of all that are missing.
+# Ten times the ranks of the largest jobs. A larger number is a typing error, and an error message that lists all
+# missing ranks would not fit into memory.
 MAX_RANKS: Final = 1 << 20
 
-# What may be given to rankwise alone, as RANKWISE_RANK and so on.
+# The variables that only rankwise reads: RANKWISE_RANK and so on.
 OVERRIDE_PREFIX: Final = "RANKWISE_"
 OVERRIDES: Final = tuple(
     f"{OVERRIDE_PREFIX}{name}"
@@ -52,24 +53,24 @@ OVERRIDES: Final = tuple(
     )
 )
 
-# The numbers that place a rank, in the order in which they are shown.
+# The numbers that form a topology, in the order in which they are shown.
 TOPOLOGY_FIELDS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEnvironment:
-    """What one launcher's variables say about this process.
+    """The facts about this process in the variables of one launcher.
 
     Attributes:
-        launcher: The launcher's name, as in `LAUNCHERS`; "none" for a process that nobody launched.
-        rank, world_size, local_rank, local_world_size, node_rank, num_nodes: The place of this process. None where
-            the launcher does not say; then it is learned while joining, never guessed.
-        host: Where rank zero listens, if anybody said.
-        port: The port there, if anybody said.
-        job: What names this job, and this step of it, to all of its ranks and to no other job's.
-        agent_store: The launcher itself hosts the store at host and port, so no rank has to.
+        launcher: The launcher's name, as in `LAUNCHERS`; "none" for a process without a launcher.
+        rank, world_size, local_rank, local_world_size, node_rank, num_nodes: The topology. None where the launcher does
+            not set a number; it is then computed from the requests of all ranks while joining, never guessed.
+        host: The host that rank zero listens on, if it is set.
+        port: The port that rank zero listens on, if it is set.
+        job: An id of this job and step, the same on all of its ranks and different from that of every other job.
+        agent_store: The launcher itself serves the store at host and port, so no rank has to.
         attempt: How often the launcher has restarted this world.
-        warnings: What a person should hear about these variables.
+        warnings: Messages for the user about these variables.
     """
 
     launcher: str
@@ -90,7 +91,9 @@ class LaunchEnvironment:
         try:
             check_topology(self.known_topology())
         except TopologyError as error:
-            raise LauncherEnvironmentError(f"what launcher {self.launcher!r} says cannot be true: {error}") from None
+            raise LauncherEnvironmentError(
+                f"the variables of launcher {self.launcher!r} contradict each other: {error}"
+            ) from None
 
     @property
     def is_one_host(self) -> bool:
@@ -98,16 +101,16 @@ class LaunchEnvironment:
         return self.local_world_size is not None and self.local_world_size.value == self.world_size.value
 
     def known_topology(self) -> dict[str, Fact[int]]:
-        """Return the known numbers that place this rank, by name."""
+        """Return the numbers of the topology that are known, by name."""
         known = ((name, getattr(self, name)) for name in TOPOLOGY_FIELDS)
         return {name: fact for name, fact in known if fact is not None}
 
     def with_topology(self, **topology: Fact[int]) -> LaunchEnvironment:
-        """Return the reading with some of the numbers that place this rank replaced."""
+        """Return the environment with some numbers of the topology replaced."""
         return replace(self, **topology)  # type: ignore[arg-type]  # the names are those of TOPOLOGY_FIELDS
 
     def facts(self) -> dict[str, Fact[int] | Fact[str] | None]:
-        """Return every fact by name, None where nothing says."""
+        """Return every fact by name; None for those that are not set."""
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -119,14 +122,14 @@ Reading = LaunchEnvironment  # its other public name, which programs may use
 
 
 class Launcher(Protocol):
-    """One launcher: how to see that it started this process, and what its variables mean."""
+    """One launcher: how to recognize that it started this process, and how to read its variables."""
 
     @property
     def name(self) -> str:
-        """The name users know it by; what `launcher=` takes."""
+        """The name of the launcher, as `init(launcher=)` takes it."""
 
     def present(self, environ: Environ) -> bool:
-        """Whether these variables are this launcher's, judging by those that mark it alone."""
+        """Return whether this launcher set these variables, judging by those that no other launcher sets."""
 
     def read(self, environ: Environ) -> LaunchEnvironment:
         """Read the facts.
@@ -137,10 +140,10 @@ class Launcher(Protocol):
 
 
 def check_topology(topology: Mapping[str, Fact[int]]) -> None:
-    """Check that the numbers that place a rank can all be true at once; unknown ones are left out.
+    """Check that the numbers of a topology are consistent; unknown ones are absent.
 
     Raises:
-        TopologyError: They cannot; the message names both numbers and their sources.
+        TopologyError: They are not; the message names both numbers and their sources.
     """
     for name, fact in topology.items():
         least = 1 if name in {"world_size", "local_world_size", "num_nodes"} else 0
@@ -169,7 +172,7 @@ def read_int(environ: Environ, *names: str) -> Fact[int] | None:
     """Read the first of these variables that is set as a whole number; None if none is set.
 
     Raises:
-        LauncherEnvironmentError: It is empty, negative or no whole number.
+        LauncherEnvironmentError: It is empty, negative or not a whole number.
     """
     for name in names:
         if name in environ:
@@ -178,7 +181,7 @@ def read_int(environ: Environ, *names: str) -> Fact[int] | None:
 
 
 def require_int(environ: Environ, name: str, *, because: str) -> Fact[int]:
-    """Read a variable that must be there.
+    """Read a variable that has to be set.
 
     Raises:
         LauncherEnvironmentError: It is missing (the message ends with `because`) or unreadable.
@@ -193,7 +196,7 @@ def parse_int(text: str, name: str) -> int:
     """Return the whole number, zero or more, in the variable called `name`.
 
     Raises:
-        LauncherEnvironmentError: It is empty, negative or no whole number.
+        LauncherEnvironmentError: It is empty, negative or not a whole number.
     """
     if not text:
         raise LauncherEnvironmentError(f"{name} is set but empty; set it to a whole number, or unset it")
@@ -214,7 +217,7 @@ def read_port(environ: Environ, name: str) -> Fact[int] | None:
     """Read a TCP port; None if the variable is not set.
 
     Raises:
-        LauncherEnvironmentError: It is no number from 1 to 65535.
+        LauncherEnvironmentError: It is not a number from 1 to 65535.
     """
     port = read_int(environ, name)
     if port is not None and not 1 <= port.value <= MAX_PORT:
@@ -223,24 +226,24 @@ def read_port(environ: Environ, name: str) -> Fact[int] | None:
 
 
 def one_node(local_world_size: Fact[int] | None, world_size: Fact[int]) -> tuple[Fact[int], Fact[int]] | None:
-    """Return node rank 0 of 1 where all ranks are local ones, which implies it; else None."""
+    """Return node rank 0 and one node if all ranks are on this node; None if that is not known."""
     if local_world_size is None or local_world_size.value != world_size.value:
         return None
     source = f"{local_world_size.source} = {world_size.source}"
     return Fact(0, source), Fact(1, source)
 
 
-def check_hint(environ: Environ, world_size: Fact[int]) -> None:
-    """Check a WORLD_SIZE that was exported without RANK, as batch scripts do, against what the launcher says.
+def check_exported_world_size(environ: Environ, world_size: Fact[int]) -> None:
+    """Check a WORLD_SIZE that was exported without RANK, as by batch scripts, against the launcher's world size.
 
     Raises:
         LauncherEnvironmentError: They differ.
     """
-    if "RANK" in environ:  # then it is a complete set that somebody made by hand, and not a hint
+    if "RANK" in environ:  # then both were set by hand, and describe ranks of their own
         return
     hint = read_int(environ, "WORLD_SIZE")
     if hint is not None and hint.value != world_size.value:
         raise LauncherEnvironmentError(
-            f"WORLD_SIZE={hint.value} was exported without RANK, but {world_size.source} says {world_size.value}; "
+            f"WORLD_SIZE={hint.value} was exported without RANK, but {world_size.source} is {world_size.value}; "
             "unset WORLD_SIZE, or start that many ranks"
         )

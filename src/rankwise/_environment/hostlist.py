@@ -14,7 +14,7 @@ MAX_HOSTS = 65536
 # No name that a resolver takes is longer.
 _LONGEST_NAME = 255
 _MOST_DIGITS = 18
-# How much of a list an error shows.
+# How many characters of a list an error message shows.
 _SHOWN = 200
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankwise._environment.facts import (
     Environ,
     LaunchEnvironment,
-    check_hint,
+    check_exported_world_size,
     one_node,
     read_int,
     read_port,
@@ -33,7 +33,7 @@ def read_mpi(
     """
     own = require_int(environ, rank, because=f"launcher={launcher!r} reads it: start with mpirun or mpiexec")
     size = require_int(environ, world_size, because=f"{rank}={own.value} is: mpirun and mpiexec set both")
-    check_hint(environ, size)
+    check_exported_world_size(environ, size)
     local_size = read_int(environ, local_world_size)
     node_rank, num_nodes = one_node(local_size, size) or (None, None)
     return LaunchEnvironment(

@@ -19,7 +19,7 @@ class TorchVariables:
 
     Reads: RANK, WORLD_SIZE; LOCAL_RANK; LOCAL_WORLD_SIZE (LOCAL_SIZE: DeepSpeed); GROUP_RANK (torchrunx), NODE_RANK
     (Ray Train, composer) or CROSS_RANK (DeepSpeed); GROUP_WORLD_SIZE, NUM_NODES or CROSS_SIZE; MASTER_ADDR,
-    MASTER_PORT; and PET_NPROC_PER_NODE, which tells that RANK counts the pods of a Kubeflow job, not processes.
+    MASTER_PORT; and PET_NPROC_PER_NODE, which shows that RANK counts the pods of a Kubeflow job, not processes.
     """
 
     def __init__(self, *, name: str, prefix: str = "") -> None:
@@ -61,7 +61,7 @@ class TorchVariables:
         )
 
     def _refuse_pod(self, environ: Environ) -> None:
-        """Refuse a Kubeflow pod that is to run several processes: its RANK is the pod's index."""
+        """Refuse a Kubeflow pod that has to run several processes: its RANK is the index of the pod."""
         processes = environ.get("PET_NPROC_PER_NODE", "1")
         if self.prefix or "LOCAL_RANK" in environ or processes == "1":
             return

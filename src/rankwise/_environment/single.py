@@ -1,4 +1,4 @@
-"""No launcher: a world of one, unless the variables show that somebody meant more."""
+"""No launcher: a world of one, unless the variables show that more ranks were intended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 from rankwise._environment.facts import OVERRIDES, Environ, Fact, LaunchEnvironment
 from rankwise.errors import LauncherEnvironmentError
 
-# Variables that a launcher sets beside those that are read, and the value that fits a process alone.
-_OF_RANKS: Final = (
+# Variables that a launcher sets in addition to those that are read, and their values in a world of one.
+_LEFT_OVER: Final = (
     ("torchrun", "LOCAL_WORLD_SIZE", "1"),
     ("torchrun", "GROUP_RANK", "0"),
     ("torchrun", "GROUP_WORLD_SIZE", "1"),
@@ -21,9 +21,9 @@ _OF_RANKS: Final = (
 
 
 class SingleProcess:
-    """A process that nobody launched as a rank.
+    """A process that no launcher has started as a rank.
 
-    Reads: SLURM_NTASKS, SLURM_JOB_ID and PET_NNODES, PET_NPROC_PER_NODE, which show that more processes were meant;
+    Reads: SLURM_NTASKS, SLURM_JOB_ID and PET_NNODES, PET_NPROC_PER_NODE, which show that more processes were intended;
     and LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT, OMPI_COMM_WORLD_NODE_RANK,
     SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, which are left over if the variables of a rank are missing.
     """
@@ -47,8 +47,8 @@ class SingleProcess:
         )
 
 
-def refuse_half(environ: Environ) -> None:
-    """Refuse variables that only mean something together with others.
+def refuse_incomplete(environ: Environ) -> None:
+    """Refuse variables that have a meaning only together with others.
 
     Raises:
         LauncherEnvironmentError: WORLD_SIZE or LOCAL_RANK is set, RANK is not; or PMIX_RANK is, as by prterun, and
@@ -56,7 +56,7 @@ def refuse_half(environ: Environ) -> None:
     """
     if "PMIX_RANK" in environ:
         raise LauncherEnvironmentError(
-            f"PMIX_RANK={environ['PMIX_RANK']} is set, but no variable says how many ranks there are; "
+            f"PMIX_RANK={environ['PMIX_RANK']} is set, but no variable gives the number of ranks; "
             "start with mpirun instead of prterun, or set RANK and WORLD_SIZE for each process"
         )
     for name in ("WORLD_SIZE", "LOCAL_RANK"):
@@ -67,11 +67,11 @@ def refuse_half(environ: Environ) -> None:
             )
 
 
-def refuse_half_an_override(environ: Environ) -> None:
+def refuse_incomplete_override(environ: Environ) -> None:
     """Refuse variables with the prefix RANKWISE_ that would be ignored, because RANKWISE_RANK is not set.
 
     Raises:
-        LauncherEnvironmentError: There is one.
+        LauncherEnvironmentError: Such a variable is set.
     """
     if OVERRIDES[0] in environ:
         return
@@ -96,6 +96,6 @@ def _warnings(environ: Environ) -> tuple[str, ...]:
     return tuple(
         f"{name}={environ[name]} is set, as in ranks of {launcher}, but the other variables of a rank are not: "
         f"this process runs alone; unset {name} if it is left over"
-        for launcher, name, alone in _OF_RANKS
+        for launcher, name, alone in _LEFT_OVER
         if environ.get(name, alone) != alone
     )

@@ -1,4 +1,4 @@
-"""Slurm: a task of a step is a rank; a job's own shell is not."""
+"""Slurm: a task of a step is a rank; the shell of a job is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankwise._environment.facts import (
     Environ,
     Fact,
     LaunchEnvironment,
-    check_hint,
+    check_exported_world_size,
     read_int,
     read_port,
     read_text,
@@ -20,7 +20,7 @@ from rankwise.errors import LauncherEnvironmentError
 
 # Step ids from here on are Slurm's own: interactive (...290), batch, extern, pending.
 FIRST_RESERVED_STEP = 4294967290
-# How much of a list an error shows.
+# How many characters of a list an error message shows.
 _SHOWN: Final = 200
 
 
@@ -41,12 +41,12 @@ class Slurm:
     def read(self, environ: Environ) -> LaunchEnvironment:
         if not self.present(environ):
             raise LauncherEnvironmentError(
-                "launcher='slurm' was asked for, but this process is no task of a step: SLURM_STEP_ID is "
+                "launcher='slurm' was asked for, but this process is not a task of a step: SLURM_STEP_ID is "
                 f"{environ.get('SLURM_STEP_ID', 'not set')} and SLURM_PROCID is "
                 f"{environ.get('SLURM_PROCID', 'not set')}; start it with srun"
             )
         world_size = require_int(environ, "SLURM_STEP_NUM_TASKS", because="SLURM_STEP_ID is: srun sets both")
-        check_hint(environ, world_size)
+        check_exported_world_size(environ, world_size)
         node_rank = read_int(environ, "SLURM_NODEID")
         job = read_text(environ, "SLURM_JOB_ID")
         return LaunchEnvironment(
@@ -74,7 +74,7 @@ def _first_host(environ: Environ) -> Fact[str] | None:
 
 
 def _tasks_on(environ: Environ, node_rank: Fact[int] | None, world_size: Fact[int]) -> Fact[int] | None:
-    """Return how many tasks this node has, from "2(x3),1" and the like."""
+    """Return the number of tasks on this node, from a list like "2(x3),1": two each on three nodes, one on the fourth."""
     text = read_text(environ, "SLURM_STEP_TASKS_PER_NODE")
     if text is None or node_rank is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise._environment.facts import Environ, LaunchEnvironment, read_int, read_port, read_text, require_int
-from rankwise._environment.nesting import RUN, is_of_run
+from rankwise._environment.nesting import RUN, is_rankwise_launch
 from rankwise.errors import LauncherEnvironmentError
 
 
@@ -11,7 +11,7 @@ class Torchrun:
     """torchrun (torch.distributed.elastic).
 
     Reads, all set by its agent: TORCHELASTIC_RUN_ID, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK and
-    GROUP_WORLD_SIZE (the agent's place among agents: one for each node), MASTER_ADDR, MASTER_PORT,
+    GROUP_WORLD_SIZE (the index and the number of agents, one for each node), MASTER_ADDR, MASTER_PORT,
     TORCHELASTIC_USE_AGENT_STORE ("True" if the agent hosts the store), TORCHELASTIC_RESTART_COUNT.
     """
 
@@ -21,7 +21,7 @@ class Torchrun:
         return "TORCHELASTIC_RUN_ID" in environ
 
     def read(self, environ: Environ) -> LaunchEnvironment:
-        because = "TORCHELASTIC_RUN_ID is: a process started by torchrun has both; unset what is left from another run"
+        because = "TORCHELASTIC_RUN_ID is: a process started by torchrun has both; unset those of another run"
         attempt = read_int(environ, "TORCHELASTIC_RESTART_COUNT")
         return LaunchEnvironment(
             launcher=self.name,
@@ -42,14 +42,14 @@ class Torchrun:
 class RankwiseLaunch(Torchrun):
     """`rankwise launch`, `rankwise.launch`, and the ranks of tests.
 
-    Reads what torchrun sets, and RANKWISE_RUN_ID, which repeats TORCHELASTIC_RUN_ID, MASTER_ADDR and MASTER_PORT: under
+    Reads the variables of torchrun, and RANKWISE_RUN_ID, which repeats TORCHELASTIC_RUN_ID, MASTER_ADDR and MASTER_PORT: under
     a torchrun that one of these ranks has started, they differ.
     """
 
     name: str = "rankwise"
 
     def present(self, environ: Environ) -> bool:
-        return super().present(environ) and is_of_run(environ)
+        return super().present(environ) and is_rankwise_launch(environ)
 
     def read(self, environ: Environ) -> LaunchEnvironment:
         if not self.present(environ):

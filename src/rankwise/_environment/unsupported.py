@@ -1,4 +1,4 @@
-"""Launchers whose variables nobody reads yet, and half of what others set: an error, never a world of one."""
+"""Launchers that are not supported, and incomplete variables of those that are: an error, never a world of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwise.errors import LauncherEnvironmentError
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedLauncher:
-    """A launcher without a reader, and its variables for the rank and for the number of ranks."""
+    """A launcher that is not supported, and its variables for the rank and for the number of ranks."""
 
     name: str
     rank: str
@@ -27,29 +27,29 @@ UNSUPPORTED: Final = (
     UnsupportedLauncher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     UnsupportedLauncher("Platform MPI", "MPI_RANKID", "MPI_NRANKS"),
     UnsupportedLauncher("MPICH", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    UnsupportedLauncher("PMI, as of mpiexec.gforker", "PMI_RANK", "PMI_SIZE"),  # the last: others set it too
+    UnsupportedLauncher("PMI, as of mpiexec.gforker", "PMI_RANK", "PMI_SIZE"),  # last: other launchers set these too
 )
 
 
-def refuse_unread(environ: Environ) -> None:
-    """Refuse variables that place this process in a larger world than the one that was read, which is of one.
+def refuse_unsupported(environ: Environ) -> None:
+    """Refuse the variables of unsupported launchers that show a world of more than one rank.
 
     Raises:
-        LauncherEnvironmentError: They do, or cannot be read, or do not say how large the world is.
+        LauncherEnvironmentError: They do, or are unreadable, or lack the number of ranks.
     """
-    for unread in UNSUPPORTED:
-        rank, world_size = read_int(environ, unread.rank), read_int(environ, unread.world_size)
+    for launcher in UNSUPPORTED:
+        rank, world_size = read_int(environ, launcher.rank), read_int(environ, launcher.world_size)
         if rank is None and world_size is None:
             continue
         if world_size is None or world_size.value != 1 or (rank is not None and rank.value != 0):
-            raise _unread(unread, rank, world_size)
+            raise _unsupported_error(launcher, rank, world_size)
 
 
-def refuse_task_of_no_step(environ: Environ) -> None:
-    """Refuse a Slurm task's number other than zero where no step is: a batch script is number zero.
+def refuse_task_without_step(environ: Environ) -> None:
+    """Refuse a Slurm task number other than zero without a step: only a batch script, task zero, has no step.
 
     Raises:
-        LauncherEnvironmentError: There is one, or it cannot be read.
+        LauncherEnvironmentError: There is one, or it is unreadable.
     """
     task = read_int(environ, "SLURM_PROCID")
     if task is not None and task.value != 0:
@@ -59,13 +59,13 @@ def refuse_task_of_no_step(environ: Environ) -> None:
         )
 
 
-def _unread(
-    unread: UnsupportedLauncher, rank: Fact[int] | None, world_size: Fact[int] | None
+def _unsupported_error(
+    launcher: UnsupportedLauncher, rank: Fact[int] | None, world_size: Fact[int] | None
 ) -> LauncherEnvironmentError:
     found = " and ".join(f"{fact.source}={fact.value}" for fact in (rank, world_size) if fact is not None)
-    missing = "" if world_size is not None else f", without {unread.world_size}"
+    missing = "" if world_size is not None else f", without {launcher.world_size}"
     return LauncherEnvironmentError(
-        f"{found}{missing} ({unread.name}): this process may be one of several ranks, but these variables alone are "
+        f"{found}{missing} ({launcher.name}): this process may be one of several ranks, but these variables alone are "
         "not read; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process, or RANKWISE_RANK=0 and "
         "RANKWISE_WORLD_SIZE=1 to run alone"
     )

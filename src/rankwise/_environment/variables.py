@@ -1,16 +1,17 @@
-"""Every variable that is read to find out which rank a process is: by a launcher's class, or to refuse what is left.
+"""Every variable that determines the rank of a process, or is checked to refuse an incomplete environment.
 
-For those who hide a launcher from a process. `tests/environment/test_variables.py` compares it with what is read.
+Code that hides a launcher from a process removes these. `tests/environment/test_variables.py` compares the list with
+the names in the source.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from rankwise._environment.nesting import IDENTITY, OF_AGENT, OUTER, RUN
+from rankwise._environment.nesting import AGENT_VARIABLES, OUTER, RANK_VARIABLES, RUN
 from rankwise._environment.unsupported import UNSUPPORTED
 
-# Of torch, and of those that set them by hand.
+# Those of torch, and of launchers and scripts that use its names.
 _OF_TORCH: Final = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
     *("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "GROUP_WORLD_SIZE", "NUM_NODES", "CROSS_SIZE"),
@@ -21,10 +22,10 @@ VARIABLES: Final = frozenset(
     {
         *_OF_TORCH,
         *(f"RANKWISE_{name}" for name in _OF_TORCH),
-        *(RUN, OUTER, *OF_AGENT),
-        *(name for names in IDENTITY.values() for name in names),
+        *(RUN, OUTER, *AGENT_VARIABLES),
+        *(name for names in RANK_VARIABLES.values() for name in names),
         *("PET_NNODES", "PET_NPROC_PER_NODE"),
-        *(name for unread in UNSUPPORTED for name in (unread.rank, unread.world_size)),
+        *(name for launcher in UNSUPPORTED for name in (launcher.rank, launcher.world_size)),
         *("PMIX_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
         *("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS"),
         *("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),

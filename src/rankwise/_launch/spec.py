@@ -11,7 +11,7 @@ from typing import Final
 from rankwise._arguments import integer
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import OVERRIDES
-from rankwise._environment.nesting import run_marks
+from rankwise._environment.nesting import run_variables
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
@@ -67,7 +67,7 @@ class LaunchSpec:
         told = (f"--local_rank={place['LOCAL_RANK']}",) if self.append_local_rank else ()
         environ = {**self.environ, **place}
         return StartRequest(
-            environ=environ | run_marks(environ),
+            environ=environ | run_variables(environ),
             kind=self.kind,
             argv=(*self.argv, *told),
             call=self.call,

@@ -124,7 +124,7 @@ class Acceptor:
         return client.connection
 
     def rejected_text(self) -> str:
-        """Return a sentence with the number of rejected connections and the most frequent origin; "" if there are none."""
+        """Return a sentence with the number of rejected connections and their most frequent origin; "" if none."""
         if not self._rejected:
             return ""
         (origin, _), *others = self._rejected.most_common(2)

@@ -27,7 +27,7 @@ import torch
 from _pytest.config import create_terminal_writer
 
 import rankwise
-from rankwise._environment.nesting import run_marks
+from rankwise._environment.nesting import run_variables
 from rankwise._launch.forkserver.ipc import receive_message, serialize
 from rankwise._launch.forkserver.worker import pickle_error
 from rankwise._launch.rank_traceback import is_consequence
@@ -246,7 +246,7 @@ class _RankHooks:
 
     def _run(self, session: pytest.Session, task: RunTest) -> None:
         os.environ.update(task.environ)
-        os.environ.update(run_marks(os.environ))
+        os.environ.update(run_variables(os.environ))
         shared_output.set_label(self._output, int(task.environ["RANK"]), int(task.environ["WORLD_SIZE"]))
         self._folder = task.folder
         item = self._tests.find(session, task.place)
