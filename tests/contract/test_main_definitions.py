@@ -117,7 +117,7 @@ def count(number):
     last = comm.size - 1
     if rw.get_rank() == last:
         define(source)
-        value = [main.SingleProcess(7), main.SingleProcess, main.count, main.Box]
+        value = [main.Alone(7), main.Alone, main.count, main.Box]
     received: Any = rw.broadcast(value if rw.get_rank() == last else None, src=last)
     alone, cls, count, box = received
     assert type(alone) is cls
