@@ -123,6 +123,8 @@ def test_what_pickle_refuses_travels_if_rankwise_can_carry_it(comm: Comm) -> Non
     assert [function() for function in everyones(lambda: 7)] == [7] * (6 if comm.rank else 10)
     for gather in (vis4d.all_gather_object_gpu, vis4d.all_gather_object_cpu, vis4d.broadcast):
         value = (one for one in [1]) if comm.rank == 0 else 1
-        with pytest.raises(rw.RemoteRankError if comm.rank else rw.PayloadTypeError, match="a generator cannot travel"):
+        with pytest.raises(
+            rw.RemoteRankError if comm.rank else rw.PayloadTypeError, match="a generator cannot be sent"
+        ):
             gather(value)
     assert rw.all_reduce(1) == 2

@@ -1,4 +1,4 @@
-"""Collectives that give every rank the values of all: all_gather of anything, all_gather_cat of tensors."""
+"""Collectives that return the values of all ranks on every rank: all_gather of any value, all_gather_cat of tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import torch
 from rankwise._arguments import as_bool, as_integer
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
-from rankwise._collectives.serialization import Header, Serialized, bulk_devices, pack, room_for, unpack
+from rankwise._collectives.serialization import (
+    Header,
+    Serialized,
+    buffer_devices,
+    deserialize,
+    empty_buffers,
+    serialize,
+)
 from rankwise._comm.buffers import same_memory, to_tensor
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
@@ -24,28 +31,28 @@ T = TypeVar("T")
 def all_gather(value: T, *, differentiable: bool = False, group: Comm | None = None) -> list[T]:
     """Return every rank's value, in the order of ranks.
 
-    Collective over the session, or over `group`. Values may be tensors, of any types and of different shapes, or
-    anything that can be pickled; they need not be alike. Tensors, also inside of other values, come back as from
-    `torch.load` after `torch.save`: new, and leaves, which require gradients if they did; on this rank's device if they
-    came from the like of it, else on the CPU.
+    Collective over the session, or over `group`. Values are tensors of any dtype and shape, or any objects that can be
+    pickled; those of different ranks may be of different types. Tensors, also inside of other values, come back as from
+    `torch.load` after `torch.save`: they are new leaves, and require gradients if the originals do. They are on this
+    rank's device if the originals are on a device of the same type, otherwise on the CPU.
 
     Args:
         value: This rank's value.
-        differentiable: The value is a dense tensor of floats or complex numbers, and gradients flow back to the rank
-            that it came from; every rank runs backward through it.
-        group: Those who take part; all, by default.
+        differentiable: Whether gradients flow back to the rank that a tensor came from. The value must be a dense
+            tensor of floats or complex numbers, and every rank must run backward through the result.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
         PayloadTypeError: The value cannot be pickled, or gradients cannot flow through it.
-        RemoteRankError: That happened on another rank.
-        MismatchError: Another rank calls something else.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        RemoteRankError: This error occurred on another rank.
+        MismatchError: Another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise
-        >>> rankwise.all_gather("a")
-        ['a']
+        >>> rankwise.all_gather(f"rank {rankwise.get_rank()}")  # on 2 ranks: ['rank 0', 'rank 1']
+        ['rank 0']
     """
     comm = comm_of(group)
     call = Call("all_gather")
@@ -68,28 +75,29 @@ def all_gather_cat(
 ) -> torch.Tensor:
     """Return every rank's tensor, in the order of ranks, as one tensor.
 
-    Collective over the session, or over `group`. The tensors have one type and differ in size along `dim` at most,
-    where they may be empty; a tensor without dimensions counts as one of one element.
+    Collective over the session, or over `group`. The tensors must have the same dtype, and the same shape except for
+    their size along `dim`, which may be zero. A tensor without dimensions is concatenated as one of shape [1].
 
     Args:
         tensor: This rank's tensor.
-        dim: The dimension that they are put together along; those below 0 are counted from the end.
-        differentiable: Gradients flow back to the rank that a part came from, of floats or complex numbers; every rank
-            runs backward through it.
-        group: Those who take part; all, by default.
+        dim: The dimension along which the tensors are concatenated; a negative one is counted from the end.
+        differentiable: Whether gradients flow back to the rank that a part came from. The tensor must be of floats or
+            complex numbers, and every rank must run backward through the result.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
-        PayloadTypeError: It is not a dense tensor, or gradients cannot flow through it.
-        InvalidArgumentError: It has no such dimension.
-        RemoteRankError: Either happened on another rank.
-        MismatchError: The tensors do not go together, or another rank calls something else.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        PayloadTypeError: `tensor` is not a dense tensor, or gradients cannot flow through it.
+        InvalidArgumentError: `tensor` has no dimension `dim`.
+        RemoteRankError: One of these errors occurred on another rank.
+        MismatchError: The tensors cannot be concatenated, or another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise, torch
-        >>> rankwise.all_gather_cat(torch.tensor([1, 2]))
-        tensor([1, 2])
+        >>> rank = rankwise.get_rank()
+        >>> rankwise.all_gather_cat(torch.tensor([rank, rank + 10]))  # on 2 ranks: tensor([ 0, 10,  1, 11])
+        tensor([ 0, 10])
     """
     comm = comm_of(group)
     call = Call("all_gather_cat")
@@ -114,7 +122,7 @@ def all_gather_cat(
 
 
 class _Gather(torch.autograd.Function):
-    """all_gather of one tensor, through which gradients flow back to where its parts came from."""
+    """all_gather of one tensor; gradients flow back to the ranks that its parts came from."""
 
     @staticmethod
     def forward(
@@ -124,16 +132,16 @@ class _Gather(torch.autograd.Function):
         call: Call,
     ) -> tuple[torch.Tensor, ...]:
         ctx.comm = comm
-        # What is a view to autograd cannot be written to outside.
+        # Autograd forbids in-place operations on the views that a function returns, so these are not views to it.
         return tuple(map(same_memory, _gather(comm, call, dense(tensor))))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
-        return _Return.apply(ctx.comm, *grads), None, None  # type: ignore[no-untyped-call]  # torch's
+        return _GatherGradient.apply(ctx.comm, *grads), None, None  # type: ignore[no-untyped-call]  # torch's
 
 
-class _Return(torch.autograd.Function):
-    """The gradient of `_Gather`: to every rank the sum of the gradients of its part. Its own gradient is `_Gather`."""
+class _GatherGradient(torch.autograd.Function):
+    """The gradient of `_Gather`: each rank gets the sum of the gradients of its part. Its own gradient is `_Gather`."""
 
     @staticmethod
     def forward(ctx: Any, comm: Comm, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
@@ -152,52 +160,55 @@ class _Return(torch.autograd.Function):
 
 
 def _gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Gather tensors through which gradients flow."""
+    """Gather tensors with gradients."""
     gathered: list[torch.Tensor] = list(_Gather.apply(tensor, comm, call))  # type: ignore[no-untyped-call]  # torch's
     return gathered
 
 
 def _gather(comm: Comm, call: Call, value: T) -> list[T]:
-    with comm.collective(call) as me:
-        parcel = pack(value)
-        letters = [Header.decode(message) for message in comm.all_gather_bytes(call, parcel.letter.encode())]
-    bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
-    if bulk_devices(letters):
-        comm.run_prepared(call, lambda: _gather_bulk(comm, me, parcel, letters, bulk))
-    return [unpack(letter, parts) for letter, parts in zip(letters, bulk, strict=True)]
+    with comm.collective(call) as rank:
+        payload = serialize(value)
+        headers = [Header.decode(message) for message in comm.all_gather_bytes(call, payload.header.encode())]
+    buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
+    if buffer_devices(headers):
+        comm.run_prepared(call, lambda: _gather_buffers(comm, rank, payload, headers, buffers))
+    return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 
 
-def _gather_bulk(
-    comm: Comm, me: int, parcel: Serialized, letters: Sequence[Header], bulk: Sequence[dict[str, torch.Tensor]]
+def _gather_buffers(
+    comm: Comm, rank: int, payload: Serialized, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]
 ) -> Prepared[None]:
-    """Prepare to gather every member's bulk."""
+    """Prepare to gather the buffers of every member."""
     moves: dict[str, Prepared[Sequence[torch.Tensor]]] = {}
-    for device in bulk_devices(letters):
-        sizes = [letter.sizes.get(device, 0) for letter in letters]
+    for device in buffer_devices(headers):
+        sizes = [header.sizes.get(device, 0) for header in headers]
         if len(set(sizes)) == 1:
-            moves[device] = comm.all_gather(parcel.bulk[device])
+            moves[device] = comm.all_gather(payload.buffers[device])
         else:
-            moves[device] = _gather_ragged(comm, me, parcel, letters, device)
+            moves[device] = _gather_ragged(comm, rank, payload, headers, device)
 
     def run() -> None:
         for device, move in moves.items():
-            for received, part in zip(bulk, move(), strict=True):
+            for received, part in zip(buffers, move(), strict=True):
                 received[device] = part
 
     return run
 
 
 def _gather_ragged(
-    comm: Comm, me: int, parcel: Serialized, letters: Sequence[Header], device: str
+    comm: Comm, rank: int, payload: Serialized, headers: Sequence[Header], device: str
 ) -> Prepared[Sequence[torch.Tensor]]:
-    """Prepare that each sends what it has to each: padding to the largest would cost all as much as the largest."""
-    parts = [room_for(letter, comm).get(device, to_tensor(b"")) for letter in letters]
-    if device in parcel.bulk:
-        parts[me] = parcel.bulk[device].clone()
-    others = [place for place in range(comm.size) if place != me]
+    """Prepare to gather buffers of different sizes, by one transfer from each member to each other one.
+
+    Padding to the largest size, as torch's all_gather needs it, would make every transfer as long as the largest one.
+    """
+    parts = [empty_buffers(header, comm).get(device, to_tensor(b"")) for header in headers]
+    if device in payload.buffers:
+        parts[rank] = payload.buffers[device].clone()
+    others = [other for other in range(comm.size) if other != rank]
     transfer = comm.transfer(
-        [(parcel.bulk[device], place) for place in others if device in parcel.bulk],
-        [(parts[place], place) for place in others],
+        [(payload.buffers[device], other) for other in others if device in payload.buffers],
+        [(parts[other], other) for other in others],
     )
 
     def run() -> Sequence[torch.Tensor]:

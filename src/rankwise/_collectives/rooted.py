@@ -1,6 +1,7 @@
-"""Collectives that move values from or to one rank: gather, broadcast, scatter. Values may be anything.
+"""Collectives with a root: gather, broadcast and scatter of any values.
 
-Each starts with a letter, in which a rank that failed says so; what did not fit in there follows as bulk.
+Each begins with the frames by which ranks agree on the call. They carry the headers of the values, and the error of a
+rank that failed. Values that do not fit into a header follow in buffers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ import torch
 
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.numpy_arrays import is_array
-from rankwise._collectives.serialization import Header, Serialized, bulk_devices, pack, room_for, unpack
+from rankwise._collectives.serialization import (
+    Following,
+    Header,
+    Serialized,
+    buffer_devices,
+    deserialize,
+    empty_buffers,
+    serialize,
+)
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
@@ -24,146 +33,158 @@ T = TypeVar("T")
 def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | None:
     """Return every rank's value on one rank, in the order of ranks, and None on the others.
 
-    Collective over the session, or over `group`. Takes what `all_gather` takes.
+    Collective over the session, or over `group`. Values are as for `all_gather`.
 
     Args:
         value: This rank's value.
-        dst: The global rank that gets the list.
-        group: Those who take part; all, by default.
+        dst: The global rank that receives the list.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
         InvalidArgumentError: `dst` is not a member.
         PayloadTypeError: The value cannot be pickled.
-        RemoteRankError: That happened on another rank.
-        MismatchError: Another rank calls something else.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        RemoteRankError: This error occurred on another rank.
+        MismatchError: Another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise
-        >>> rankwise.gather(1.5)
-        [1.5]
+        >>> rankwise.gather(rankwise.get_rank() + 0.5)  # on 2 ranks: [0.5, 1.5] on rank 0, None on rank 1
+        [0.5]
     """
     comm = comm_of(group)
     call = Call("gather")
-    with comm.collective(call) as me:
+    with comm.collective(call) as rank:
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"dst": comm.ranks[receiver]}
-        parcel = pack(value)
-        said = comm.gather_bytes(call, parcel.letter.encode(), receiver, note=b"bulk" if parcel.bulk else b"")
-    letters = [Header.decode(message) for message in said or ()] if me == receiver else []
-    bulk: list[dict[str, torch.Tensor]] = [{} for _ in letters]
-    if not comm.uses_mesh or any(letter.sizes for letter in letters) or (me != receiver and any(said or ())):
-        comm.run_prepared(call, lambda: _gather_bulk(comm, receiver, parcel, letters, bulk))
-    return [unpack(letter, parts) for letter, parts in zip(letters, bulk, strict=True)] if me == receiver else None
+        payload = serialize(value)
+        messages = comm.gather_bytes(call, payload.header.encode(), receiver, note=Following.of([payload]).value)
+    headers = [Header.decode(message) for message in messages or ()] if rank == receiver else []
+    buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
+    # Every rank has to know whether any rank sends buffers, since all agree once more before they move. In groups
+    # without frames only the receiver knows, so that they always agree once more.
+    follows = any(header.sizes for header in headers) or (
+        rank != receiver and Following.BUFFERS.value in (messages or ())
+    )
+    if follows or not comm.uses_mesh:
+        comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, payload, headers, buffers))
+    if rank != receiver:
+        return None
+    return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 
 
 def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
     """Return one rank's value on all ranks.
 
-    Collective over the session, or over `group`. Takes what `all_gather` takes; on other ranks than `src` the value
-    is not looked at, and may be None.
+    Collective over the session, or over `group`. Values are as for `all_gather`.
 
     Args:
-        value: On `src`, what to send.
-        src: The global rank whose value counts.
-        group: Those who take part; all, by default.
+        value: On `src`, the value to send; ignored on the other ranks, where it may be None.
+        src: The global rank whose value is sent.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
         InvalidArgumentError: `src` is not a member.
         PayloadTypeError: The value cannot be pickled.
-        RemoteRankError: That happened on `src`.
-        MismatchError: Another rank calls something else, or has another `src`.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        RemoteRankError: This error occurred on `src`.
+        MismatchError: Another rank calls another collective, or passes another `src`.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise
-        >>> rankwise.broadcast({"seed": 7})
+        >>> rankwise.broadcast({"seed": 7 + rankwise.get_rank()})  # {'seed': 7} on every rank
         {'seed': 7}
     """
     comm = comm_of(group)
     call = Call("broadcast")
-    with comm.collective(call) as me:
+    with comm.collective(call) as rank:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
-        parcel = pack(value) if me == sender else None
-        letter = Header.decode(comm.broadcast_bytes(call, b"" if parcel is None else parcel.letter.encode(), sender))
+        payload = serialize(value) if rank == sender else None
+        header = Header.decode(comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender))
 
     def prepare() -> Prepared[dict[str, torch.Tensor]]:
-        bulk = room_for(letter, comm) if parcel is None else parcel.copy()
-        return _all_of([comm.broadcast(data, sender) for data in bulk.values()], bulk)
+        buffers = empty_buffers(header, comm) if payload is None else payload.copy()
+        return _all_of([comm.broadcast(data, sender) for data in buffers.values()], buffers)
 
-    result: T = unpack(letter, comm.run_prepared(call, prepare) if letter.sizes else {})
+    result: T = deserialize(header, comm.run_prepared(call, prepare) if header.sizes else {})
     return result
 
 
 def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = None) -> T:
-    """Return on each rank the one of `src`'s values that is meant for it.
+    """Return one of the values of `src` on each rank: the first one on the first rank, and so on.
 
-    Collective over the session, or over `group`. Values are what `all_gather` takes; on other ranks than `src` they
-    are not looked at, and may be None.
+    Collective over the session, or over `group`. Values are as for `all_gather`.
 
     Args:
-        values: On `src`, one value for each member, in the order of ranks; also a tensor or array of that many rows.
-        src: The global rank whose values count.
-        group: Those who take part; all, by default.
+        values: On `src`, one value for each member, in the order of ranks, or a tensor or array with one row for each;
+            ignored on the other ranks, where it may be None.
+        src: The global rank whose values are sent.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
-        InvalidArgumentError: `src` is not a member, or there is not one value for each member.
+        InvalidArgumentError: `src` is not a member, or the number of values is not the number of members.
         PayloadTypeError: A value cannot be pickled.
-        RemoteRankError: Either happened on `src`.
-        MismatchError: Another rank calls something else, or has another `src`.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        RemoteRankError: One of these errors occurred on `src`.
+        MismatchError: Another rank calls another collective, or passes another `src`.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise
-        >>> rankwise.scatter(["a"])
+        >>> rankwise.scatter(["a", "b"][: rankwise.get_world_size()])  # on 2 ranks: 'a' on rank 0, 'b' on rank 1
         'a'
     """
     comm = comm_of(group)
     call = Call("scatter")
-    with comm.collective(call) as me:
+    with comm.collective(call) as rank:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
-        parcels = _pack_all(values, comm.size) if me == sender else []
-        # Every message begins with whether anything follows on any rank, for that is what all have to know.
-        follows = b"+" if any(parcel.bulk for parcel in parcels) else b"-"
-        said = comm.scatter_bytes(call, [follows + parcel.letter.encode() for parcel in parcels], sender)
-    letter = Header.decode(said[1:])
+        payloads = _serialize_all(values, comm.size) if rank == sender else []
+        # Every rank has to know whether buffers follow for any rank, since all agree once more before they move.
+        prefix = Following.of(payloads).value
+        message = comm.scatter_bytes(call, [prefix + payload.header.encode() for payload in payloads], sender)
+    following, header = Following(message[:1]), Header.decode(message[1:])
 
     def prepare() -> Prepared[dict[str, torch.Tensor]]:
-        if me != sender:
-            bulk = room_for(letter, comm)
-            return _all_of([comm.transfer([], [(data, sender)]) for data in bulk.values()], bulk)
+        if rank != sender:
+            buffers = empty_buffers(header, comm)
+            return _all_of([comm.transfer([], [(data, sender)]) for data in buffers.values()], buffers)
         moves = []
-        for device in bulk_devices([parcel.letter for parcel in parcels]):
-            outgoing = [(parcel.bulk[device], place) for place, parcel in enumerate(parcels) if device in parcel.bulk]
-            moves.append(comm.transfer([(data, place) for data, place in outgoing if place != me], []))
-        return _all_of(moves, parcels[me].copy())
+        for device in buffer_devices([payload.header for payload in payloads]):
+            outgoing = [
+                (payload.buffers[device], member)
+                for member, payload in enumerate(payloads)
+                if member != rank and device in payload.buffers
+            ]
+            moves.append(comm.transfer(outgoing, []))
+        return _all_of(moves, payloads[rank].copy())
 
-    result: T = unpack(letter, comm.run_prepared(call, prepare) if said[:1] == b"+" else {})
+    result: T = deserialize(header, comm.run_prepared(call, prepare) if following is Following.BUFFERS else {})
     return result
 
 
-def _gather_bulk(
-    comm: Comm, dst: int, parcel: Serialized, letters: Sequence[Header], bulk: Sequence[dict[str, torch.Tensor]]
+def _gather_buffers(
+    comm: Comm, dst: int, payload: Serialized, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]
 ) -> Prepared[None]:
-    """Prepare to gather bulk at place `dst`, which alone has letters."""
+    """Prepare to gather buffers on the member with group rank `dst`, which alone has the headers."""
     if comm.rank != dst:
-        return _all_of([comm.transfer([(data, dst)], []) for data in parcel.bulk.values()], None)
-    for place, (letter, parts) in enumerate(zip(letters, bulk, strict=True)):
-        parts.update(parcel.copy() if place == dst else room_for(letter, comm))
+        return _all_of([comm.transfer([(data, dst)], []) for data in payload.buffers.values()], None)
+    for member, (header, parts) in enumerate(zip(headers, buffers, strict=True)):
+        parts.update(payload.copy() if member == dst else empty_buffers(header, comm))
     moves = []
-    for device in bulk_devices(letters):
-        incoming = [(parts[device], place) for place, parts in enumerate(bulk) if place != dst and device in parts]
+    for device in buffer_devices(headers):
+        incoming = [
+            (parts[device], member) for member, parts in enumerate(buffers) if member != dst and device in parts
+        ]
         moves.append(comm.transfer([], incoming))
     return _all_of(moves, None)
 
 
 def _all_of(moves: Sequence[Prepared[None]], result: T) -> Prepared[T]:
-    """Return one move of several, which returns the result."""
+    """Return one move that does several, and returns the result."""
 
     def run() -> T:
         for move in moves:
@@ -173,17 +194,17 @@ def _all_of(moves: Sequence[Prepared[None]], result: T) -> Prepared[T]:
     return run
 
 
-def _pack_all(values: Sequence[object] | None, size: int) -> list[Serialized]:
-    """Pack one value for each member.
+def _serialize_all(values: Sequence[object] | None, size: int) -> list[Serialized]:
+    """Serialize one value for each member.
 
     Raises:
-        InvalidArgumentError: There is not one for each.
+        InvalidArgumentError: The number of values is not the number of members.
     """
     each = _listed(values)
     if each is None or len(each) != size:
         got = f"a {type(values).__qualname__}{'' if each is None else f' of {len(each)}'}"
         raise InvalidArgumentError(f"scatter takes one value for each of {size} ranks on src, got {got}")
-    return [pack(value) for value in each]
+    return [serialize(value) for value in each]
 
 
 def _listed(values: object) -> list[object] | None:
@@ -194,5 +215,5 @@ def _listed(values: object) -> list[object] | None:
         return None
     try:
         return list(values)  # type: ignore[call-overload, no-any-return]  # arrays have rows
-    except (TypeError, ValueError, RuntimeError):  # as of one without dimensions, or without contents
+    except (TypeError, ValueError, RuntimeError):  # for example, it has no dimensions or no contents
         return None

@@ -1,8 +1,11 @@
-"""How any value travels: a pickle, and beside it the contents of the tensors and arrays in it, as they are.
+"""Serialization of any value: a pickle, and the contents of its tensors and arrays as buffers beside the pickle.
 
-Tensors are what `torch.load` returns after `torch.save`, wherever in the value they are: leaves, which require
-gradients if they did, with their strides and attributes, parameters and subclasses too. But what is a part of a larger
-tensor does not bring that along: it has the strides of its `clone()`.
+Tensors, wherever they are in the value, come back as from `torch.load` after `torch.save`: leaves, which require
+gradients if they did, with their strides and attributes; parameters and subclasses too. But a view does not bring the
+rest of its storage along: it has the strides of its `clone()`.
+
+A value is sent in two steps. Its header goes with the frame of the collective, and contains the whole value if that is
+small. Otherwise it contains the sizes of the buffers, so that the receivers can allocate them before any data moves.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import math
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final
 
 import torch
@@ -21,22 +25,22 @@ from rankwise._comm.group import INLINE_BYTES, Comm
 from rankwise._pickling import Definitions, Pickler, Unpickler
 from rankwise.errors import PayloadTypeError
 
-# Where pieces of a buffer begin, so that any type can be read there.
+# Each piece of a buffer begins at a multiple of this, so that elements of any dtype can be read there.
 _ALIGNMENT: Final = 16
 # Arrays below this size stay in the pickle.
 _SMALL_ARRAY_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A tensor or array that is not in the pickle.
+class _OutOfBand:
+    """Description of a tensor or array whose contents are not in the pickle, but in a buffer.
 
     Attributes:
-        nbytes: Its size.
-        device: The type of the device it was on, and is to be on again.
-        dtype, shape: The tensor's; no type for an array's memory.
-        strides: Those of its elements, if they are not in order.
-        requires_grad: Gradients are to be computed for it.
+        nbytes: The size of the contents.
+        device: The type of the tensor's device; the received tensor is on a device of that type if there is one.
+        dtype, shape: The tensor's. `dtype` is None for the memory of an array.
+        strides: The tensor's strides, or () if it is contiguous.
+        requires_grad: Whether the tensor requires gradients.
     """
 
     nbytes: int
@@ -49,46 +53,57 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a rank says of its value before the bulk moves.
+    """The first message about a value, sent before any buffer.
 
     Attributes:
-        sizes: The bytes of bulk that follow, by type of device.
-        small: The whole value, if nothing follows; else the pickle, unless that is bulk too.
-        pickled: The bytes at the beginning of the bulk that are the pickle.
+        sizes: The size in bytes of each buffer that follows, by type of device.
+        inline: If no buffer follows, the whole value; otherwise the pickle, or b"" if it is too large for a header.
+        pickle_bytes: The size of the pickle at the beginning of the CPU buffer; 0 if the pickle is inline.
     """
 
     sizes: Mapping[str, int]
-    small: bytes = b""
-    pickled: int = 0
+    inline: bytes = b""
+    pickle_bytes: int = 0
 
     def encode(self) -> bytes:
-        return pickle.dumps((dict(self.sizes), self.small, self.pickled))
+        return pickle.dumps((dict(self.sizes), self.inline, self.pickle_bytes))
 
     @classmethod
     def decode(cls, data: bytes) -> Header:
-        sizes, small, pickled = pickle.loads(data)
-        return cls(sizes=sizes, small=small, pickled=pickled)
+        sizes, inline, pickle_bytes = pickle.loads(data)
+        return cls(sizes=sizes, inline=inline, pickle_bytes=pickle_bytes)
+
+
+class Following(Enum):
+    """Whether buffers follow the headers of a collective, on any of its ranks."""
+
+    NOTHING = b"-"
+    BUFFERS = b"+"
+
+    @classmethod
+    def of(cls, payloads: Sequence[Serialized]) -> Following:
+        return cls.BUFFERS if any(payload.buffers for payload in payloads) else cls.NOTHING
 
 
 @dataclass(slots=True)
 class Serialized:
-    """A value ready to travel.
+    """A serialized value.
 
     Attributes:
-        letter: What is said of it first.
-        bulk: What follows, by type of device: flat uint8 tensors there.
+        header: The first message.
+        buffers: The buffers that follow, by type of device: flat uint8 tensors on that device.
     """
 
-    letter: Header
-    bulk: dict[str, torch.Tensor] = field(default_factory=dict)
+    header: Header
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def copy(self) -> dict[str, torch.Tensor]:
-        """Return the bulk as if it had been received: new."""
-        return {device: data.clone() for device, data in self.bulk.items()}
+        """Return copies of the buffers, as if they had been received."""
+        return {device: data.clone() for device, data in self.buffers.items()}
 
 
-def pack(value: object) -> Serialized:
-    """Make a value ready to travel.
+def serialize(value: object) -> Serialized:
+    """Return a value in serialized form.
 
     Raises:
         PayloadTypeError: It cannot be pickled.
@@ -99,86 +114,93 @@ def pack(value: object) -> Serialized:
         pickler.dump(value)
     except Exception as error:
         raise PayloadTypeError(
-            f"a {type(value).__qualname__} cannot travel between ranks, for it cannot be pickled: {error}"
+            f"a {type(value).__qualname__} cannot be sent to other ranks, since it cannot be pickled: {error}"
         ) from error
     definitions = Definitions.of(pickler.referenced) if pickler.referenced else ()
-    head = pickle.dumps((pickler.parts, stream.getvalue(), *definitions))
+    # The pickle of the value refers to its tensors by index; this one has their descriptions, needed to read it.
+    envelope = pickle.dumps((pickler.parts, stream.getvalue(), *definitions))
     host = [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == "cpu"]
-    small = len(head) + sum(data.numel() for data in host) <= INLINE_BYTES
-    if small and len(host) == len(pickler.contents):
-        return Serialized(Header(sizes={}, small=pickle.dumps((head, contents(_joined(host))))))
+    is_small = len(envelope) + sum(data.numel() for data in host) <= INLINE_BYTES
+    if is_small and len(host) == len(pickler.contents):
+        return Serialized(Header(sizes={}, inline=pickle.dumps((envelope, contents(_concatenated(host))))))
 
-    pickled = 0
-    if len(head) > INLINE_BYTES:
-        host.insert(0, to_tensor(head))
-        pickled, head = len(head), b""
-    bulk = {"cpu": _joined(host)} if host else {}
+    # A header has to fit into a frame: a larger pickle becomes the first piece of the CPU buffer.
+    pickle_bytes = 0
+    if len(envelope) > INLINE_BYTES:
+        host.insert(0, to_tensor(envelope))
+        pickle_bytes, envelope = len(envelope), b""
+    # One buffer for each type of device, whatever the number of tensors: each buffer is one transfer.
+    buffers = {"cpu": _concatenated(host)} if host else {}
     for device in dict.fromkeys(part.device for part in pickler.parts if part.device != "cpu"):
-        bulk[device] = _joined(
+        buffers[device] = _concatenated(
             [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == device]
         )
-    sizes = {device: data.numel() for device, data in bulk.items()}
-    return Serialized(Header(sizes=sizes, small=head, pickled=pickled), bulk)
+    sizes = {device: data.numel() for device, data in buffers.items()}
+    return Serialized(Header(sizes=sizes, inline=envelope, pickle_bytes=pickle_bytes), buffers)
 
 
-def unpack(letter: Header, bulk: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's
-    """Return the value. It owns the bulk.
+def deserialize(header: Header, buffers: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's
+    """Return the value. It takes ownership of the buffers.
 
     Raises:
         PayloadTypeError: It cannot be unpickled here.
     """
-    if letter.sizes:
-        host = bulk.get("cpu", to_tensor(b""))
-        head = letter.small or contents(host[: letter.pickled])
-        bulk = {**bulk, "cpu": host[_aligned(letter.pickled) :]}
+    if header.sizes:
+        host = buffers.get("cpu", to_tensor(b""))
+        envelope = header.inline or contents(host[: header.pickle_bytes])
+        buffers = {**buffers, "cpu": host[_aligned_size(header.pickle_bytes) :]}
     else:
-        head, data = pickle.loads(letter.small)
-        bulk = {"cpu": to_tensor(data)}
+        envelope, data = pickle.loads(header.inline)
+        buffers = {"cpu": to_tensor(data)}
     try:
-        parts, stream, *definitions = pickle.loads(head)
-        return _Unpickler(stream, Definitions(*definitions), parts, bulk).load()
+        parts, stream, *definitions = pickle.loads(envelope)
+        return _Unpickler(stream, Definitions(*definitions), parts, buffers).load()
     except Exception as error:
-        raise PayloadTypeError(f"what another rank sent cannot be unpickled here: {error}") from error
+        raise PayloadTypeError(f"a value from another rank cannot be unpickled here: {error}") from error
 
 
-def room_for(letter: Header, comm: Comm) -> dict[str, torch.Tensor]:
-    """Return empty bulk for a value from another rank: on this rank's device if the value is on the like of it."""
+def empty_buffers(header: Header, comm: Comm) -> dict[str, torch.Tensor]:
+    """Return uninitialized buffers to receive a value into.
+
+    A buffer is on this rank's device if the sender's is on a device of the same type, otherwise on the CPU.
+    """
     return {
         device: torch.empty(
             nbytes, dtype=torch.uint8, device=comm.device if device == comm.device.type else torch.device("cpu")
         )
-        for device, nbytes in letter.sizes.items()
+        for device, nbytes in header.sizes.items()
     }
 
 
-def bulk_devices(letters: Sequence[Header]) -> list[str]:
-    """Return the types of device that bulk is on, in the same order on all ranks."""
-    return sorted({device for letter in letters for device in letter.sizes})
+def buffer_devices(headers: Sequence[Header]) -> list[str]:
+    """Return the device types of all buffers, in the same order on all ranks."""
+    return sorted({device for header in headers for device in header.sizes})
 
 
 class _Pickler(Pickler):
-    """Leaves the contents of tensors and arrays out of the pickle, and takes functions and classes of any origin.
+    """A pickler that puts the contents of tensors and arrays into buffers; functions and classes may be from anywhere.
 
     Attributes:
-        parts: What was left out.
-        contents: Their contents, flat uint8 tensors where the tensors are.
+        parts: The tensors and arrays whose contents are not in the pickle.
+        contents: Their contents: flat uint8 tensors on their devices.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
-        self.parts: list[_Part] = []
+        self.parts: list[_OutOfBand] = []
         self.contents: list[torch.Tensor] = []
-        super().__init__(file, buffer_callback=self._leave_out_array)
+        super().__init__(file, buffer_callback=self._buffer_callback)
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
         if type(value) is not torch.Tensor or value.layout is not torch.strided:
             return super().reducer_override(value)
-        if value.is_quantized or value.is_meta or value.is_nested:  # a nested one has its contents in another tensor
+        if value.is_quantized or value.is_meta or value.is_nested:  # a nested tensor keeps its contents in another one
             return super().reducer_override(value)
         require_memory(value)
+        # Contents are sent in the order of memory, not of the dimensions: no copy of a transposed tensor is needed.
         strides = () if value.is_contiguous() else torch.empty_like(value, device="meta").stride()
         order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
         data = as_bytes(value.permute(order) if strides else value)
-        part = _Part(
+        part = _OutOfBand(
             nbytes=data.numel(),
             device=value.device.type,
             dtype=value.dtype,
@@ -186,51 +208,51 @@ class _Pickler(Pickler):
             strides=strides,
             requires_grad=value.requires_grad,
         )
-        reduced = _left_out, (self._leave_out(part, data),)
+        reduced = _out_of_band_tensor, (self._add_buffer(part, data),)
         attributes = value.__dict__
         return (*reduced, attributes, None, None, _set_attributes) if attributes else reduced
 
-    def _leave_out(self, part: _Part, data: torch.Tensor) -> int:
+    def _add_buffer(self, part: _OutOfBand, data: torch.Tensor) -> int:
         self.parts.append(part)
         self.contents.append(data)
         return len(self.parts) - 1
 
-    def _leave_out_array(self, buffer: pickle.PickleBuffer) -> bool:
+    def _buffer_callback(self, buffer: pickle.PickleBuffer) -> bool:
         memory = buffer.raw()
         if len(memory) < _SMALL_ARRAY_BYTES:
-            return True  # in the pickle
+            return True  # keeps the array in the pickle
         data = to_tensor(memory) if memory.readonly else torch.frombuffer(memory, dtype=torch.uint8)
-        self._leave_out(_Part(nbytes=len(memory)), data)
+        self._add_buffer(_OutOfBand(nbytes=len(memory)), data)
         return False
 
 
 class _Unpickler(Unpickler):
-    """Puts the contents of tensors and arrays back."""
+    """An unpickler that takes the contents of tensors and arrays from buffers."""
 
     def __init__(
-        self, stream: bytes, definitions: Definitions, parts: Sequence[_Part], bulk: Mapping[str, torch.Tensor]
+        self, stream: bytes, definitions: Definitions, parts: Sequence[_OutOfBand], buffers: Mapping[str, torch.Tensor]
     ) -> None:
-        starts = dict.fromkeys(bulk, 0)
-        self._alone = len(parts) == 1
-        self._parts: list[tuple[_Part, torch.Tensor]] = []
+        starts = dict.fromkeys(buffers, 0)
+        self._is_single = len(parts) == 1
+        self._parts: list[tuple[_OutOfBand, torch.Tensor]] = []
         for part in parts:
             start = starts[part.device]
-            self._parts.append((part, bulk[part.device][start : start + part.nbytes]))
-            starts[part.device] = start + _aligned(part.nbytes)
+            self._parts.append((part, buffers[part.device][start : start + part.nbytes]))
+            starts[part.device] = start + _aligned_size(part.nbytes)
         arrays = [_array_memory(data) for part, data in self._parts if part.dtype is None]
         super().__init__(io.BytesIO(stream), definitions, buffers=arrays)
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - what pickle asks for
-        if (module, name) == (__name__, _left_out.__name__):
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
+        if (module, name) == (__name__, _out_of_band_tensor.__name__):
             return self._tensor
         return super().find_class(module, name)
 
     def _tensor(self, index: int) -> torch.Tensor:
         part, data = self._parts[index]
         if part.dtype is None:
-            raise PayloadTypeError("the value's parts are out of order")
-        # A view would keep all parts alive, and save all of them when it is saved.
-        owned = data if self._alone else data.clone()
+            raise PayloadTypeError("the buffers of the value are in the wrong order")
+        # A view would keep the whole buffer alive, and torch.save would write all of it.
+        owned = data if self._is_single else data.clone()
         if part.strides:
             tensor = owned.view(part.dtype).as_strided(part.shape, part.strides)
         else:
@@ -238,32 +260,34 @@ class _Unpickler(Unpickler):
         return tensor.requires_grad_(part.requires_grad)
 
 
-def _left_out(index: int) -> torch.Tensor:
-    """Stands in a pickle for a tensor that is not in it."""
-    raise PayloadTypeError(f"tensor {index} of this pickle is not in it")
+def _out_of_band_tensor(index: int) -> torch.Tensor:
+    """Placeholder in a pickle for a tensor whose contents are in a buffer; `_Unpickler.find_class` replaces it."""
+    raise PayloadTypeError(f"the contents of tensor {index} are not in this pickle")
 
 
 def _set_attributes(tensor: torch.Tensor, attributes: Mapping[str, object]) -> None:
     tensor.__dict__.update(attributes)
 
 
-def _array_memory(data: torch.Tensor) -> Any:  # noqa: ANN401 - anything that has a buffer
+def _array_memory(data: torch.Tensor) -> Any:  # noqa: ANN401 - a writable buffer
     return memoryview(bytearray(memory_of(data)))
 
 
-def _aligned(nbytes: int) -> int:
+def _aligned_size(nbytes: int) -> int:
     return math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT
 
 
-def _joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return flat uint8 tensors as one, each beginning where any type can be read; no copy of a single one."""
+def _concatenated(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return one flat uint8 tensor with the contents of several, each aligned for any dtype; a single one as it is."""
     if len(pieces) == 1:
         return pieces[0]
     if not pieces:
         return to_tensor(b"")
-    whole = torch.zeros(sum(_aligned(piece.numel()) for piece in pieces), dtype=torch.uint8, device=pieces[0].device)
+    whole = torch.zeros(
+        sum(_aligned_size(piece.numel()) for piece in pieces), dtype=torch.uint8, device=pieces[0].device
+    )
     start = 0
     for piece in pieces:
         whole[start : start + piece.numel()] = piece
-        start += _aligned(piece.numel())
+        start += _aligned_size(piece.numel())
     return whole

@@ -1,4 +1,4 @@
-"""Worlds in one process, for tests of logic: one that records what is called, and one of any size that does nothing."""
+"""Fake worlds in one process, for tests of logic: one records its collectives, one of any size does nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from rankwise import _torch
 from rankwise._arguments import as_integer
-from rankwise._collectives.serialization import pack
+from rankwise._collectives.serialization import Following, serialize
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.group import Comm
@@ -25,12 +25,12 @@ from rankwise.testing.environments import fake_torchrun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A collective that was called.
+    """A recorded call of a collective.
 
     Attributes:
-        operation: The function's name.
+        operation: The name of the function.
         settings: The arguments that have to be the same on all ranks.
-        ranks: Who takes part, as global ranks.
+        ranks: The global ranks of the members.
     """
 
     operation: str
@@ -39,13 +39,13 @@ class Recorded:
 
 
 class RecordingComm(Comm):
-    """A comm that talks to nobody, and remembers what it was asked.
+    """A comm that records its calls, and does not communicate.
 
-    Every other rank passes what this one passes. What another rank sends alone, in `broadcast` and `scatter`, are the
-    replies.
+    Every other rank is assumed to pass the same values as this one. Values that another rank sends alone, in
+    `broadcast` and `scatter`, are taken from `replies`.
 
     Attributes:
-        calls: What was called, in this comm and the groups that it made.
+        calls: The collectives that were called, in this comm and in the groups made from it.
     """
 
     def __init__(
@@ -75,20 +75,19 @@ class RecordingComm(Comm):
         self._verify(call, messages or [b""] * self.size)
         if self.rank == src:
             return messages[src]
-        letter = self._reply(call)
-        return (b"+" if self._incoming else b"-") + letter
+        header = self._reply(call)
+        following = Following.BUFFERS if self._incoming else Following.NOTHING
+        return following.value + header
 
     def _reply(self, call: Call) -> bytes:
-        """Return what another rank sends."""
+        """Return the header of the next reply, and keep its buffers for the transfer that follows."""
         try:
             reply = next(self._replies)
         except StopIteration:
-            raise InvalidArgumentError(
-                f"{call.title}: another rank sends here, and there is no reply left to send"
-            ) from None
-        parcel = pack(reply)
-        self._incoming = list(parcel.bulk.values())
-        return parcel.letter.encode()
+            raise InvalidArgumentError(f"{call.title}: another rank sends here, but no reply is left") from None
+        payload = serialize(reply)
+        self._incoming = list(payload.buffers.values())
+        return payload.header.encode()
 
     def _verify(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
         if not call.is_data:
@@ -96,11 +95,11 @@ class RecordingComm(Comm):
         return super()._verify(call, messages, timeout=timeout)
 
     def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
-        mine = replace(frame, body=bodies[self.require_member()])
-        return dict.fromkeys(range(self.size), mine)
+        own = replace(frame, body=bodies[self.require_member()])
+        return dict.fromkeys(range(self.size), own)
 
     def _post_frame(self, frame: Frame) -> None:
-        """There is nobody to hear it."""
+        """Send nothing: there are no other ranks."""
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         def run() -> None:
@@ -131,30 +130,31 @@ class RecordingComm(Comm):
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
     ) -> Prepared[None]:
-        sent = {place: data for data, place in outgoing}
-        if sum(place not in sent for _, place in incoming) > len(self._incoming):
-            raise InvalidArgumentError("values beyond 4 KiB cannot be gathered on one rank where there is one rank")
+        sent = {member: data for data, member in outgoing}
+        if sum(member not in sent for _, member in incoming) > len(self._incoming):
+            raise InvalidArgumentError("a recording group cannot gather values beyond 4 KiB on one rank")
 
         def run() -> None:
-            for data, place in incoming:
-                data.copy_(sent[place] if place in sent else self._incoming.pop(0))
+            for data, member in incoming:
+                data.copy_(sent[member] if member in sent else self._incoming.pop(0))
 
         return run
 
 
 @contextmanager
 def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] = ()) -> Iterator[RecordingComm]:
-    """Put a world in force that records what is called in it: this process is one of its ranks, and the only one.
+    """Make a session current that records its collectives; this process is one of its ranks, and the others are fake.
 
-    Local. Results are what they would be if every rank passed what this one passes.
+    Local. Results are as if every rank passed the same values as this one.
 
     Args:
-        rank: Who this process is.
-        world_size: How many ranks it thinks there are.
-        replies: What other ranks send, where `broadcast` and `scatter` are called with another `src`; in that order.
+        rank: The rank of this process.
+        world_size: The number of ranks.
+        replies: The values that other ranks send when `broadcast` or `scatter` is called with another `src`, in the
+            order of the calls.
 
     Raises:
-        InvalidArgumentError: `rank` is not one of that many.
+        InvalidArgumentError: `rank` or `world_size` is out of range, or `replies` is not an iterable of values.
 
     Example:
         >>> import rankwise
@@ -165,9 +165,9 @@ def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] =
         >>> comm.calls[0].operation
         'all_reduce'
     """
-    rank, world_size = _place(rank, world_size)
+    rank, world_size = _checked(rank, world_size)
     if isinstance(replies, (str, bytes)) or not isinstance(replies, Iterable) or getattr(replies, "ndim", 1) == 0:
-        raise InvalidArgumentError(f"replies={shown(replies)} are not what other ranks send, one after the other")
+        raise InvalidArgumentError(f"replies={shown(replies)} is not an iterable of the values that other ranks send")
     comm = RecordingComm(rank=rank, ranks=range(world_size), calls=[], replies=iter(replies))
     reading = read_environment(environ=fake_torchrun(world_size)[rank])
     with _as_current(Session(reading, comm=comm, device=comm.device)):
@@ -176,17 +176,17 @@ def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] =
 
 @contextmanager
 def fake_group(*, rank: int = 0, world_size: int = 2) -> Iterator[Session]:
-    """Open torch's fake process group, of any size, and adopt it: collectives return at once, with any values.
+    """Open torch's fake process group, of any size, and adopt it: collectives return at once, with arbitrary values.
 
-    Local. For logic that asks torch itself, and for what a call costs in a world of thousands.
+    Local. For tests of logic that uses torch.distributed itself, and of the cost of a call in a world of thousands.
 
     Args:
-        rank: Who this process is.
-        world_size: How many ranks it thinks there are. Collectives of rankwise need more than 64: up to that many ranks
-            connect to each other first, and there are none.
+        rank: The rank of this process.
+        world_size: The number of ranks. Collectives of rankwise need more than 64, since the ranks of smaller worlds
+            connect to each other first, and these do not exist.
 
     Raises:
-        InvalidArgumentError: `rank` is not one of that many.
+        InvalidArgumentError: `rank` or `world_size` is out of range.
 
     Example:
         >>> from rankwise.testing.fakes import fake_group
@@ -194,23 +194,23 @@ def fake_group(*, rank: int = 0, world_size: int = 2) -> Iterator[Session]:
         ...     session.rank, session.world_size
         (5, 4096)
     """
-    rank, world_size = _place(rank, world_size)
+    rank, world_size = _checked(rank, world_size)
     with _torch.fake_process_group(rank, world_size), _as_current(None):
         yield current_session()
 
 
-def _place(rank: int, world_size: int) -> tuple[int, int]:
+def _checked(rank: int, world_size: int) -> tuple[int, int]:
     """Return a rank and a world size, checked.
 
     Raises:
-        InvalidArgumentError: They are no integers, or do not go together.
+        InvalidArgumentError: One of them is not an integer, or is out of range.
     """
-    size, place = as_integer(world_size, "world_size"), as_integer(rank, "rank")
+    size, checked_rank = as_integer(world_size, "world_size"), as_integer(rank, "rank")
     if not 1 <= size <= MAX_RANKS:
         raise InvalidArgumentError(f"world_size={shown(world_size)} is not a number of ranks from 1 to {MAX_RANKS}")
-    if not 0 <= place < size:
+    if not 0 <= checked_rank < size:
         raise InvalidArgumentError(f"rank={shown(rank)} is not one of world_size={size} ranks")
-    return place, size
+    return checked_rank, size
 
 
 @contextmanager
