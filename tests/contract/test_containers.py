@@ -1,4 +1,4 @@
-"""One body for every world: values that are containers."""
+"""One body for every world: containers as values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_keys_may_be_enums_and_tuples(comm: Comm) -> None:
     }
 
 
-def test_containers_of_every_kind_come_back(comm: Comm) -> None:
+def test_containers_of_every_type_are_rebuilt(comm: Comm) -> None:
     size = comm.size
     value: dict[str, Any] = {
         "list": [1, [2.5, None]],
@@ -123,13 +123,13 @@ def test_not_a_number_wins_in_tensors_of_any_size(comm: Comm) -> None:
                 assert reduced[0] == -math.inf
 
 
-def test_a_key_of_another_kind_is_refused(comm: Comm) -> None:
+def test_a_key_of_another_type_is_refused(comm: Comm) -> None:
     for key in (1.5, b"x", None, ("a", 1.5), frozenset({1})):
         with pytest.raises(rw.PayloadTypeError, match="has the key"):
             rw.all_reduce({key: 1})
 
 
-def test_trees_move_with_their_tensors(comm: Comm) -> None:
+def test_containers_are_gathered_with_their_tensors(comm: Comm) -> None:
     rank, size = rw.get_rank(), comm.size
     shared = torch.full((rank, 2), float(rank))
 
@@ -164,7 +164,7 @@ def test_trees_move_with_their_tensors(comm: Comm) -> None:
         check(rw.scatter(parts if rank == dst else None, src=dst), rank)
 
 
-def test_parameters_and_whole_modules_travel(comm: Comm) -> None:
+def test_parameters_and_modules_are_gathered(comm: Comm) -> None:
     torch.manual_seed(rw.get_rank())
     model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50))
     for other, found in enumerate(rw.all_gather(model)):
@@ -188,7 +188,7 @@ def test_more_leaves_and_larger_values_than_fit_into_a_frame(comm: Comm) -> None
 
 
 def test_namedtuples_made_anywhere(comm: Comm) -> None:
-    Point = namedtuple("Point", "x y")  # noqa: PYI024 - what users write
+    Point = namedtuple("Point", "x y")  # noqa: PYI024 - as users write it
     assert rw.all_reduce(Point(1, [2])) == Point(comm.size, [2 * comm.size])
 
 
@@ -198,7 +198,7 @@ class Late:
     seen: int = field(init=False)
 
 
-def test_a_size_is_the_tuple_that_it_is(comm: Comm) -> None:
+def test_a_torch_size_is_reduced_as_a_tuple(comm: Comm) -> None:
     size: Any = torch.Size([2, 3])
     assert rw.all_reduce(size) == (2 * comm.size, 3 * comm.size)
     mean: Any = rw.all_reduce({"shape": size, "none": torch.Size([])}, op="mean")
@@ -206,7 +206,7 @@ def test_a_size_is_the_tuple_that_it_is(comm: Comm) -> None:
     assert type(mean["shape"]) is tuple
 
 
-def test_keys_of_numpy_are_pythons(comm: Comm) -> None:
+def test_numpy_keys_equal_python_keys(comm: Comm) -> None:
     plain = [1, 10, 2, "a", ("b", 3)]
     numpys = [np.int64(1), np.int32(10), np.uint8(2), np.str_("a"), (np.str_("b"), np.int8(3))]
     keys: list[Any] = numpys if rw.get_rank() % 2 else plain
@@ -215,7 +215,7 @@ def test_keys_of_numpy_are_pythons(comm: Comm) -> None:
     assert [type(key) for key in reduced] == [type(key) for key in keys]
 
 
-def test_values_without_an_end_or_a_value_are_refused(comm: Comm) -> None:
+def test_cyclic_deep_and_incomplete_values_are_refused(comm: Comm) -> None:
     endless: list[Any] = [1]
     endless.append({"itself": endless})
     report = Late(0.5)
@@ -226,7 +226,7 @@ def test_values_without_an_end_or_a_value_are_refused(comm: Comm) -> None:
     for value, message in (
         (endless, "contains itself"),
         (report, "contains itself"),
-        (deep, "contains itself, or has too many levels"),
+        (deep, "contains itself, or its containers are nested too deeply"),
         (Late(0.5), "a Late that is reduced has no value in 'seen'"),
         ({"a": [Late(0.5)]}, "no value in 'seen'"),
     ):

@@ -1,4 +1,4 @@
-"""One body for every world: what reduces. Expectations are computed from the size of the world."""
+"""One body for every world: reductions. Expectations are computed from the size of the world."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_int64_survives_exactly(comm: Comm) -> None:
     assert rw.all_reduce(torch.tensor(large)).item() == large * comm.size
 
 
-def test_all_reduce_of_numbers_is_pythons(comm: Comm) -> None:
+def test_all_reduce_of_numbers_is_as_in_python(comm: Comm) -> None:
     rank, size = rw.get_rank(), comm.size
     assert rw.all_reduce(rank) == sum(range(size))
     assert rw.all_reduce(2**80 + rank, op="max") == 2**80 + size - 1
@@ -127,14 +127,14 @@ def test_not_a_number_wins(comm: Comm) -> None:
 
 
 @pytest.mark.parametrize("op", ["sun", "SUM", "", "avg"])
-def test_an_unknown_op_is_refused_alone_and_with_many(comm: Comm, op: str) -> None:
+def test_an_unknown_op_is_refused_in_every_world(comm: Comm, op: str) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="is none of 'sum', 'mean'"):
         rw.all_reduce(torch.ones(1), op=op)
     with pytest.raises(rw.InvalidArgumentError):
         rw.all_reduce(1, op=op)
 
 
-def test_what_cannot_be_reduced_is_refused_alone_and_with_many(comm: Comm) -> None:
+def test_values_that_cannot_be_reduced_are_refused_in_every_world(comm: Comm) -> None:
     with pytest.raises(rw.PayloadTypeError, match="for bools"):
         rw.all_reduce(torch.ones(1), op="and")
     with pytest.raises(rw.PayloadTypeError, match="for bools"):
@@ -150,7 +150,7 @@ def test_what_cannot_be_reduced_is_refused_alone_and_with_many(comm: Comm) -> No
 
 
 def test_a_number_that_cannot_be_reduced_is_refused_on_every_rank(comm: Comm) -> None:
-    """Rule 11, as far as headers carry it."""
+    """Rule 11."""
     rank, last = rw.get_rank(), comm.size - 1
     wanted = rw.PayloadTypeError if rank == last else rw.RemoteRankError
     value: Any = "text" if rank == last else 2
@@ -161,7 +161,7 @@ def test_a_number_that_cannot_be_reduced_is_refused_on_every_rank(comm: Comm) ->
     assert rw.all_reduce(1) == comm.size, "and the next collective works"
 
 
-def test_numbers_of_numpy_are_pythons(comm: Comm) -> None:
+def test_numpy_scalars_are_python_numbers(comm: Comm) -> None:
     small: Any = np.int8(100)
     flag: Any = np.bool_(True)
     single: Any = np.float32(0.5)
@@ -185,7 +185,7 @@ def test_reduce_scatter_takes_parts_of_different_shapes(comm: Comm) -> None:
     assert (part == size).all()
 
 
-def test_reduce_scatter_refuses_what_is_no_sequence_of_tensors(comm: Comm) -> None:
+def test_reduce_scatter_refuses_other_values_than_sequences_of_tensors(comm: Comm) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="one tensor for each"):
         rw.reduce_scatter([torch.ones(1)] * (comm.size + 1))
     with pytest.raises(rw.PayloadTypeError):
@@ -196,7 +196,7 @@ def test_reduce_scatter_refuses_what_is_no_sequence_of_tensors(comm: Comm) -> No
 
 
 def test_the_mean_of_integers_does_not_overflow(comm: Comm) -> None:
-    """As a tensor alone, small or large, in trees, among numbers, and scattered; against Python's own integers."""
+    """As a single tensor, small or large, in containers, among numbers, and scattered; compared with Python's."""
     rank, size = rw.get_rank(), comm.size
     generator = random.Random(0)  # noqa: S311 - the same on all ranks
     largest = 2**63 - 1
@@ -236,17 +236,17 @@ def test_the_mean_of_integers_does_not_overflow(comm: Comm) -> None:
         sum(2**70 + other for other in range(size)) / size,
         wanted[0],
     ]
-    with pytest.raises(rw.PayloadTypeError, match="beyond all floats"):
+    with pytest.raises(rw.PayloadTypeError, match="beyond the range of floats"):
         rw.all_reduce(10**400, op="mean")
     assert rw.all_reduce(10**400) == size * 10**400
     mixed: Any = 10**400 if rank == 0 else 0.5
     if size > 1:
-        with pytest.raises(rw.PayloadTypeError, match="beyond all floats"):
+        with pytest.raises(rw.PayloadTypeError, match="beyond the range of floats"):
             rw.all_reduce(mixed)
 
 
 class Column:
-    """As a Series of pandas: it has numpy's names, and is no array."""
+    """Like a Series of pandas, it has the attributes of a numpy array, but is not one."""
 
     ndim = 1
 

@@ -1,4 +1,4 @@
-"""Who takes part in a collective: the session, or a group. And the barrier, which moves nothing."""
+"""The group that a collective runs over: the session's, or one made by `new_group`; and the barrier."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rankwise.errors import InvalidArgumentError, RankwiseError, shown
 
 
 def comm_of(group: Comm | None) -> Comm:
-    """Return the comm to use: `group`, or that of the session in force.
+    """Return the comm of a collective: `group`, or the comm of the current session.
 
     Local.
 
     Raises:
-        NotJoinedError: There is no group, the world is larger than one and nobody joined it.
-        InvalidArgumentError: `group` is not something that `new_group` returns.
+        NotJoinedError: `group` is None, the world has more than one rank, and this process has not joined it.
+        InvalidArgumentError: `group` is not a group.
     """
     if group is None:
         try:
@@ -35,24 +35,24 @@ def comm_of(group: Comm | None) -> Comm:
 
 
 def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None = None) -> None:
-    """Wait until every rank is here.
+    """Wait until every rank has called this function.
 
     Collective over the session, or over `group`. Waits for the processes, not for work queued on their accelerators.
 
     Args:
-        name: Which barrier this is, for people; the same on all ranks.
-        timeout: Seconds to wait for the others; the session's timeout, by default. After it, all that came raise, and
-            so does a rank that comes later. The next collective works. Groups of more than 64 ranks have the session's
-            timeout alone.
-        group: Those who take part; all, by default.
+        name: A name for error messages; the same on all ranks.
+        timeout: Seconds to wait for the other ranks; the session's timeout by default. On a timeout every rank that
+            waits raises, and so does a rank that calls later; the next collective works. Groups of more than 64 ranks
+            support only the session's timeout.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
-        InvalidArgumentError: `name` is no string, or `timeout` no number of seconds above 0.
-        RemoteRankError: That happened on another rank.
-        CollectiveTimeoutError: Not all ranks came in time; the message says which, and where each was seen last.
-        MismatchError: Another rank calls something else, or another barrier.
-        CollectiveError: A rank is gone.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        InvalidArgumentError: `name` is not a string, or `timeout` is not a number of seconds above 0.
+        RemoteRankError: This error occurred on another rank.
+        CollectiveTimeoutError: Some ranks did not call in time; the message names them, and the last call of each.
+        MismatchError: Another rank calls another collective, or a barrier with another name.
+        CollectiveError: A rank is dead.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise
@@ -69,23 +69,27 @@ def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None 
 def new_group(ranks: Iterable[int]) -> Comm:
     """Return a group of some of the ranks, for the `group` argument of other collectives.
 
-    Collective over the session: every rank calls it, member or not, with the same ranks. On other ranks than the
-    members the group can be held but not used. It is closed with the session, or before by `group.close()`, by the end
-    of `with rankwise.new_group(...) as group`, or, on a rank that refers to it no more, by the next `new_group()`.
+    Collective over the session: every rank must call it, member or not, with the same ranks. A rank that is not a
+    member gets a group that it cannot use in collectives. The group is closed with the session; or earlier by
+    `group.close()`, at the end of `with rankwise.new_group(...) as group`, or, on a rank without references to it, by
+    the next `new_group()`.
 
     Args:
-        ranks: The members' global ranks, each once; the group has them in ascending order.
+        ranks: The global ranks of the members, without duplicates; the group has them in ascending order.
 
     Raises:
-        InvalidArgumentError: There are none, one is no integer, one is not in the world, or one stands there twice.
-        RemoteRankError: That happened on another rank.
-        MismatchError: The ranks passed different lists, or another rank calls something else.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        InvalidArgumentError: `ranks` is empty, or contains a duplicate, a value that is not an integer, or a rank that
+            does not exist.
+        RemoteRankError: This error occurred on another rank.
+        MismatchError: The ranks pass different lists, or another rank calls another collective.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise
-        >>> rankwise.new_group([0]).size
-        1
+        >>> with rankwise.new_group([0]) as group:  # on every rank of the session
+        ...     if rankwise.get_rank() == 0:  # on the members only
+        ...         print(group.size, rankwise.all_reduce(5, group=group))
+        1 5
     """
     comm = joined_session().comm
     call = Call("new_group")
@@ -103,31 +107,31 @@ def new_group(ranks: Iterable[int]) -> Comm:
 
 
 def node_group() -> Comm:
-    """Return the group of the ranks on this node, made when it is first asked for.
+    """Return the group of the ranks on this node. It is made by the first call.
 
     Collective over the session. Nodes may hold different numbers of ranks.
 
     Raises:
-        NotJoinedError: The world is larger than one and nobody joined it.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise
-        >>> rankwise.node_group().size
+        >>> rankwise.node_group().size  # on 2 nodes of 8 ranks: 8
         1
     """
     session = joined_session()
     session.comm.require_member()
     if session.node_comm is not None:
         return session.node_comm
-    place = session.reading.node_rank
-    node = (socket.gethostname() if place is None else str(place.value)).encode()
+    node_rank = session.reading.node_rank
+    node = (socket.gethostname() if node_rank is None else str(node_rank.value)).encode()
     call = Call("node_group")
     with session.comm.collective(call):
         nodes: dict[bytes, list[int]] = {}
         for rank, other in zip(session.comm.ranks, session.comm.all_gather_bytes(call, node), strict=True):
             nodes.setdefault(other, []).append(rank)
-        # Every rank takes part in making every group: torch's shortcut for members alone names the group after how many
-        # groups the process has, so members that had different ones before would wait for each other for ever.
+        # Every rank takes part in making every group. torch can also make a group among its members alone, but it then
+        # names the group after the number of groups in the process: members with different numbers would deadlock.
         groups = {other: session.comm.new_group(ranks) for other, ranks in nodes.items()}
     session.node_comm = groups[node]
     session.node_comm.close_refusal = (
@@ -137,10 +141,10 @@ def node_group() -> Comm:
 
 
 def _listed(ranks: object, size: int) -> list[int]:
-    """Return the ranks of a group; of more than there are, one more than there are.
+    """Return the ranks as a list, which ends one after the size of the world: the input may be an endless iterator.
 
     Raises:
-        InvalidArgumentError: They are no integers.
+        InvalidArgumentError: They are not integers.
     """
     if isinstance(ranks, (str, bytes)) or not isinstance(ranks, Iterable):
         raise InvalidArgumentError(f"new_group takes a sequence of ranks, got {shown(ranks)}")

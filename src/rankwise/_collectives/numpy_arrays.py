@@ -1,4 +1,4 @@
-"""numpy's arrays as tensors, and tensors as arrays. numpy is not imported: whoever has an array has imported it."""
+"""Conversion between numpy arrays and tensors. numpy is not imported here: a program with arrays has imported it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from rankwise.errors import PayloadTypeError
 
 
 def is_array(value: object) -> bool:
-    """Return whether a value is an array of numpy's, or of a class made from it."""
+    """Return whether a value is a numpy array, or an instance of a subclass."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
-def tensor_of(array: Any) -> torch.Tensor:  # noqa: ANN401 - numpy may not be installed
-    """Return a tensor with an array's contents, in the array's memory if that is possible.
+def tensor_from_array(array: Any) -> torch.Tensor:  # noqa: ANN401 - numpy may not be installed
+    """Return a tensor with the contents of an array; the two share memory if that is possible.
 
     Raises:
-        PayloadTypeError: Tensors do not have its type, or it is of a class that has more than its contents, as masked
-            arrays do.
+        PayloadTypeError: No tensor has its dtype, or its class has more than contents, as a masked array.
     """
-    kind = type(array)
-    if kind.__name__ not in {"ndarray", "memmap"}:
-        raise PayloadTypeError(f"a {kind.__qualname__} is more than an array of numbers; pass numpy.asarray(value)")
+    array_type = type(array)
+    if array_type.__name__ not in {"ndarray", "memmap"}:
+        raise PayloadTypeError(
+            f"a {array_type.__qualname__} is more than an array of numbers; pass numpy.asarray(value)"
+        )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     try:
@@ -36,6 +37,6 @@ def tensor_of(array: Any) -> torch.Tensor:  # noqa: ANN401 - numpy may not be in
         ) from error
 
 
-def array_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - an array
-    """Return the array in the memory of a tensor of the CPU."""
+def array_from_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - an array
+    """Return an array that shares the memory of a CPU tensor."""
     return tensor.numpy()

@@ -1,7 +1,8 @@
-"""Values as trees: containers taken apart into leaves, in an order that is the same on all ranks, and put together.
+"""Flattening of nested containers into leaves, in an order that is the same on all ranks, and rebuilding them.
 
-optree does the work. What it would order by insertion (OrderedDict), show with addresses (defaultdict) or not open at
-all (dataclasses) goes through it as a `_Node`.
+This is done by optree. Some containers are converted to `_CustomNode`, which optree knows as a node of its own:
+OrderedDict, which optree would order by insertion; defaultdict, whose description would contain an address;
+dataclasses, which optree would treat as leaves.
 """
 
 from __future__ import annotations
@@ -21,51 +22,53 @@ from rankwise.errors import PayloadTypeError, shown
 
 _NAMESPACE: Final = "rankwise"
 _PLAIN_KEYS: Final = frozenset({str, int, bool})
-# Looked at first, since every leaf is asked.
-_OFTEN: Final = frozenset({dict, list, tuple, type(None), bool, int, float, complex, torch.Tensor})
+# Checked first, since `_is_custom` is called for every leaf.
+_COMMON_TYPES: Final = frozenset({dict, list, tuple, type(None), bool, int, float, complex, torch.Tensor})
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """A value taken apart.
+class PyTree:
+    """A flattened value.
 
     Attributes:
-        leaves: What is no container; None counts.
-        spec: The containers.
+        leaves: Its leaves: all values that are not containers, including None.
+        spec: The structure of its containers.
     """
 
     leaves: list[Any]
     spec: optree.PyTreeSpec
 
     @classmethod
-    def of(cls, value: object) -> Tree:
-        """Take a value apart.
+    def of(cls, value: object) -> PyTree:
+        """Flatten a value.
 
         Raises:
-            PayloadTypeError: A key is not a str, an int, a bool, an Enum or a tuple of these; a dataclass has no value
-                in a field; or the value contains itself, or others in too many levels.
+            PayloadTypeError: A key is not a str, an int, a bool, an Enum or a tuple of these; a field of a dataclass
+                has no value; the value contains itself; or its containers are nested too deeply.
         """
         try:
-            leaves, spec = _flatten(value, is_leaf=_is_ours)
-            if any(map(_is_ours, leaves)) or not _check_keys(spec.paths()):
-                leaves, spec = _flatten(_opened(value))
+            # optree alone, in C++, is enough for most values. Only a value that contains a container or a key that
+            # optree might treat differently on another rank is walked in Python, and flattened again.
+            leaves, spec = _flatten(value, is_leaf=_is_custom)
+            if any(map(_is_custom, leaves)) or not _check_keys(spec.paths()):
+                leaves, spec = _flatten(_with_custom_nodes(value))
         except RecursionError:
             raise _too_deep() from None
         return cls(leaves, spec)
 
-    def rebuild(self, leaves: Iterable[object]) -> Any:  # noqa: ANN401 - whatever the value was
-        """Return the value with other leaves: the same containers, new."""
+    def rebuild(self, leaves: Iterable[object]) -> Any:  # noqa: ANN401 - the type of the value
+        """Return new containers of the same structure, with other leaves."""
         return optree.tree_unflatten(self.spec, leaves)
 
     def paths(self) -> list[str]:
-        """Return where each leaf is: "['loss'][0]"."""
+        """Return the path of each leaf: "['loss'][0]"."""
         return [
-            "".join(entry if isinstance(entry, _Attribute) else f"[{entry!r}]" for entry in path)
+            "".join(entry if isinstance(entry, _AttributeKey) else f"[{entry!r}]" for entry in path)
             for path in self.spec.paths()
         ]
 
     def text(self) -> str:
-        """Return a description of the containers that is the same on all ranks if they are."""
+        """Return a description of the structure; ranks with the same structure have the same description."""
         try:
             return repr(self.spec)
         except RecursionError:
@@ -73,31 +76,31 @@ class Tree:
 
 
 def describe(value: object) -> str:
-    """Return what has to be the same of a leaf on all ranks: "float32[3, 4] on cpu"."""
+    """Return a description of a leaf, which has to be the same on all ranks: "float32[3, 4] on cpu"."""
     if isinstance(value, torch.Tensor):
         try:
             return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device.type}"
-        except Exception:  # noqa: BLE001 - of tensors without a shape: lazy and nested ones, and whatever a class has
+        except Exception:  # noqa: BLE001 - lazy and nested tensors have no shape, and subclasses raise any error
             return f"a {type(value).__qualname__} without a shape"
     if isinstance(value, numbers.Number):
         return "a number"
     return "None" if value is None else f"a {type(value).__qualname__}"
 
 
-class _Attribute(str):
-    """The path of a dataclass's field."""
+class _AttributeKey(str):
+    """The key of a field of a dataclass: ".loss"."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a node was.
+class _NodeSpec:
+    """The type and keys of a node.
 
     Attributes:
-        label: What has to be the same on all ranks.
-        entries: The children's keys.
-        rebuild: Makes the container of new children.
+        label: The name of its type, which has to be the same on all ranks.
+        entries: The keys of its children.
+        rebuild: Returns a new container, given new children.
     """
 
     label: str
@@ -109,17 +112,17 @@ class _Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
-    """A container that is opened here and not by optree."""
+class _CustomNode:
+    """A container that is flattened by this module instead of optree."""
 
-    kind: _Kind
+    spec: _NodeSpec
     children: tuple[Any, ...]
 
 
 optree.register_pytree_node(
-    _Node,  # type: ignore[arg-type]  # optree's type asks for a collection, its documentation for any class
-    lambda node: (node.children, node.kind, node.kind.entries),  # type: ignore[attr-defined]
-    lambda kind, children: kind.rebuild(children),  # type: ignore[union-attr]
+    _CustomNode,  # type: ignore[arg-type]  # optree's type asks for a collection, its documentation for any class
+    lambda node: (node.children, node.spec, node.spec.entries),  # type: ignore[attr-defined]
+    lambda spec, children: spec.rebuild(children),  # type: ignore[union-attr]
     namespace=_NAMESPACE,
 )
 
@@ -128,54 +131,58 @@ def _flatten(value: object, is_leaf: Callable[[object], bool] | None = None) -> 
     return optree.tree_flatten(value, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)  # type: ignore[arg-type]
 
 
-def _is_ours(value: object) -> bool:
-    kind = type(value)
-    if kind in _OFTEN:
+def _is_custom(value: object) -> bool:
+    """Return whether `_with_custom_nodes` treats a value as a container that optree shall not flatten."""
+    value_type = type(value)
+    if value_type in _COMMON_TYPES:
         return False
-    return issubclass(kind, dict) or kind is torch.Size or dataclasses.is_dataclass(kind)
+    return issubclass(value_type, dict) or value_type is torch.Size or dataclasses.is_dataclass(value_type)
 
 
-def _opened(value: Any) -> Any:  # noqa: ANN401 - any value of the user's
-    """Return the value with nodes of ours in the place of dicts and dataclasses."""
+def _with_custom_nodes(value: Any) -> Any:  # noqa: ANN401 - any value of the user's
+    """Return the value with dicts and dataclasses, at all levels, replaced by custom nodes."""
     if isinstance(value, dict):
         _check_keys([(key,) for key in value])
-        keys = sorted(value, key=lambda key: (type(_plain(key)).__qualname__, repr(_plain(key))))
-        return _Node(_dict_kind(value, keys), tuple(_opened(value[key]) for key in keys))
+        keys = sorted(value, key=lambda key: (type(_canonical_key(key)).__qualname__, repr(_canonical_key(key))))
+        return _CustomNode(_dict_spec(value, keys), tuple(_with_custom_nodes(value[key]) for key in keys))
     if isinstance(value, torch.Size):
-        return tuple(value)  # means are no sizes
-    if _is_ours(value):
+        return tuple(value)  # its results are not sizes: a mean is a float
+    if _is_custom(value):
         fields = [field.name for field in dataclasses.fields(value)]
-        return _Node(_dataclass_kind(value, fields), tuple(_opened(_field(value, name)) for name in fields))
+        return _CustomNode(
+            _dataclass_spec(value, fields), tuple(_with_custom_nodes(_field(value, name)) for name in fields)
+        )
     try:
         children, metadata, _, rebuild = optree.tree_flatten_one_level(value, none_is_leaf=True, namespace=_NAMESPACE)
     except ValueError:  # a leaf
         return value
-    return rebuild(metadata, [_opened(child) for child in children])
+    return rebuild(metadata, [_with_custom_nodes(child) for child in children])
 
 
-def _dict_kind(value: dict[Any, Any], keys: list[Any]) -> _Kind:
-    def rebuild(children: Sequence[Any]) -> Any:  # noqa: ANN401 - whatever the value was
-        found = dict(zip(keys, children, strict=True))
+def _dict_spec(value: dict[Any, Any], keys: list[Any]) -> _NodeSpec:
+    def rebuild(children: Sequence[Any]) -> Any:  # noqa: ANN401 - the type of the value
+        by_key = dict(zip(keys, children, strict=True))
+        # A copy keeps the class, the attributes and the order of this rank's dict; those of other ranks may differ.
         new = copy.copy(value)
         for key in value:
-            new[key] = found[key]
+            new[key] = by_key[key]
         return new
 
-    return _Kind("dict", tuple(map(_plain, keys)), rebuild)
+    return _NodeSpec("dict", tuple(map(_canonical_key, keys)), rebuild)
 
 
-def _dataclass_kind(value: Any, fields: list[str]) -> _Kind:  # noqa: ANN401 - the user's dataclass
-    def rebuild(children: Sequence[Any]) -> Any:  # noqa: ANN401 - whatever the value was
+def _dataclass_spec(value: Any, fields: list[str]) -> _NodeSpec:  # noqa: ANN401 - the user's dataclass
+    def rebuild(children: Sequence[Any]) -> Any:  # noqa: ANN401 - the type of the value
         new = copy.copy(value)
         for name, child in zip(fields, children, strict=True):
-            object.__setattr__(new, name, child)  # frozen ones too
+            object.__setattr__(new, name, child)  # also works for frozen ones
         return new
 
-    return _Kind(type(value).__qualname__, tuple(_Attribute(f".{name}") for name in fields), rebuild)
+    return _NodeSpec(type(value).__qualname__, tuple(_AttributeKey(f".{name}") for name in fields), rebuild)
 
 
 def _too_deep() -> PayloadTypeError:
-    return PayloadTypeError("a value that is reduced contains itself, or has too many levels of containers")
+    return PayloadTypeError("a value that is reduced contains itself, or its containers are nested too deeply")
 
 
 def _field(value: object, name: str) -> Any:  # noqa: ANN401 - any value of the user's
@@ -186,16 +193,16 @@ def _field(value: object, name: str) -> Any:  # noqa: ANN401 - any value of the 
 
 
 def _check_keys(paths: Iterable[tuple[Any, ...]]) -> bool:
-    """Check the keys of dicts; False if there are any that optree may order differently on another rank."""
-    kinds = {type(key) for path in paths for key in path}
-    if kinds <= _PLAIN_KEYS:
+    """Check the keys of dicts; return False if optree may order some of them differently on another rank."""
+    key_types = {type(key) for path in paths for key in path}
+    if key_types <= _PLAIN_KEYS:
         return True
     for path in paths:
         for key in path:
             if not _is_key(key):
                 raise PayloadTypeError(
-                    f"a dict that is reduced has the key {shown(key)}; keys are str, int, bool, Enum or tuples of "
-                    "these, for all ranks must put them in the same order"
+                    f"a dict that is reduced has the key {shown(key)}; keys must be str, int, bool, Enum or "
+                    "tuples of these, so that all ranks put them in the same order"
                 )
     return False
 
@@ -206,12 +213,12 @@ def _is_key(key: object) -> bool:
     return isinstance(key, (str, numbers.Integral, Enum))
 
 
-def _plain(key: Any) -> Any:  # noqa: ANN401 - any key of the user's
-    """Return a key as all ranks know it, whose own may be of numpy's types."""
+def _canonical_key(key: Any) -> Any:  # noqa: ANN401 - any key of the user's
+    """Return a key as a Python object that equals the keys of other ranks: a rank's own key may be a numpy scalar."""
     if isinstance(key, (Enum, bool)):
         return key
     if isinstance(key, numbers.Integral):
         return int(key)
     if isinstance(key, tuple):
-        return tuple(map(_plain, key))
+        return tuple(map(_canonical_key, key))
     return str.__str__(key)

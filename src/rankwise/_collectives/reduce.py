@@ -1,4 +1,4 @@
-"""Collectives that reduce: all_reduce of tensors, numbers and containers of them; reduce_scatter of tensors."""
+"""Collectives that reduce: all_reduce of tensors, numbers, arrays and containers of them; reduce_scatter of tensors."""
 
 from __future__ import annotations
 
@@ -53,37 +53,43 @@ def all_reduce(value: T, op: str = ..., *, differentiable: bool = ..., group: Co
 def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: Comm | None = None) -> T | Any:
     """Return the reduction of every rank's value, the same on all ranks.
 
-    Collective over the session, or over `group`. A value is a tensor, a number, an array of numpy's, or dicts, lists,
-    tuples, namedtuples and dataclasses of them, the same on all ranks but for the order of a dict; None stays None.
-    Arrays are reduced as tensors on the CPU are, and the results are arrays; numpy's scalars are numbers, and the
-    results are Python's. A `torch.Size` is the tuple that it is. Tensors have the same
-    shape, type and kind of device on all ranks; results are new, on the tensor's device, and of its type, but for bools
-    (their sum and product are int64) and the mean of integers (float64, right also where their sum has more than 64
-    bits). Sums and products of tensors overflow as in torch. Numbers are reduced as Python does, exactly; if they are
-    of several types, all are made the widest first. The mean of integers is a float.
+    Collective over the session, or over `group`. A value is a tensor, a number, a numpy array, or dicts, lists, tuples,
+    namedtuples and dataclasses of these. The containers are the same on all ranks except for the order of a dict's
+    keys. None stays None, and a `torch.Size` is treated as a tuple.
+
+    Tensors have the same shape, dtype and type of device on all ranks. Results are new tensors on the device of the
+    input, and of its dtype with two exceptions: the sum and product of bools are int64; the mean of bools and integers
+    is float64, and correct also if the sum exceeds 64 bits. Sums and products overflow as in torch. Arrays are reduced
+    as tensors on the CPU, and their results are arrays.
+
+    Numbers are reduced exactly, as Python does; numbers of different types are converted to the widest one first. The
+    mean of integers is a float. numpy scalars are converted to Python numbers.
 
     Args:
         value: This rank's value.
         op: "sum", "mean", "product", "min", "max"; "and", "or" for bools.
-        differentiable: Gradients flow back through the sum or mean of tensors of floats or complex numbers; every rank
-            runs backward through it. Numbers and arrays beside the tensors are reduced without. Else results are
-            detached.
-        group: Those who take part; all, by default.
+        differentiable: Whether gradients flow back through the sum or mean of tensors of floats or complex numbers;
+            every rank must run backward through the result. Numbers and arrays in the value have no gradients. If
+            False, results are detached.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
-        InvalidArgumentError: There is no such op, or it is not differentiable.
-        PayloadTypeError: The op is not defined for the value, or the value is not one of these.
-        RemoteRankError: Either happened on another rank.
-        MismatchError: The ranks' values differ in anything but the numbers, or another rank calls something else.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        InvalidArgumentError: `op` is unknown, or not differentiable.
+        PayloadTypeError: The op is not defined for the value, or the value is of another type.
+        RemoteRankError: One of these errors occurred on another rank.
+        MismatchError: The values of the ranks differ in more than their numbers, or another rank calls another
+            collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise
-        >>> rankwise.all_reduce(3), rankwise.all_reduce(3, op="mean"), rankwise.all_reduce(True, op="and")
-        (3, 3.0, True)
-        >>> rankwise.all_reduce({"loss": 0.5, "seen": 8})
+        >>> rankwise.all_reduce(3), rankwise.all_reduce(3, op="mean")  # on 2 ranks: (6, 3.0)
+        (3, 3.0)
+        >>> rankwise.all_reduce({"loss": 0.5, "seen": 8})  # on 2 ranks: {'loss': 1.0, 'seen': 16}
         {'loss': 0.5, 'seen': 8}
+        >>> rankwise.all_reduce(rankwise.get_rank() == 0, op="and")  # on 2 ranks: False
+        True
     """
     comm = comm_of(group)
     call = Call("all_reduce")
@@ -91,36 +97,36 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
         parsed = Op.parse(op)
         differentiable = as_bool(differentiable, "differentiable")
         call.settings = {"op": parsed.name, "differentiable": True} if differentiable else {"op": parsed.name}
-        job = ReduceRequest.of(comm, call, value, parsed)
+        request = ReduceRequest.of(comm, call, value, parsed)
         if differentiable:
-            job.require_gradient()
+            request.require_gradient()
     # torch's Function.apply has no types.
-    leaves = list(_Reduce.apply(job, *job.tensors())) if differentiable else job.run()  # type: ignore[no-untyped-call]
-    result: T = job.tree.rebuild(leaves)
+    leaves = list(_Reduce.apply(request, *request.tensors())) if differentiable else request.run()  # type: ignore[no-untyped-call]
+    result: T = request.tree.rebuild(leaves)
     return result
 
 
 def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = None) -> torch.Tensor:
-    """Reduce a tensor in place, and return it: `all_reduce` without memory for another.
+    """Reduce a tensor in place, and return it: `all_reduce` without memory for the result.
 
     Collective over the session, or over `group`.
 
     Args:
-        tensor: This rank's tensor; the same shape and type on all ranks. It must be able to hold the result.
+        tensor: This rank's tensor; the same shape and dtype on all ranks. Its dtype must be that of the result.
         op: As for `all_reduce`.
-        group: Those who take part; all, by default.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
-        InvalidArgumentError: There is no such op.
-        PayloadTypeError: The op is not defined for the type, or the result has another.
-        RemoteRankError: Either happened on another rank.
-        MismatchError: The tensors differ in shape or type, or another rank calls something else.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        InvalidArgumentError: `op` is unknown.
+        PayloadTypeError: The op is not defined for the dtype, or its result has another dtype.
+        RemoteRankError: One of these errors occurred on another rank.
+        MismatchError: The tensors differ in shape or dtype, or another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise, torch
-        >>> rankwise.all_reduce_(torch.tensor([1, 2]))
+        >>> rankwise.all_reduce_(torch.tensor([1, 2]))  # on 2 ranks: tensor([2, 4])
         tensor([1, 2])
     """
     comm = comm_of(group)
@@ -133,43 +139,44 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
         target = dense(tensor)
         if is_expanded(target):
             raise PayloadTypeError(
-                f"{describe(tensor)} is expanded: several of its elements are one in memory; use all_reduce, or pass "
+                f"{describe(tensor)} is expanded: several of its elements share memory; use all_reduce, or pass "
                 "tensor.clone()"
             )
-        how = plan(target.dtype, parsed)
-        result = how.finish(torch.empty(0, dtype=how.wire_dtype, device="cpu"), 1)
+        recipe = plan(target.dtype, parsed)
+        result = recipe.finish(torch.empty(0, dtype=recipe.wire_dtype, device="cpu"), 1)
         if result.dtype != tensor.dtype:
             raise PayloadTypeError(
-                f"op={parsed.name!r} of {tensor.dtype} has another type, {result.dtype}: use all_reduce"
+                f"op={parsed.name!r} of {tensor.dtype} has another dtype, {result.dtype}: use all_reduce"
             )
-        job = ReduceRequest.of(comm, call, tensor, parsed, in_place=True)
-    (result,) = job.run()
+        request = ReduceRequest.of(comm, call, tensor, parsed, in_place=True)
+    (result,) = request.run()
     overwrite(tensor, result)
     return tensor
 
 
 def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Comm | None = None) -> torch.Tensor:
-    """Return the reduction of every rank's value for this rank.
+    """Return the reduction of the tensors that all ranks pass for this rank.
 
-    Collective over the session, or over `group`. The result is as that of `all_reduce`.
+    Collective over the session, or over `group`. Dtypes and overflow are as for `all_reduce`.
 
     Args:
-        values: One tensor for each member, in the order of ranks; of one type, and of the same shapes on all ranks.
+        values: One tensor for each member, in the order of ranks; of one dtype, and of the same shapes on all ranks.
         op: As for `all_reduce`.
-        group: Those who take part; all, by default.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
-        InvalidArgumentError: There is no such op, or not one tensor for each member.
-        PayloadTypeError: The op is not defined for the type, or the types differ.
-        RemoteRankError: Either happened on another rank.
-        MismatchError: The tensors differ in shape or type, or another rank calls something else.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        InvalidArgumentError: `op` is unknown, or the number of tensors is not the number of members.
+        PayloadTypeError: The op is not defined for the dtype, or the dtypes differ.
+        RemoteRankError: One of these errors occurred on another rank.
+        MismatchError: The tensors differ in shape or dtype, or another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import rankwise, torch
-        >>> rankwise.reduce_scatter([torch.tensor([1, 2])])
-        tensor([1, 2])
+        >>> tensors = list(torch.arange(rankwise.get_world_size()))
+        >>> rankwise.reduce_scatter(tensors)  # on 2 ranks: tensor(0) on rank 0, tensor(2) on rank 1
+        tensor(0)
     """
     comm = comm_of(group)
     call = Call("reduce_scatter")
@@ -178,7 +185,7 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
         call.settings = {"op": parsed.name}
         _check_pieces(values, parsed, comm.size)
         call.content = " ".join(map(describe, values))
-        call.parts = lambda: {f"[{place}]": describe(value) for place, value in enumerate(values)}
+        call.parts = lambda: {f"[{index}]": describe(value) for index, value in enumerate(values)}
         scatter = comm.reduce_scatter(values, parsed)
         if comm.check or values[0].device.type == "cpu":
             comm.verify(call)
@@ -187,25 +194,25 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Co
 
 
 class _Reduce(torch.autograd.Function):
-    """A reduction whose gradient is the same reduction of the gradients."""
+    """A reduction. Its gradient is the same reduction of the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, job: ReduceRequest, *tensors: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401, ARG004
-        ctx.job = job
-        # What is a view to autograd cannot be written to outside.
-        return tuple(same_memory(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in job.run())
+    def forward(ctx: Any, request: ReduceRequest, *tensors: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401, ARG004
+        ctx.request = request
+        # Autograd forbids in-place operations on the views that a function returns, so these are not views to it.
+        return tuple(same_memory(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in request.run())
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        job: ReduceRequest = ctx.job
-        call = Call("the gradient of all_reduce", {"op": job.op.name})
-        wanted = [grads[place] for place in job.places_of_tensors()]
-        gradient = ReduceRequest.of(job.comm, call, wanted, job.op)
+        request: ReduceRequest = ctx.request
+        call = Call("the gradient of all_reduce", {"op": request.op.name})
+        tensor_grads = [grads[index] for index in request.tensor_indices()]
+        gradient = ReduceRequest.of(request.comm, call, tensor_grads, request.op)
         return None, *_Reduce.apply(gradient, *gradient.tensors())  # type: ignore[no-untyped-call]  # torch's
 
 
 def _check_pieces(values: Sequence[torch.Tensor], op: Op, size: int) -> None:
-    """Check what reduce_scatter takes."""
+    """Check the arguments of reduce_scatter."""
     if not isinstance(values, Sequence) or not all(isinstance(value, torch.Tensor) for value in values):
         raise PayloadTypeError(
             f"reduce_scatter takes a sequence of tensors, one for each rank, as tensor.chunk(world), got "

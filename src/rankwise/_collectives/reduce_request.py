@@ -1,7 +1,8 @@
-"""A reduction of one value: what this rank knows of it alone, and then what the ranks make of it.
+"""The reduction of one value: first the steps that this rank does alone, then those that all ranks do together.
 
-What fits in a frame is reduced here, by every rank in the order of ranks. The rest is one reduction by the backend for
-each type and device.
+Numbers, and tensors that fit into a frame, are sent with the frames by which the ranks agree on the call: every rank
+gets all operands and reduces them itself, in the order of ranks. Larger tensors are reduced by the transport, in one
+operation for each dtype and device.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 
 import torch
 
-from rankwise._collectives.numpy_arrays import array_of, is_array, tensor_of
-from rankwise._collectives.pytree import Tree, describe
-from rankwise._collectives.scalars import check_number, fold_numbers, reduce_numbers
+from rankwise._collectives.numpy_arrays import array_from_tensor, is_array, tensor_from_array
+from rankwise._collectives.pytree import PyTree, describe
+from rankwise._collectives.scalars import all_reduce_numbers, fold_numbers, to_python_number
 from rankwise._comm.buffers import as_bytes, contents, from_bytes, same_memory, to_tensor
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import INLINE_BYTES, Comm, dense
@@ -25,105 +26,110 @@ from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 @dataclass(slots=True)
 class _Bucket:
-    """Tensors of one type on one device, which travel and are reduced as one.
+    """Tensors of one dtype on one device, which are reduced as one flat tensor.
 
     Attributes:
-        how: How they are reduced.
-        places: Which leaves they are.
+        recipe: The wire format.
+        indices: Their indices among the leaves.
         shapes: Their shapes.
-        wire: All of them, flat, as they travel.
+        wire: All of them in wire format, flat.
     """
 
-    how: ReductionRecipe
-    places: list[int]
+    recipe: ReductionRecipe
+    indices: list[int]
     shapes: list[torch.Size]
     wire: torch.Tensor
 
     @classmethod
-    def of(cls, leaves: Sequence[Any], places: list[int], op: Op, *, in_place: bool) -> _Bucket:
-        tensors = [dense(leaves[place]) for place in places]
+    def of(cls, leaves: Sequence[Any], indices: list[int], op: Op, *, in_place: bool) -> _Bucket:
+        tensors = [dense(leaves[index]) for index in indices]
         first = tensors[0]
-        how = plan(first.dtype, op)
-        if in_place and how.wire_dtype == first.dtype and first.is_contiguous():
+        recipe = plan(first.dtype, op)
+        if in_place and recipe.wire_dtype == first.dtype and first.is_contiguous():
             wire = same_memory(first)
         else:
-            wire = how.start(first if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors]))
-        return cls(how, places, [tensor.shape for tensor in tensors], wire.reshape(-1))
+            wire = recipe.start(first if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        return cls(recipe, indices, [tensor.shape for tensor in tensors], wire.reshape(-1))
 
     def results(self, size: int) -> list[torch.Tensor]:
-        reduced = self.how.finish(self.wire, size)
-        if len(self.places) == 1:
+        reduced = self.recipe.finish(self.wire, size)
+        if len(self.indices) == 1:
             return [reduced.reshape(self.shapes[0])]
         parts = reduced.split([shape.numel() for shape in self.shapes])
-        # A view would keep all parts alive, and save all of them when it is saved.
+        # A view would keep the whole bucket alive, and torch.save would write all of it.
         return [part.clone().reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
 @dataclass(slots=True)
 class ReduceRequest:
-    """A reduction: made of what this rank alone knows, then run with the others.
+    """One reduction: prepared by this rank alone, then run by all members.
+
+    Everything that can fail on one rank is done before the members agree on the call, including the allocations for the
+    transfer of data (the prepared moves in `run`). A rank that fails there sends its error in place of its frame, and
+    no other rank waits for its data. After the agreement data is only moved.
 
     Attributes:
         tree: The value.
-        numbers: Its numbers, with their places among the leaves.
-        arrays: The places of its arrays, which are tensors here.
-        buckets: Its tensors.
-        small: The tensors fit into the frame.
+        numbers: Its numbers, by index among the leaves.
+        arrays: The indices of its arrays, which are tensors in the tree.
+        buckets: Its tensors and arrays.
+        is_inline: Whether the contents of the tensors are sent with the frame.
     """
 
     comm: Comm
     call: Call
     op: Op
-    tree: Tree
+    tree: PyTree
     numbers: dict[int, Any]
     arrays: set[int]
     buckets: list[_Bucket]
-    small: bool
+    is_inline: bool
 
     @classmethod
     def of(cls, comm: Comm, call: Call, value: object, op: Op, *, in_place: bool = False) -> ReduceRequest:
-        """Take a value apart, and check it.
+        """Flatten a value, check it, and convert its tensors to wire format.
 
         Raises:
-            PayloadTypeError: The operation is not defined for a part of it.
+            PayloadTypeError: The operation is not defined for a leaf.
         """
-        tree = Tree.of(value)
+        tree = PyTree.of(value)
         leaves = tree.leaves
         numbers: dict[int, Any] = {}
         arrays: set[int] = set()
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for place, leaf in enumerate(leaves):
+        tensors: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for index, leaf in enumerate(leaves):
             if is_array(leaf):
-                leaves[place] = tensor_of(leaf)
-                arrays.add(place)
-            if isinstance(leaves[place], torch.Tensor):
-                kinds.setdefault((leaves[place].dtype, leaves[place].device), []).append(place)
+                leaves[index] = tensor_from_array(leaf)
+                arrays.add(index)
+            if isinstance(leaves[index], torch.Tensor):
+                tensors.setdefault((leaves[index].dtype, leaves[index].device), []).append(index)
             elif leaf is not None:
-                numbers[place] = leaves[place] = check_number(leaf, op)
-        buckets = [_Bucket.of(leaves, places, op, in_place=in_place) for places in kinds.values()]
+                numbers[index] = leaves[index] = to_python_number(leaf, op)
+        buckets = [_Bucket.of(leaves, indices, op, in_place=in_place) for indices in tensors.values()]
         described = [
-            f"{'an array of ' if place in arrays else ''}{describe(leaf)}" for place, leaf in enumerate(leaves)
+            f"{'an array of ' if index in arrays else ''}{describe(leaf)}" for index, leaf in enumerate(leaves)
         ]
         call.content = f"{tree.text()} {' '.join(described)}"
         call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
+        # Contents on an accelerator are never sent with a frame: to read them here would wait for the device.
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
         return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_mesh and nbytes <= INLINE_BYTES)
 
-    def places_of_tensors(self) -> list[int]:
-        """Return which leaves are tensors, and were before: no arrays."""
+    def tensor_indices(self) -> list[int]:
+        """Return the indices of the leaves that are tensors and not arrays."""
         leaves = enumerate(self.tree.leaves)
-        return [place for place, leaf in leaves if isinstance(leaf, torch.Tensor) and place not in self.arrays]
+        return [index for index, leaf in leaves if isinstance(leaf, torch.Tensor) and index not in self.arrays]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors among the leaves."""
-        return [self.tree.leaves[place] for place in self.places_of_tensors()]
+        """Return the leaves that are tensors and not arrays."""
+        return [self.tree.leaves[index] for index in self.tensor_indices()]
 
     def require_gradient(self) -> None:
-        """Check that gradients can flow through it.
+        """Check that gradients can flow through the reduction.
 
         Raises:
-            InvalidArgumentError: Not through this operation.
-            PayloadTypeError: Not through tensors of this type.
+            InvalidArgumentError: The operation is not differentiable.
+            PayloadTypeError: Gradients cannot flow through one of the tensors, or there is no tensor.
         """
         if not self.op.is_linear:
             linear = " and ".join(repr(op.name) for op in OPS.values() if op.is_linear)
@@ -135,41 +141,46 @@ class ReduceRequest:
             require_differentiable(tensor)
 
     def run(self) -> list[Any]:
-        """Reduce it, and return the leaves of the result.
+        """Reduce the value, and return the leaves of the result.
 
-        Collective over the comm's members.
+        Collective over the members of the comm.
         """
         comm = self.comm
         messages: list[bytes] | None = None
         numbers: list[Any] = list(self.numbers.values())
-        reduced: Callable[[], list[Any]] | None = None
+        finish_numbers: Callable[[], list[Any]] | None = None
         with comm.collective(self.call):
-            moves = [] if self.small else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
+            moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
             if self._is_checked():
-                inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.small else []
+                inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.is_inline else []
                 messages = comm.verify(self.call, pickle.dumps((numbers, inline)))
             for move in moves:
                 move()
             if messages is None and numbers:
-                reduced = reduce_numbers(comm, numbers, self.op)
-        if reduced is not None:
-            numbers = reduced()
+                finish_numbers = all_reduce_numbers(comm, numbers, self.op)
+        # From here on no other rank waits for this one: errors and allocations concern this rank alone.
+        if finish_numbers is not None:
+            numbers = finish_numbers()
         if messages is not None:
             rows = [pickle.loads(message) for message in messages]
             numbers = fold_numbers([row[0] for row in rows], self.op)
-            for place, bucket in enumerate(self.buckets if self.small else ()):
-                parts = [from_bytes(to_tensor(row[1][place]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
+            for index, bucket in enumerate(self.buckets if self.is_inline else ()):
+                parts = [from_bytes(to_tensor(row[1][index]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
                 bucket.wire = fold(parts, self.op, out=parts[0])
         leaves = list(self.tree.leaves)
-        for place, number in zip(self.numbers, numbers, strict=True):
-            leaves[place] = number
+        for index, number in zip(self.numbers, numbers, strict=True):
+            leaves[index] = number
         for bucket in self.buckets:
-            for place, result in zip(bucket.places, bucket.results(comm.size), strict=True):
-                leaves[place] = array_of(result) if place in self.arrays else result
+            for index, result in zip(bucket.indices, bucket.results(comm.size), strict=True):
+                leaves[index] = array_from_tensor(result) if index in self.arrays else result
         return leaves
 
     def _is_checked(self) -> bool:
-        """Return whether ranks agree first; where a single tensor is on an accelerator that is for the user to say."""
+        """Return whether the members agree on the call before its data moves.
+
+        For a single tensor on an accelerator the user decides, with the session's option `check`: an agreement between
+        the processes would delay an operation that otherwise is only queued.
+        """
         leaves = self.tree.leaves
         single = len(leaves) == 1 and isinstance(leaves[0], torch.Tensor) and leaves[0].device.type != "cpu"
         return self.comm.check or not single
