@@ -46,7 +46,7 @@ def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Comm, note: 
     """Other users of the host can reach it."""
     board = comm.shared_store()
     assert board is not None
-    key = f"turn/{comm.num_exclusive_sections + 1}"
+    key = f"exclusive_section/{comm.num_exclusive_sections + 1}"
     if rw.get_rank() == 1:
         board.set(key, note)
         with pytest.raises(rw.RankwiseError, match=said), rw.rank_zero_first():

@@ -1,4 +1,4 @@
-"""Decorators for functions whose body runs when they are called; class and static methods too."""
+"""Decorators for functions, class methods and static methods; not for coroutines and generators."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from rankwise.errors import InvalidArgumentError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Functions whose body does not run when they are called.
-_LATER: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+# A call of these functions does not run their body.
+_DEFERRED_KINDS: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
-class Block:
-    """What `rank_zero_first` and `in_rank_order` return: a context, and a decorator.
+class BlockDecorator:
+    """A context manager and decorator, returned by `rank_zero_first` and `in_rank_order`.
 
-    As `contextlib.ContextDecorator`, which would let the body of a coroutine or a generator run after the block.
+    It is like `contextlib.ContextDecorator`, but refuses coroutines and generators, whose bodies would run after the
+    block.
     """
 
     def __init__(self, name: str, begin: Callable[[], AbstractContextManager[None]]) -> None:
@@ -30,7 +31,7 @@ class Block:
         self._entered: list[AbstractContextManager[None]] = []
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
-        """Return a function whose body runs in the block."""
+        """Return a function that runs another one in the block."""
         if isinstance(fn, (classmethod, staticmethod)):
             return as_method(self(fn.__func__), type(fn))
         check_function(fn, self._name)
@@ -54,21 +55,21 @@ class Block:
 
 
 def as_method(function: Callable[P, R], kind: Any) -> Callable[P, R]:  # noqa: ANN401 - classmethod or staticmethod
-    """Return a class or static method, which type checkers take for the function that it calls."""
+    """Return a class method or static method of a function, with the type of the function."""
     method: Callable[P, R] = kind(function)
     return method
 
 
 def check_function(fn: object, name: str) -> None:
-    """Check that the body of a function runs where and when it is called.
+    """Check that a call of a function runs its body.
 
     Raises:
-        InvalidArgumentError: It does not.
+        InvalidArgumentError: It is not a function, or a coroutine or generator function.
     """
     if not callable(fn):
         raise InvalidArgumentError(f"{name} takes a function, got a {type(fn).__qualname__}; put it right above `def`")
-    if any(is_kind(fn) or is_kind(type(fn).__call__) for is_kind in _LATER):
+    if any(is_kind(fn) or is_kind(type(fn).__call__) for is_kind in _DEFERRED_KINDS):
         raise InvalidArgumentError(
-            f"{name} takes a function that runs when it is called, got {getattr(fn, '__qualname__', fn)}, a coroutine "
-            "or generator, which runs later; decorate a function that it calls"
+            f"{name} takes a function whose call runs its body, got {getattr(fn, '__qualname__', fn)}, a coroutine "
+            "or generator, whose body runs later; decorate a function that it calls"
         )

@@ -1,7 +1,7 @@
-"""One rank works, and the others wait for it: for hours if it takes hours, and not for a moment after it failed.
+"""A critical section that one rank runs while the others wait for its end, without a timeout.
 
-Not a collective, which would time out, but a note in the store. That the working rank has died is told by its
-connection; in groups too large for connections it gives a sign of life every other second.
+The end is not a collective, which would time out, but an entry in the store. The others detect the death of the owner
+by its closed connection, or, in groups too large for connections between all ranks, by missing heartbeats in the store.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rankwise._comm.group import Comm
 from rankwise._net.json_lines import decode_line, encode_line
 from rankwise.errors import CollectiveError, RemoteRankError
 
-_BEAT_SECONDS: Final = 2.0
-# A rank that holds Python's lock for long, as in reading one large file, gives no sign of life in that time.
-_SILENCE_SECONDS: Final = 60.0
-# The pause between two looks at the store is a tenth of what was waited so far, within these.
-_PAUSE_SECONDS: Final = (0.001, 1.0)
+_HEARTBEAT_SECONDS: Final = 2.0
+# Not shorter: a thread that holds the GIL for long, for example to read one large file, delays the heartbeats.
+_HEARTBEAT_TIMEOUT_SECONDS: Final = 60.0
+# The interval between two polls of the store is a tenth of the time waited so far, but within these limits.
+_POLL_SECONDS: Final = (0.001, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Note:
-    """How a turn ended, as it stands in the store.
+class _Result:
+    """The result of a section, as an entry in the store.
 
     Attributes:
-        failed: With an error; the rest is a `RemoteRankError`'s.
+        failed: Whether the section raised an error; the other fields are those of `RemoteRankError`.
     """
 
     failed: bool = False
@@ -43,35 +43,35 @@ class _Note:
 
 
 class ExclusiveSection:
-    """The turn of one member.
+    """A critical section of one member, the owner.
 
-    Every member makes one, in the same order; the one whose turn it is works in `working`, the others `wait`.
+    Every member creates one, in the same order. The owner runs its block in `working`, the other members call `wait`.
     """
 
-    def __init__(self, comm: Comm, call: Call, place: int, *, readers: int | None = None) -> None:
+    def __init__(self, comm: Comm, call: Call, owner: int, *, readers: int | None = None) -> None:
         self._comm = comm
         self._call = call
-        self._place = place
-        self._rank = comm.ranks[place]
+        self._owner = owner
+        self._owner_rank = comm.ranks[owner]
         self._readers = comm.size - 1 if readers is None else readers
-        self._board = comm.shared_store()
+        self._store = comm.shared_store()
         comm.num_exclusive_sections += 1
-        self._key = f"turn/{comm.num_exclusive_sections}"
-        self._beating: threading.Thread | None = None
+        self._key = f"exclusive_section/{comm.num_exclusive_sections}"
+        self._heartbeat_thread: threading.Thread | None = None
         self._ended = threading.Event()
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
-        """Let no collective begin in a block, on any member: the others would wait for the end of the turn.
+        """Forbid collectives in a block, on every member: the members that wait could not take part, a deadlock.
 
         Raises:
-            CollectiveError: This rank is in a collective, in another thread; told to the
-                others if they wait for this rank.
+            CollectiveError: This rank is in a collective, in another thread. The other members raise it too if this
+                rank is the owner.
         """
         try:
             guard = self._comm.block_collectives(self._call)
         except CollectiveError as error:
-            if self._comm.rank == self._place:
+            if self._comm.rank == self._owner:
                 self.end(error)
             raise
         try:
@@ -81,7 +81,7 @@ class ExclusiveSection:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Work, and tell the others how that ended."""
+        """Run a block as the owner, and report its end to the other members."""
         self.begin()
         try:
             yield
@@ -91,82 +91,92 @@ class ExclusiveSection:
         self.end(None)
 
     def begin(self) -> None:
-        """Begin to work: give signs of life, where the connections do not."""
-        if self._board is not None and not self._comm.uses_mesh:
-            self._beating = threading.Thread(target=self._beat, args=(self._board,), daemon=True, name="rankwise-beat")
-            self._beating.start()
+        """Begin the section as the owner: send heartbeats if there are no connections between all members."""
+        if self._store is not None and not self._comm.uses_mesh:
+            self._heartbeat_thread = threading.Thread(
+                target=self._send_heartbeats, args=(self._store,), daemon=True, name="rankwise-heartbeat"
+            )
+            self._heartbeat_thread.start()
 
     def end(self, error: BaseException | None) -> None:
-        """Tell the others how it ended."""
-        if self._beating is not None:
+        """Report the end of the section to the other members."""
+        if self._heartbeat_thread is not None:
             self._ended.set()
-            self._beating.join()
-        note = _Note()
-        if isinstance(error, RemoteRankError):  # it could not begin, for another rank had failed: that is what to tell
-            note = _Note(failed=True, rank=error.rank, host=error.host, raised=error.raised, traceback=error.traceback)
+            self._heartbeat_thread.join()
+        result = _Result()
+        if isinstance(error, RemoteRankError):  # another rank failed before this one: the others get the first error
+            result = _Result(
+                failed=True, rank=error.rank, host=error.host, raised=error.raised, traceback=error.traceback
+            )
         elif error is not None:
             failure = Failure.of(error, self._call.text)
-            note = _Note(
-                failed=True, rank=self._rank, host=failure.host, raised=failure.raised, traceback=failure.traceback
+            result = _Result(
+                failed=True,
+                rank=self._owner_rank,
+                host=failure.host,
+                raised=failure.raised,
+                traceback=failure.traceback,
             )
-        if self._board is not None and self._readers:
-            with contextlib.suppress(RuntimeError):  # nobody serves the store any more: then nobody waits
-                self._board.set(self._key, encode_line(note))
-                # To set is not to be answered, and what this rank does next may be heard of before the note is there;
-                # an answer on the same connection comes after it.
-                self._board.check([self._key])
+        if self._store is not None and self._readers:
+            with contextlib.suppress(RuntimeError):  # the process that serves the store has ended, and so nobody waits
+                self._store.set(self._key, encode_line(result))
+                # `set` does not wait for the store, so that a later message of this rank on another connection might
+                # arrive before the entry. The reply to `check`, on the same connection, comes after the entry is there.
+                self._store.check([self._key])
 
     def wait(self) -> None:
-        """Wait until the other rank has worked.
+        """Wait until the owner has ended the section.
 
         Raises:
-            RemoteRankError: It failed.
-            CollectiveError: It is gone.
+            RemoteRankError: The section failed.
+            CollectiveError: The owner is dead.
         """
-        if self._board is None:
+        if self._store is None:
             return
         try:
-            note = self._note(self._board)
+            result = self._poll_result(self._store)
         except RuntimeError as error:
             if isinstance(error, CollectiveError):
                 raise
-            cause = self._comm.dead_ranks([self._rank]) or "the store is gone, and with it the rank that served it"
-            raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {cause}") from error
-        if note.failed:
-            raise RemoteRankError(rank=note.rank, host=note.host, raised=note.raised, traceback=note.traceback)
+            cause = self._comm.dead_ranks([self._owner_rank]) or "the rank that serves the store is dead"
+            raise CollectiveError(f"{self._call.text} waits for rank {self._owner_rank} in vain: {cause}") from error
+        if result.failed:
+            raise RemoteRankError(rank=result.rank, host=result.host, raised=result.raised, traceback=result.traceback)
 
-    def _note(self, board: Store) -> _Note:
-        start = heard = time.monotonic()
-        beat = 0
-        shortest, longest = _PAUSE_SECONDS
-        while not board.check([self._key]):
-            gone = self._comm.dead_ranks([self._rank])
-            if gone and not board.check([self._key]):
-                raise CollectiveError(f"{self._call.text} waits for rank {self._rank} in vain: {gone}")
+    def _poll_result(self, store: Store) -> _Result:
+        start = last_heartbeat = time.monotonic()
+        heartbeats = 0
+        shortest, longest = _POLL_SECONDS
+        while not store.check([self._key]):
+            dead = self._comm.dead_ranks([self._owner_rank])
+            # It may have died after it had ended the section: then the entry is there by now.
+            if dead and not store.check([self._key]):
+                raise CollectiveError(f"{self._call.text} waits for rank {self._owner_rank} in vain: {dead}")
             now = time.monotonic()
             if not self._comm.uses_mesh:
-                latest = board.add(f"{self._key}/beat", 0)
-                if latest != beat:
-                    beat, heard = latest, now
-                elif now - heard > _SILENCE_SECONDS:
+                latest = store.add(f"{self._key}/heartbeat", 0)
+                if latest != heartbeats:
+                    heartbeats, last_heartbeat = latest, now
+                elif now - last_heartbeat > _HEARTBEAT_TIMEOUT_SECONDS:
                     raise CollectiveError(
-                        f"{self._call.text} waits for rank {self._rank} in vain: it has given no sign of life for "
-                        f"{_SILENCE_SECONDS:g} s"
+                        f"{self._call.text} waits for rank {self._owner_rank} in vain: it has sent no heartbeat for "
+                        f"{_HEARTBEAT_TIMEOUT_SECONDS:g} s"
                     )
             time.sleep(min(max(shortest, (now - start) / 10), longest))
-        text = board.get(self._key)
-        if board.add(f"{self._key}/readers", 1) == self._readers:
-            for key in (self._key, f"{self._key}/readers", f"{self._key}/beat"):
-                board.delete_key(key)
+        text = store.get(self._key)
+        # The last reader deletes the entry, so that the store does not grow with the number of sections.
+        if store.add(f"{self._key}/readers", 1) == self._readers:
+            for key in (self._key, f"{self._key}/readers", f"{self._key}/heartbeat"):
+                store.delete_key(key)
         try:
-            return decode_line(_Note, text)
+            return decode_line(_Result, text)
         except ValueError as error:
             raise CollectiveError(
-                f"{self._call.text}: how the turn of rank {self._rank} ended cannot be read in the store: {error}; "
+                f"{self._call.text}: the result of rank {self._owner_rank} cannot be read in the store: {error}; "
                 "does another program use the store?"
             ) from error
 
-    def _beat(self, board: Store) -> None:
+    def _send_heartbeats(self, store: Store) -> None:
         with contextlib.suppress(RuntimeError):
-            while not self._ended.wait(_BEAT_SECONDS):
-                board.add(f"{self._key}/beat", 1)
+            while not self._ended.wait(_HEARTBEAT_SECONDS):
+                store.add(f"{self._key}/heartbeat", 1)

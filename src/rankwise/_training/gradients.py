@@ -1,4 +1,4 @@
-"""Gradients and parameters: the same on all ranks, without a wrapper around the model."""
+"""Synchronization of gradients and parameters, without a wrapper around the model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rankwise._comm.group import Comm, dense
 from rankwise._training.gradient_averaging import (
     DENSE,
     SPARSE,
+    combine_layouts,
     dense_means,
     describe_gradients,
-    form_of,
-    forms_everywhere,
     gather_sparse,
-    put_gradient,
-    put_sparse_means,
+    layout_bit,
+    set_gradient,
+    set_sparse_means,
 )
 from rankwise.errors import InvalidArgumentError
 
@@ -29,30 +29,30 @@ from rankwise.errors import InvalidArgumentError
 def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: Comm | None = None) -> None:
     """Replace every gradient by its mean over all ranks, in place.
 
-    Collective over the session, or over `group`. A parameter that got no gradient on some ranks counts as zero there;
-    one that got none on any rank keeps none. Half-precision gradients are averaged in float32. Sparse gradients stay
-    sparse, coalesced, as new tensors, unless another rank has a dense one; one reduction for each type and device does
-    for all others.
+    Collective over the session, or over `group`. A missing gradient counts as zero, but remains missing if no rank has
+    one. Half-precision gradients are averaged in float32. Sparse gradients are replaced by new, coalesced sparse
+    tensors, unless another rank has a dense gradient. All other gradients are averaged by one reduction for each dtype
+    and device.
 
     Args:
-        parameters: A module, or its parameters in the same order on all ranks; those without requires_grad are not
-            looked at.
-        group: Those who take part; all, by default.
+        parameters: A module, or its parameters in the same order on all ranks; those without requires_grad are ignored.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
         InvalidArgumentError: `parameters` is neither a module nor parameters.
-        PayloadTypeError: A gradient cannot be averaged: of integers or 8-bit floats, or of a class such as DTensor.
-        RemoteRankError: Either happened on another rank.
-        MismatchError: The ranks' parameters differ in number, shape or type, or another rank calls something else.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        PayloadTypeError: A gradient cannot be averaged: it is of integers or 8-bit floats, or a DTensor, for example.
+        RemoteRankError: One of these errors occurred on another rank.
+        MismatchError: The parameters differ in number, shape or dtype, or another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(2, 1)
-        >>> model(torch.ones(3, 2)).sum().backward()
+        >>> from rankwise import get_rank
+        >>> model(torch.full((3, 2), 1.0 + get_rank())).sum().backward()  # rank 1: gradients of 6
         >>> sync_grads(model)
-        >>> model.weight.grad
+        >>> model.weight.grad  # on 2 ranks: tensor([[4.5000, 4.5000]])
         tensor([[3., 3.]])
     """
     comm = comm_of(group)
@@ -60,47 +60,50 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
     with torch.no_grad():
         with comm.collective(call):
             trained = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
-            mine = [form_of(parameter) for parameter in trained]
+            layouts = [layout_bit(parameter) for parameter in trained]
             _describe(call, describe_gradients(trained))
-            average = dense_means({place: trained[place] for place, form in enumerate(mine) if not form & SPARSE}, comm)
-            forms = forms_everywhere(comm, call, mine)()
-            # What was prepared is right unless a gradient is sparse on some of the ranks.
-            alike = all(form == SPARSE or not form & SPARSE for form in forms)
-            finish = average() if alike else None
+            # The reduction is prepared before the ranks agree, since it allocates memory, which can fail on one rank.
+            # The preparation assumes that a gradient that is sparse here is sparse on all ranks.
+            local_dense = {index: trained[index] for index, layout in enumerate(layouts) if not layout & SPARSE}
+            average = dense_means(local_dense, comm)
+            combined = combine_layouts(comm, call, layouts)()
+            is_uniform = all(layout == SPARSE or not layout & SPARSE for layout in combined)
+            finish = average() if is_uniform else None
         if finish is None:
-            others = {place: trained[place] for place, form in enumerate(forms) if not form & SPARSE}
+            others = {index: trained[index] for index, layout in enumerate(combined) if not layout & SPARSE}
             finish = comm.run_prepared(call, lambda: dense_means(others, comm))
-        sparse = [parameter for parameter, form in zip(trained, forms, strict=True) if form & SPARSE]
+        sparse = [parameter for parameter, layout in zip(trained, combined, strict=True) if layout & SPARSE]
         gathered = gather_sparse(sparse, comm) if sparse else []
-        # All that ranks wait for is done: what follows takes memory.
-        for place, values in finish().items():
-            if forms[place] & DENSE:
-                put_gradient(trained[place], values)
+        # From here on no other rank waits for this one, so that allocations may fail on this rank alone.
+        for index, values in finish().items():
+            if combined[index] & DENSE:
+                set_gradient(trained[index], values)
         if sparse:
-            put_sparse_means(sparse, gathered, comm.size)
+            set_sparse_means(sparse, gathered, comm.size)
 
 
 def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = None) -> None:
-    """Give every rank the parameters and buffers of one, in place.
+    """Copy the parameters and buffers of one rank to all others, in place.
 
-    Collective over the session, or over `group`. One broadcast for each type and device.
+    Collective over the session, or over `group`. Makes one broadcast for each dtype and device.
 
     Args:
-        module: The same on all ranks, but for the values.
-        src: The global rank whose values count.
-        group: Those who take part; all, by default.
+        module: The same module on all ranks, except for the values.
+        src: The global rank whose values are copied.
+        group: The group whose ranks participate; all ranks by default.
 
     Raises:
-        InvalidArgumentError: `src` is not a member, or `module` is no module.
+        InvalidArgumentError: `src` is not a member, or `module` is not a module.
         PayloadTypeError: A parameter or buffer has no contents, or is not dense.
-        RemoteRankError: Either happened on another rank.
-        MismatchError: The ranks' modules differ in names, shapes or types, or another rank calls something else.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        RemoteRankError: One of these errors occurred on another rank.
+        MismatchError: The modules differ in names, shapes or dtypes, or another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> import torch
-        >>> sync_params(torch.nn.Linear(2, 1))
+        >>> model = torch.nn.Linear(2, 1)  # initialized at random, differently on each rank
+        >>> sync_params(model)  # now the same on all ranks
     """
     comm = comm_of(group)
     call = Call("sync_params")
@@ -124,13 +127,13 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = N
 
 
 def _describe(call: Call, parts: Mapping[str, str]) -> None:
-    """Say what has to be the same on all ranks."""
+    """Put the description of parameters or buffers into the call; it has to be the same on all ranks."""
     call.content = " ".join(f"{name}: {part}" for name, part in parts.items())
     call.parts = lambda: parts
 
 
 def _put(values: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy values into a tensor, whose elements may share memory, as those of an expanded mask do."""
+    """Copy values into a tensor, whose elements may share memory, as those of an expanded tensor do."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             values, tensor = values.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
@@ -148,7 +151,7 @@ def _listed(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.
 
 
 def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Split tensors by type and device, which all ranks do alike."""
+    """Group tensors by dtype and device; the groups are in the same order on all ranks."""
     buckets: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)

@@ -1,4 +1,4 @@
-"""Which rank does what: on rank zero only, on one rank for all, on rank zero first, one after the other."""
+"""Functions and blocks that run on some ranks only, or on one rank after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
 from rankwise._session.current import joined_session
 from rankwise._session.getters import get_rank, get_world_size, is_rank_zero
-from rankwise._training.block_decorator import Block, as_method, check_function
+from rankwise._training.block_decorator import BlockDecorator, as_method, check_function
 from rankwise._training.exclusive_section import ExclusiveSection
 from rankwise.errors import InvalidArgumentError, shown
 
@@ -26,18 +26,18 @@ R = TypeVar("R")
 def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
     """Return a function that runs on rank zero and does nothing, returning None, on the others.
 
-    Local: no rank waits for another. Works before `init()` too, for the rank is looked up at each call. Takes class and
-    static methods as well, above or below their decorator.
+    Local: no rank waits for another. The rank is read at each call, so the decorator can be used before `init()`. Class
+    methods and static methods can be decorated too, above or below `@classmethod` and `@staticmethod`.
 
     Raises:
-        InvalidArgumentError: What is decorated is no function, or one whose body does not run when it is called:
-            a coroutine or a generator, of which the others would get None.
+        InvalidArgumentError: The decorated object is not a function; or it is a coroutine or generator function, for
+            which the other ranks would get None.
 
     Example:
         >>> @rank_zero_only
         ... def save(path):
         ...     return f"saved {path}"
-        >>> save("model.pt")
+        >>> save("model.pt")  # on rank 1: None
         'saved model.pt'
     """
     check_function(fn.__func__ if isinstance(fn, (classmethod, staticmethod)) else fn, "rank_zero_only")
@@ -45,7 +45,7 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def called_on_rank_zero(fn: Callable[P, R]) -> Callable[P, R | None]:
-    """Return a function that calls another on rank zero, of whatever kind it is, and returns None on the others.
+    """Return a function like that of `rank_zero_only`, for any callable, also a coroutine or generator function.
 
     Local.
     """
@@ -59,42 +59,42 @@ def called_on_rank_zero(fn: Callable[P, R]) -> Callable[P, R | None]:
     return on_rank_zero
 
 
-class OneRank:
-    """What `one_rank_only` returns: a context, and in those derived from it a decorator."""
+class OneRankOnly:
+    """A context manager, returned by `one_rank_only`; its subclasses are decorators too."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._turns: list[tuple[ExclusiveSection, bool, ExitStack]] = []
+        self._entered: list[tuple[ExclusiveSection, bool, ExitStack]] = []
 
     def __enter__(self) -> bool:
-        """Begin, and return whether this is the rank."""
+        """Enter the block, and return whether this rank is the one that runs it."""
         comm = joined_session().comm
         call = Call("one_rank_only", {"rank": self._rank})
-        with comm.collective(call) as me:
-            place = comm.group_rank_of(self._rank, "rank")
+        with comm.collective(call) as rank:
+            owner = comm.group_rank_of(self._rank, "rank")
             comm.verify(call)
-        turn = ExclusiveSection(comm, call, place)
-        mine = me == place
-        with ExitStack() as block:
-            block.enter_context(turn.reserved())
-            if mine:
-                turn.begin()
-            self._turns.append((turn, mine, block.pop_all()))
-        return mine
+        section = ExclusiveSection(comm, call, owner)
+        is_owner = rank == owner
+        with ExitStack() as stack:
+            stack.enter_context(section.reserved())
+            if is_owner:
+                section.begin()
+            self._entered.append((section, is_owner, stack.pop_all()))
+        return is_owner
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        turn, mine, block = self._turns.pop()
-        block.close()
-        if mine:
-            turn.end(error)
+        section, is_owner, stack = self._entered.pop()
+        stack.close()
+        if is_owner:
+            section.end(error)
         elif error is None:
-            turn.wait()
+            section.wait()
 
 
-class Shared(OneRank):
-    """As a decorator: a function that runs on the one rank, and gives its result to all."""
+class OneRankOnlyShared(OneRankOnly):
+    """A decorator: the function runs on one rank, and all ranks return its result."""
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
         if isinstance(fn, (classmethod, staticmethod)):
@@ -104,17 +104,19 @@ class Shared(OneRank):
         @functools.wraps(fn)
         def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R:
             result: Any = None
-            with self as mine:
-                if mine:
+            # The function may take longer than a collective may: so the others wait in the section, and the broadcast
+            # begins when the result is there.
+            with self as is_owner:
+                if is_owner:
                     result = fn(*args, **kwargs)
             shared: R = broadcast(result, src=self._rank)
-            return result if mine else shared
+            return result if is_owner else shared
 
         return on_one_rank
 
 
-class Unshared(OneRank):
-    """As a decorator: a function that runs on the one rank, and at once returns None on the others."""
+class OneRankOnlyUnshared(OneRankOnly):
+    """A decorator: the function runs on one rank, and returns None on the others without waiting."""
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R | None]:
         if isinstance(fn, (classmethod, staticmethod)):
@@ -131,122 +133,124 @@ class Unshared(OneRank):
 
 
 @overload
-def one_rank_only(rank: int = ..., *, share: Literal[True] = ...) -> Shared: ...
+def one_rank_only(rank: int = ..., *, share: Literal[True] = ...) -> OneRankOnlyShared: ...
 @overload
-def one_rank_only(rank: int = ..., *, share: Literal[False]) -> Unshared: ...
+def one_rank_only(rank: int = ..., *, share: Literal[False]) -> OneRankOnlyUnshared: ...
 @overload
-def one_rank_only(rank: int = ..., *, share: bool) -> Shared | Unshared: ...
-def one_rank_only(rank: int = 0, *, share: bool = True) -> Shared | Unshared:
-    """Run a function, or a block, on one rank, and give what it returns or raises to all.
+def one_rank_only(rank: int = ..., *, share: bool) -> OneRankOnlyShared | OneRankOnlyUnshared: ...
+def one_rank_only(rank: int = 0, *, share: bool = True) -> OneRankOnlyShared | OneRankOnlyUnshared:
+    """Run a function or a block on one rank; its result or error is that of all ranks.
 
-    Collective over the session. The others wait: as long as it takes, and not after it failed. What runs must not
-    contain collectives. As a context it gives whether this is the rank, and the others wait at the end of the block.
+    Collective over the session. The other ranks wait without a timeout, until the function returns or raises. It must
+    not call collectives. As a context manager it returns whether this rank runs the block, and the other ranks wait at
+    the end of the block.
 
     Args:
-        rank: The global rank that runs it.
-        share: Give the result to all ranks. If not, a decorated function is Local: the other ranks return None at once,
-            and hear of no error.
+        rank: The global rank that runs the function or block.
+        share: Whether all ranks return the result. If False, a decorated function is Local: the other ranks return None
+            without waiting, and raise no error if it fails.
 
     Raises:
-        InvalidArgumentError: There is no such rank, or it is used without parentheses: `@one_rank_only()`. Raised when
-            it is called if it can be, else by the function.
-        RemoteRankError: It failed there; raised on the others.
-        CollectiveError: The rank is gone.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        InvalidArgumentError: `rank` does not exist, or the parentheses of `@one_rank_only()` are missing. Raised by the
+            decorated function if the size of the world has to be known.
+        RemoteRankError: The function or block failed; raised on the other ranks.
+        CollectiveError: The rank that runs it is dead.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> @one_rank_only(0)
         ... def count_files():
         ...     return 42
-        >>> count_files()
+        >>> count_files()  # 42 on every rank
         42
-        >>> with one_rank_only(0) as mine:
-        ...     if mine:
+        >>> with one_rank_only(0) as is_owner:
+        ...     if is_owner:
         ...         data = "downloaded"
     """
     if callable(rank):
         raise InvalidArgumentError("one_rank_only is used without parentheses: write @one_rank_only()")
-    place = integer(rank)
-    if place is None or place < 0:
+    checked = integer(rank)
+    if checked is None or checked < 0:
         raise InvalidArgumentError(f"rank={shown(rank)} is not a rank: ranks are counted from 0")
-    return Shared(place) if as_bool(share, "share") else Unshared(place)
+    return OneRankOnlyShared(checked) if as_bool(share, "share") else OneRankOnlyUnshared(checked)
 
 
-def rank_zero_first(*, local: bool = False) -> Block:
-    """Run a block on rank zero, and only then on the other ranks: for what is downloaded or cached once.
+def rank_zero_first(*, local: bool = False) -> BlockDecorator:
+    """Run a block on rank zero, and then on the other ranks, for example to download a file once and use it on all.
 
-    Collective over the session, a context and a decorator. The others wait: as long as it takes, and not after it
-    failed. The block itself must not contain collectives.
+    Collective over the session. A context manager and a decorator. The other ranks wait without a timeout, until the
+    block on rank zero ends or raises. The block must not call collectives.
 
     Args:
-        local: Run it first on the first rank of each node, for what every node has for itself.
+        local: Whether the block runs first on the first rank of each node, for files that each node has for itself.
 
     Raises:
-        InvalidArgumentError: `local` is neither True nor False, or a coroutine or generator is decorated.
-        RemoteRankError: The block failed on the first rank; raised on the others, which do not run it.
-        CollectiveError: The first rank is gone.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        InvalidArgumentError: `local` is not a bool, or a coroutine or generator function is decorated.
+        RemoteRankError: The block failed on the first rank; raised on the other ranks, which do not run it.
+        CollectiveError: The first rank is dead.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> with rank_zero_first():
         ...     data = "downloaded, or found in the cache"
     """
-    return Block("rank_zero_first", functools.partial(_first, by_node=as_bool(local, "local")))
+    return BlockDecorator("rank_zero_first", functools.partial(_rank_zero_first, by_node=as_bool(local, "local")))
 
 
 @contextmanager
-def _first(*, by_node: bool) -> Iterator[None]:
+def _rank_zero_first(*, by_node: bool) -> Iterator[None]:
     comm = node_group() if by_node else joined_session().comm
     call = Call("rank_zero_first", {"local": by_node})
-    place = _begin(comm, call)
-    turn = ExclusiveSection(comm, call, 0)
-    with turn.reserved():
-        if place == 0:
-            with turn.working():
+    rank = _verify(comm, call)
+    section = ExclusiveSection(comm, call, 0)
+    with section.reserved():
+        if rank == 0:
+            with section.working():
                 yield
         else:
-            turn.wait()
+            section.wait()
             yield
 
 
-def in_rank_order() -> Block:
+def in_rank_order() -> BlockDecorator:
     """Run a block on one rank after the other, in the order of ranks.
 
-    Collective over the session, a context and a decorator. Every rank leaves the block when the last one has run it.
-    The block itself must not contain collectives.
+    Collective over the session. A context manager and a decorator. Every rank leaves the block when the last one has
+    run it. The block must not call collectives.
 
     Raises:
-        InvalidArgumentError: A coroutine or generator is decorated, whose body would run after the block.
-        RemoteRankError: The block failed on another rank; those after it do not run it.
-        CollectiveError: A rank is gone.
-        NotJoinedError: The world is larger than one and nobody joined it.
+        InvalidArgumentError: A coroutine or generator function is decorated; its body would run after the block.
+        RemoteRankError: The block failed on another rank; the ranks after that one do not run it.
+        CollectiveError: A rank is dead.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
         >>> with in_rank_order():
-        ...     print("rank after rank")
-        rank after rank
+        ...     print("rank", get_rank())  # on 2 ranks: "rank 0", then "rank 1"
+        rank 0
     """
-    return Block("in_rank_order", _in_order)
+    return BlockDecorator("in_rank_order", _in_rank_order)
 
 
 @contextmanager
-def _in_order() -> Iterator[None]:
+def _in_rank_order() -> Iterator[None]:
     comm = joined_session().comm
     call = Call("in_rank_order")
-    place = _begin(comm, call)
+    rank = _verify(comm, call)
     last = comm.size - 1
-    # Each waits for the one before it, and in the end all for the last: so what ended a turn reaches every rank.
-    turns = [ExclusiveSection(comm, call, other, readers=last if other == last else 1) for other in range(comm.size)]
-    with turns[place].reserved(), turns[place].working():
-        if place:
-            turns[place - 1].wait()
+    # Each rank waits for the one before it, and at the end all wait for the last one. A rank that fails is reported by
+    # the sections of all ranks after it, so that its error reaches every rank, including those before it.
+    sections = [ExclusiveSection(comm, call, other, readers=last if other == last else 1) for other in range(comm.size)]
+    with sections[rank].reserved(), sections[rank].working():
+        if rank:
+            sections[rank - 1].wait()
         yield
-    if place != last:
-        turns[last].wait()
+    if rank != last:
+        sections[last].wait()
 
 
-def _begin(comm: Comm, call: Call) -> int:
-    """Meet the others at the beginning of something that is done in turns, and return this rank's place."""
-    with comm.collective(call) as place:
+def _verify(comm: Comm, call: Call) -> int:
+    """Agree on a call with the other members, and return this rank's group rank."""
+    with comm.collective(call) as rank:
         comm.verify(call)
-    return place
+    return rank
