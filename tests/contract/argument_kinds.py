@@ -1,4 +1,4 @@
-"""Values of every kind that somebody may pass where something else is meant, each made anew when it is asked for."""
+"""Values of every kind that a user may pass by mistake; each is made anew by a function."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ class Level(enum.IntEnum):
 
 
 class Name(str):
-    """A string of another class."""
+    """A subclass of str."""
 
     __slots__ = ()
 
 
 class Count(int):
-    """An integer of another class."""
+    """A subclass of int."""
 
 
 @dataclass
 class Unset:
-    """A dataclass of which a field may have no value."""
+    """A dataclass with a field that may have no value."""
 
     loss: Any = 1.0
     later: Any = field(init=False)
 
 
 class Hostile:
-    """An object of which nothing can be asked."""
+    """An object that raises in every operation."""
 
     def __refuse(self, *_: Any) -> Any:
-        raise KeyError("nothing can be asked of this object")
+        raise KeyError("this object refuses every operation")
 
     __repr__ = __str__ = __len__ = __index__ = __float__ = __bool__ = __eq__ = __hash__ = __refuse
     __reduce_ex__ = __getattr__ = __refuse

@@ -1,4 +1,4 @@
-"""Random values, drawn as templates of which every rank makes its own, and what collectives are to make of them."""
+"""Random values, drawn as templates from which every rank makes its own value, and the expected results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLES = settings(
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
 
-# A leaf is drawn as a template: what a rank makes of it depends on the rank.
+# A leaf is drawn as a template, from which each rank makes its own value.
 numbers = st.tuples(st.just("number"), st.sampled_from([int, float, bool]), st.integers(-4, 4))
 tensors = st.tuples(
     st.just("tensor"), st.sampled_from(DTYPES), st.lists(st.sampled_from([0, 1, 3, 40]), max_size=3).map(tuple)
@@ -38,7 +38,7 @@ templates = st.recursive(
 
 
 def made(template: Any, rank: int) -> Any:
-    """Return what a rank makes of a template; dicts in an order of its own."""
+    """Return the value of a rank for a template; each rank orders dicts in its own way."""
     if isinstance(template, dict):
         items = list(template.items())
         return type(template)((key, made(value, rank)) for key, value in (items[::-1] if rank % 2 else items))
@@ -56,7 +56,7 @@ def made(template: Any, rank: int) -> Any:
 
 
 def reduced(template: Any, size: int, op: Callable[[Any, Any], Any]) -> Any:
-    """Return what the reduction is to be."""
+    """Return the expected reduction."""
     if isinstance(template, dict):
         return {key: reduced(value, size, op) for key, value in template.items()}
     if isinstance(template, list):
@@ -79,7 +79,7 @@ def same(found: Any, wanted: Any) -> bool:
 
 
 def paths(template: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return where the leaves are."""
+    """Return the paths of the leaves."""
     if isinstance(template, (dict, list)):
         items = template.items() if isinstance(template, dict) else enumerate(template)
         return [path for key, value in items for path in paths(value, (*above, key))]
@@ -103,7 +103,7 @@ def signature(leaf: Any) -> Any:
 
 
 def of_one(value: Any) -> Any:
-    """The sum of one bool is a whole number too."""
+    """The sum of one bool is an integer too."""
     if isinstance(value, dict):
         return {key: of_one(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Tensors and modules of every kind, each made anew when it is asked for."""
+"""Tensors and modules of every kind; each is made anew by a function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ with FakeTensorMode():
 
 
 class Tagged(torch.Tensor):
-    """A tensor of another class."""
+    """A subclass of Tensor."""
 
 
 class Wrapper(torch.Tensor):

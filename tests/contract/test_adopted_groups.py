@@ -1,4 +1,4 @@
-"""One body for every world: a process group that other code made between some ranks."""
+"""One body for every world: a process group of some ranks, made by other code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankwise._session.current import current_session
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_a_part_that_other_code_made_is_adopted(comm: Comm) -> None:
+def test_a_process_group_made_by_other_code_is_adopted(comm: Comm) -> None:
     rank = rw.get_rank()
     members = list(range(1, comm.size))
     group = dist.new_group(members)

@@ -1,4 +1,4 @@
-"""Every collective with every kind of every argument: the documented value or an error of ours, alike in all worlds.
+"""Every collective with every kind of every argument: the documented value or a rankwise error, the same in all worlds.
 
 A test goes through a collective's part of the table inside of the ranks, and reports all that is wrong at once.
 """
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 
-# What differs between two worlds, and between two values of a kind.
+# Parts of messages that differ between worlds, and between values of a kind.
 NUMBERS = re.compile(r"0x[0-9a-f]+|-?[0-9.]+(e-?[0-9]+)?")
 
 
@@ -109,7 +109,7 @@ def size_of(group: Any) -> int:
 
 
 def cells(title: str) -> Iterator[tuple[str, str]]:
-    """Go through the arguments of a call, and kinds of each."""
+    """Yield the arguments of a call, with values of every kind for each."""
     value, *settings = inspect.signature(ROWS[title].call).parameters
     if title in VALUES:
         yield from ((value, kind) for kind in KINDS)
@@ -124,15 +124,15 @@ def cells(title: str) -> Iterator[tuple[str, str]]:
 
 
 def is_short(timeout: Any) -> bool:
-    """Return whether it is a time that could pass while a rank does not get a processor."""
+    """Return whether a timeout is so short that it could expire while a rank is not scheduled."""
     try:
         return 0 < float(timeout) < 60
-    except Exception:  # noqa: BLE001 - whatever a value says to that
+    except Exception:  # noqa: BLE001 - a value may raise any error
         return False
 
 
 def called(title: str, odd: dict[str, Any], group: Comm | None, size: int) -> str:
-    """Return what comes of a call: its result, or its error, in words without the number of ranks."""
+    """Return a description of the result or error of a call, without the number of ranks."""
     row = ROWS[title]
     return outcome(partial(row.call, **{**row.arguments(size), "group": group, **odd}))
 
@@ -142,12 +142,12 @@ def outcome(call: Callable[[], object]) -> str:
         return summary(call())
     except rw.RankwiseError as error:
         return f"{type(error).__name__}: {NUMBERS.sub('#', str(error).partition(chr(10))[0])}"
-    except BaseException as error:  # noqa: BLE001 - which is what is looked for
+    except BaseException as error:  # noqa: BLE001 - the error is the result
         return f"RAW {type(error).__name__}: {str(error)[:150]}"
 
 
 def summary(value: Any) -> str:
-    """Return what a value is, in words that do not depend on the number of ranks."""
+    """Return a description of a value that does not depend on the number of ranks."""
     if isinstance(value, torch.Tensor):
         return f"{type(value).__qualname__} {value.dtype} {value.layout} {value.requires_grad} {dimensions(value)}"
     if isinstance(value, np.ndarray):
@@ -181,7 +181,7 @@ def test_every_kind_of_every_argument(comm: Comm, title: str) -> None:
 
 
 def is_alike(title: str, argument: str) -> bool:
-    """Return whether a call comes to the same in all worlds: here, where values that are one for each rank do not."""
+    """Return whether a call has the same result in all worlds; not so if it takes one value for each rank."""
     if argument in {"group", "values"}:
         return False
     return rw.get_rank() == 0 or not title.startswith(("gather", "broadcast", "scatter"))
@@ -208,8 +208,8 @@ def made(template: Any) -> Any:
 
 
 @pytest.mark.ranks(2, 3)
-def test_odd_arguments_on_some_ranks(comm: Comm) -> None:
-    """Arguments of all kinds, several at once, in containers, on one rank or on all: all return, or all raise."""
+def test_random_arguments_on_some_ranks(comm: Comm) -> None:
+    """Arguments of all kinds, several at once, in containers, on one rank or on all: all ranks return, or all raise."""
 
     @seed(4)
     @settings(EXAMPLES, max_examples=60)

@@ -1,4 +1,4 @@
-"""One body for every world: numpy's arrays are reduced as tensors are, and come back as arrays."""
+"""One body for every world: numpy arrays are reduced as tensors, and the results are arrays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_arrays_are_reduced_as_tensors_are(comm: Comm, length: int) -> None:
 
 
 @WORLDS
-def test_arrays_in_containers_and_of_odd_forms(comm: Comm) -> None:
+def test_arrays_in_containers_and_of_unusual_layouts(comm: Comm) -> None:
     size = comm.size
     grid = np.arange(6.0).reshape(2, 3)
     value = {
@@ -70,7 +70,7 @@ def test_arrays_in_containers_and_of_odd_forms(comm: Comm) -> None:
 
 
 @WORLDS
-def test_arrays_that_are_no_numbers_are_refused(comm: Comm) -> None:
+def test_arrays_without_numbers_are_refused(comm: Comm) -> None:
     masked: Any = np.ma.masked_array([1.0, 2.0], mask=[True, False])
     for array in (
         np.array(["a"]),
@@ -93,7 +93,7 @@ def test_arrays_that_are_no_numbers_are_refused(comm: Comm) -> None:
 
 
 @WORLDS
-def test_arrays_match_arrays_alone(comm: Comm) -> None:
+def test_an_array_against_a_tensor_is_a_mismatch(comm: Comm) -> None:
     value: Any = np.ones(2) if rw.get_rank() else torch.ones(2, dtype=torch.float64)
     if comm.size == 1:
         rw.all_reduce(value)

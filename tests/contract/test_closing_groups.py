@@ -1,4 +1,4 @@
-"""One body for every world: groups that are closed, and what they held."""
+"""One body for every world: groups that are closed, and their resources."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class OnlyHereError(Exception):
 
 
 def held() -> tuple[int, int]:
-    """Return how many descriptors and threads this process has, without what waits to be collected."""
+    """Return the numbers of descriptors and threads of this process, after a garbage collection."""
     gc.collect()
     process = psutil.Process()
     return process.num_fds(), process.num_threads()
 
 
-def test_a_closed_group_gives_back_what_it_held(comm: Comm) -> None:
+def test_a_closed_group_releases_its_resources(comm: Comm) -> None:
     rw.new_group(range(comm.size)).close()
     before = held()
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_a_closed_group_cannot_be_used_and_can_be_closed_again(comm: Comm) -> No
     assert rw.all_gather(rw.get_rank()) == list(range(comm.size))
 
 
-def test_groups_that_nothing_refers_to_are_closed_by_the_next(comm: Comm) -> None:
+def test_unreferenced_groups_are_closed_by_the_next_new_group(comm: Comm) -> None:
     rw.new_group([0]).close()
     before = held()
     for _ in range(5):
@@ -68,7 +68,7 @@ def test_groups_that_nothing_refers_to_are_closed_by_the_next(comm: Comm) -> Non
     assert held() == before
 
 
-def test_one_that_closes_and_one_that_goes_on_both_hear_of_it(comm: Comm) -> None:
+def test_closing_on_one_rank_only_is_a_mismatch_on_both(comm: Comm) -> None:
     group = rw.new_group(range(comm.size))
     if comm.size == 1:
         group.close()
@@ -106,7 +106,7 @@ def test_an_error_in_the_block_closes_the_group_without_waiting(comm: Comm) -> N
     assert rw.all_reduce(1) == comm.size
 
 
-def test_groups_of_the_session_are_not_for_users_to_close(comm: Comm) -> None:
+def test_groups_of_the_session_cannot_be_closed_by_users(comm: Comm) -> None:
     node = rw.node_group()
     for shared in (comm, node):
         with pytest.raises(rw.InvalidArgumentError, match="finalize"):
@@ -135,7 +135,7 @@ def test_a_group_in_use_by_another_thread_stays_open(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_what_other_code_made_of_a_group_is_its_own(comm: Comm) -> None:
+def test_a_process_group_that_other_code_destroyed(comm: Comm) -> None:
     group = rw.new_group(range(comm.size))
     assert isinstance(group.group, dist.ProcessGroup)  # type: ignore[attr-defined]  # of those that have one
     dist.destroy_process_group(group.group)  # type: ignore[attr-defined]  # as above

@@ -1,4 +1,4 @@
-"""One collective at a time in a group: what else would begin is refused at once, and names both places."""
+"""One collective at a time in a group: another one is refused at once, and the message has both call sites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE = r"test_concurrent_calls\.py:\d+"
 
 
 class Pickled:
-    """A value that calls something while it is made ready to travel: in the midst of a collective, in any world."""
+    """A value that calls a function while it is pickled: during a collective, in any world."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call = call
@@ -43,22 +43,22 @@ def refused(call: Callable[[], object]) -> str:
 
 def test_another_thread_is_refused(comm: Comm) -> None:
     for _ in range(20):
-        said: list[str] = []
+        messages: list[str] = []
 
-        def in_thread(said: list[str] = said) -> None:
-            thread = threading.Thread(target=lambda: said.append(refused(lambda: rw.all_reduce(1))), name="other")
+        def in_thread(messages: list[str] = messages) -> None:
+            thread = threading.Thread(target=lambda: messages.append(refused(lambda: rw.all_reduce(1))), name="other")
             thread.start()
             thread.join()
 
         gathered: list[Any] = rw.all_gather(Pickled(in_thread))
         assert gathered == [0] * comm.size
-        assert re.search(rf"all_reduce at {HERE} cannot begin in thread 'other'", said[0])
-        assert re.search(rf"'MainThread' is in all_gather at {HERE}", said[0])
+        assert re.search(rf"all_reduce at {HERE} cannot begin in thread 'other'", messages[0])
+        assert re.search(rf"'MainThread' is in all_gather at {HERE}", messages[0])
         assert rw.all_reduce(1) == comm.size, "and the next collective works"
 
 
-def test_a_thread_with_a_group_of_its_own_goes_on(comm: Comm) -> None:
-    """While the main thread is in one group, for small and large values, another works in its own."""
+def test_a_thread_with_its_own_group_is_not_refused(comm: Comm) -> None:
+    """The main thread uses one group, with small and large values, while another thread uses its own."""
     group = rw.new_group(range(comm.size))
     results: list[float] = []
 
@@ -88,21 +88,21 @@ def at_signal(call: Callable[[], object]) -> Iterator[None]:
 
 
 def test_a_signal_handler_is_refused(comm: Comm) -> None:
-    said: list[str] = []
-    with at_signal(lambda: said.append(refused(rw.barrier))):
+    messages: list[str] = []
+    with at_signal(lambda: messages.append(refused(rw.barrier))):
         gathered: list[Any] = rw.all_gather(Pickled(lambda: os.kill(os.getpid(), signal.SIGUSR2)))
     assert gathered == [0] * comm.size
-    assert re.search(rf"barrier at {HERE} cannot begin inside of all_gather at {HERE}", said[0])
+    assert re.search(rf"barrier at {HERE} cannot begin inside of all_gather at {HERE}", messages[0])
     assert rw.all_reduce(1) == comm.size, "and the next collective works"
 
 
 @pytest.mark.ranks(2, 3)
 def test_a_signal_handler_is_refused_while_its_rank_waits(comm: Comm, tmp_path: Path) -> None:
     rank, size = rw.get_rank(), comm.size
-    said: list[str] = []
+    messages: list[str] = []
 
     def call() -> None:
-        said.append(refused(rw.barrier))
+        messages.append(refused(rw.barrier))
         (tmp_path / str(rank)).touch()
 
     def send() -> None:
@@ -120,5 +120,5 @@ def test_a_signal_handler_is_refused_while_its_rank_waits(comm: Comm, tmp_path: 
         assert rw.all_reduce(torch.ones(20_000)).sum().item() == 20_000 * size
         if rank:
             thread.join()
-    assert len(said) == (rank > 0)
-    assert all(re.search(rf"barrier at {HERE} cannot begin inside of all_reduce at {HERE}", text) for text in said)
+    assert len(messages) == (rank > 0)
+    assert all(re.search(rf"barrier at {HERE} cannot begin inside of all_reduce at {HERE}", text) for text in messages)

@@ -1,4 +1,4 @@
-"""One body for every world: one rule for `differentiable=True`, and results that may be used as any other tensor."""
+"""One body for every world: one rule for `differentiable=True`, and results that can be used as any other tensor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_results_can_be_written_to(comm: Comm, name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_gradients_are_of_floats_and_complex_numbers(comm: Comm, name: str) -> None:
+def test_gradients_need_floats_or_complex_numbers(comm: Comm, name: str) -> None:
     call = COLLECTIVES[name]
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64):
         value = torch.ones(3, dtype=dtype, requires_grad=True)

@@ -1,4 +1,4 @@
-"""One rank does something else than the others: every rank raises the right error, and the next collective works.
+"""One rank diverges from the others: every rank raises the right error, and the next collective works.
 
 A rank that hangs or aborts ends its test after 15 seconds. In the plugin's worlds a collective waits as long as that,
 so what raises here has not waited for a timeout.
@@ -77,7 +77,7 @@ OPERATIONS: dict[str, Talk] = {
     "one_rank_only": on_rank(0),
 }
 
-# What most ranks do, what one does, and what the message says.
+# The call of most ranks, the call of one rank, and the message.
 MISMATCHES: dict[str, tuple[Talk, Talk, str]] = {
     "op": (reduce(1), reduce(1, "mean"), "op='sum'.*op='mean'"),
     "op of a tensor": (reduce(torch.ones(LARGE)), reduce(torch.ones(LARGE), "max"), "op='sum'.*op='max'"),
@@ -145,7 +145,7 @@ MISMATCHES: dict[str, tuple[Talk, Talk, str]] = {
     "rank of one_rank_only": (on_rank(0), on_rank(1), "rank=0.*rank=1"),
 }
 
-# What one rank does while the others do what is fine, and what it raises.
+# The valid call of most ranks, the invalid one of one rank, and its error.
 FAILURES: dict[str, tuple[Talk, Talk, type[Exception], str]] = {
     "op that there is not": (reduce(1), reduce(1, "avg"), rw.InvalidArgumentError, "op='avg'"),
     "op for bools": (reduce(True, "or"), reduce(1, "or"), rw.PayloadTypeError, "for bools"),
@@ -240,7 +240,7 @@ def test_each_kind_of_mismatch(comm: Comm, odd: int) -> None:
 
 
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
-def test_what_one_rank_raises_is_raised_by_all(comm: Comm, odd: int) -> None:
+def test_an_error_of_one_rank_is_raised_on_all(comm: Comm, odd: int) -> None:
     odd %= comm.size
     for _ in range(20):
         for usual, other, wanted, message in FAILURES.values():
@@ -278,7 +278,7 @@ def test_a_rank_that_skips_a_collective_and_one_that_calls_it_twice(comm: Comm, 
 
 
 def test_ranks_that_wait_in_different_groups(comm: Comm) -> None:
-    """The first two ranks wait for each other, each in another group; the others wait for them in the world."""
+    """A deadlock: the first two ranks wait for each other in different groups, the other ranks wait for them."""
     rank = rw.get_rank()
     pair, twin = rw.new_group([0, 1]), rw.new_group([0, 1])
     for repetition in range(5):
@@ -298,8 +298,8 @@ def test_ranks_that_wait_in_different_groups(comm: Comm) -> None:
             assert rw.all_gather(rank, group=pair) == rw.all_gather(rank, group=twin) == [0, 1]
 
 
-def test_a_rank_that_is_late_in_one_group_is_not_taken_for_one_in_another(comm: Comm) -> None:
-    """Its calls of both groups come in the order of everybody's, only later."""
+def test_a_late_rank_is_not_mistaken_for_one_in_another_group(comm: Comm) -> None:
+    """It calls the collectives of both groups in the same order as the others, only later."""
     rank = rw.get_rank()
     pair = rw.new_group([0, 1])
     if rank == 1:
@@ -309,7 +309,7 @@ def test_a_rank_that_is_late_in_one_group_is_not_taken_for_one_in_another(comm: 
     works(comm)
 
 
-def test_a_barrier_that_not_all_reach_in_time_names_the_missing(comm: Comm) -> None:
+def test_a_barrier_that_times_out_names_the_missing_ranks(comm: Comm) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for _ in range(2):
         rw.all_reduce(1)
@@ -324,7 +324,7 @@ def test_a_barrier_that_not_all_reach_in_time_names_the_missing(comm: Comm) -> N
 
 
 def test_a_thread_may_use_a_group_of_its_own(comm: Comm) -> None:
-    """Another thread of the same rank waits in another group, which is no mistake."""
+    """A second thread of a rank may wait in another group."""
     group = rw.new_group(range(comm.size))
     found: list[list[int]] = []
     thread = threading.Thread(target=lambda: found.append(rw.all_gather(rw.get_rank(), group=group)))

@@ -1,4 +1,4 @@
-"""One body for every world: ranks that call the same in other words go together."""
+"""One body for every world: calls with different arguments of the same meaning match."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ zero: Any = torch.tensor(0)
 minute: Any = np.int64(60)
 
 
-# What ranks may call each in other words.
+# Pairs of equivalent calls.
 SAME: dict[str, list[Callable[[Comm], object]]] = {
     "op": [lambda _: rw.all_reduce(1, op="max"), lambda _: rw.all_reduce(1, op=np.str_("max"))],
     "op in place": [
@@ -67,7 +67,7 @@ SAME: dict[str, list[Callable[[Comm], object]]] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_the_same_in_other_words_is_the_same(comm: Comm, name: str) -> None:
+def test_equivalent_calls_match(comm: Comm, name: str) -> None:
     calls = SAME[name]
     for first in range(len(calls)):
         calls[(first + rw.get_rank()) % len(calls)](comm)

@@ -1,4 +1,4 @@
-"""One body for every world: what moves values. Expectations are computed from the size of the world."""
+"""One body for every world: collectives of any values. Expectations are computed from the size of the world."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def values_of(rank: int) -> list[object]:
     ]
 
 
-def test_all_gather_of_anything_keeps_the_order_of_ranks(comm: Comm) -> None:
+def test_all_gather_of_objects_keeps_the_order_of_ranks(comm: Comm) -> None:
     rank = rw.get_rank()
     for place, value in enumerate(values_of(rank)):
         assert rw.all_gather(value) == [values_of(other)[place] for other in range(comm.size)]
@@ -81,7 +81,7 @@ def test_all_gather_of_scalars_and_empty_tensors(comm: Comm) -> None:
     assert [tensor.numel() for tensor in mixed] == [1] + [0] * (comm.size - 1)
 
 
-def test_all_gather_of_different_types_and_kinds(comm: Comm) -> None:
+def test_all_gather_of_values_of_different_types(comm: Comm) -> None:
     rank = rw.get_rank()
     gathered = rw.all_gather(torch.ones(2, dtype=torch.float64) if rank % 2 else "even")
     for other, value in enumerate(gathered):
@@ -93,7 +93,7 @@ def test_all_gather_of_different_types_and_kinds(comm: Comm) -> None:
 
 
 class Marked(torch.Tensor):
-    """A subclass of the user's."""
+    """A subclass defined by a user."""
 
 
 def tensors() -> list[torch.Tensor]:
@@ -118,7 +118,7 @@ def tensors() -> list[torch.Tensor]:
 
 
 def test_tensors_come_back_as_from_torch_load(comm: Comm) -> None:
-    """By themselves and inside of values; a part of a tensor has the strides of its clone."""
+    """Alone and inside of other values; a view has the strides of its clone."""
     for value in tensors():
         for tensor in (
             *rw.all_gather(value),
@@ -133,7 +133,7 @@ def test_tensors_come_back_as_from_torch_load(comm: Comm) -> None:
             assert vars(tensor) == vars(value)
 
 
-def test_a_model_and_an_ordered_dict_come_back_whole(comm: Comm) -> None:
+def test_a_model_and_an_ordered_dict_are_gathered_unchanged(comm: Comm) -> None:
     with torch.random.fork_rng():
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(False)
@@ -144,7 +144,7 @@ def test_a_model_and_an_ordered_dict_come_back_whole(comm: Comm) -> None:
     assert list(rw.broadcast({"b": 1, "a": 2})) == ["b", "a"]
 
 
-def test_tensors_put_together_are_detached(comm: Comm) -> None:
+def test_all_gather_cat_is_detached(comm: Comm) -> None:
     assert not rw.all_gather_cat(torch.ones(2, requires_grad=True)).requires_grad
     assert type(rw.all_gather_cat(torch.nn.Parameter(torch.ones(2)))) is torch.Tensor
 
@@ -197,7 +197,7 @@ def test_scatter_gives_each_rank_its_own(comm: Comm) -> None:
         assert (tuple(part.shape), part.sum().item()) == ((rank, 2), 2 * rank * rank)
 
 
-def test_a_member_that_is_not_there_is_refused_alone_and_with_many(comm: Comm) -> None:
+def test_a_root_that_is_not_a_member_is_refused_in_every_world(comm: Comm) -> None:
     for rank in (-1, comm.size, True, 0.0):
         with pytest.raises(rw.InvalidArgumentError, match="src="):
             rw.broadcast(1, src=rank)  # type: ignore[arg-type]  # that is the point
@@ -212,8 +212,8 @@ class Unpicklable:
         raise ValueError("x" * 3_000_000)
 
 
-def test_what_cannot_be_pickled_is_refused_on_every_rank(comm: Comm) -> None:
-    """Rule 11, as far as headers carry it: the rank raises its own error, the others that rank's."""
+def test_a_value_that_cannot_be_pickled_is_refused_on_every_rank(comm: Comm) -> None:
+    """Rule 11: the rank raises its own error, the others a RemoteRankError with that error."""
     rank, last = rw.get_rank(), comm.size - 1
     value = threading.Lock() if rank == last else "fine"
     wanted = rw.PayloadTypeError if rank == last else rw.RemoteRankError
@@ -236,8 +236,8 @@ def test_a_scatter_of_the_wrong_length_is_refused_on_every_rank(comm: Comm) -> N
     assert rw.scatter(list(range(comm.size))) == rw.get_rank()
 
 
-def test_a_long_error_does_not_wait_for_those_who_read_it(comm: Comm) -> None:
-    """What fits into the connection is sent at once; the rest of three million characters tells nobody anything."""
+def test_a_long_error_message_is_sent_without_waiting_for_readers(comm: Comm) -> None:
+    """The part that fits into the connection is sent at once; the rest of three million characters is dropped."""
     rank, last = rw.get_rank(), comm.size - 1
     if rank == last:
         with pytest.raises(rw.PayloadTypeError):

@@ -45,7 +45,7 @@ def test_src_outside_of_the_group_is_refused(comm: Comm) -> None:
                 rw.broadcast(1, src=0, group=group)
 
 
-def test_groups_that_cannot_be_are_refused(comm: Comm) -> None:
+def test_invalid_groups_are_refused(comm: Comm) -> None:
     for ranks in ([], [0, 0], [comm.size], [-1], 0, None, "01", [0.0]):
         with pytest.raises(rw.InvalidArgumentError):
             rw.new_group(ranks)  # type: ignore[arg-type]  # that is the point

@@ -23,7 +23,7 @@ LENGTH = 5000
 
 
 class OutOfMemory(TorchFunctionMode):
-    """Lets so many operations take memory, and then none.
+    """Allows a number of operations that allocate memory, and fails the next ones.
 
     Attributes:
         left: How many more may.
@@ -47,7 +47,7 @@ class OutOfMemory(TorchFunctionMode):
 
 
 def memory(value: object, least: int = 0) -> set[int]:
-    """Return where the tensors in a value have their memory, if they have so many bytes."""
+    """Return the addresses of the tensors in a value that have at least so many bytes."""
     if isinstance(value, torch.Tensor):
         is_counted = value.layout is torch.strided and value.untyped_storage().nbytes() >= least
         return {value.untyped_storage().data_ptr()} - {0} if is_counted else set()
@@ -69,7 +69,7 @@ def ragged() -> torch.Tensor:
     return torch.ones(LENGTH + rw.get_rank())
 
 
-# What makes a value, and what is called with it.
+# A function that makes a value, and a call with it.
 COLLECTIVES: dict[str, tuple[Callable[[Comm], Any], Callable[[Any], object]]] = {
     "all_reduce": (lambda _: torch.ones(LENGTH), lambda value: rw.all_reduce(value, op="max")),
     "all_reduce of little": (lambda _: [torch.ones(3), 1], rw.all_reduce),
@@ -107,7 +107,7 @@ COLLECTIVES: dict[str, tuple[Callable[[Comm], Any], Callable[[Any], object]]] = 
 
 
 def attempt(call: Callable[[Any], object], value: object, memory: OutOfMemory | None) -> Exception | None:
-    """Return what a call raises, with so much memory."""
+    """Return the error that a call raises when so many operations may allocate memory."""
     try:
         with memory or nullcontext():
             call(value)
@@ -118,7 +118,7 @@ def attempt(call: Callable[[Any], object], value: object, memory: OutOfMemory | 
 
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_memory_ends_at_any_step(comm: Comm, collective: str, odd: int) -> None:
+def test_out_of_memory_at_every_step(comm: Comm, collective: str, odd: int) -> None:
     make, call = COLLECTIVES[collective]
     odd %= comm.size
     told = []
@@ -139,12 +139,12 @@ def test_memory_ends_at_any_step(comm: Comm, collective: str, odd: int) -> None:
         assert "none is left" in str(errors[odd])
     else:
         pytest.fail("there was never enough memory")
-    # What is raised after the data has moved is this rank's own affair, and comes last.
+    # Errors after the transfer of data concern this rank alone, and come last.
     assert told == sorted(told, reverse=True)
 
 
-def test_a_group_of_many_says_so_as_well(comm: Comm) -> None:
-    """Where ranks send no frames to each other, data of which not all knew the size comes after a second agreement."""
+def test_out_of_memory_in_a_group_without_frames(comm: Comm) -> None:
+    """In groups without frames, data whose size was not known to all ranks is moved after a second agreement."""
     comm.uses_mesh = False
     try:
         for collective in ("all_gather of others", "gather", "broadcast", "scatter", "all_reduce", "sync_grads"):

@@ -1,4 +1,4 @@
-"""One body for every world: functions and classes of `__main__`, which each rank has defined for itself."""
+"""One body for every world: functions and classes of `__main__`, which each rank defines for itself."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def closure():
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module that this process would have if it ran that script."""
+    """The `__main__` module of a process that runs the script."""
     module = ModuleType("__main__")
     module.__file__ = "/somewhere/train.py"
     monkeypatch.setitem(sys.modules, "__main__", module)
@@ -83,8 +83,8 @@ def define(source: str, line: int = 1) -> None:
     exec(code, vars(sys.modules["__main__"]))  # noqa: S102 - as the interpreter does
 
 
-def test_what_every_rank_has_defined_is_its_own(comm: Comm, main: Any, tmp_path: Path) -> None:
-    """Though `Box` refers to something that cannot be pickled."""
+def test_a_definition_on_every_rank_is_resolved_locally(comm: Comm, main: Any, tmp_path: Path) -> None:
+    """Also if a definition refers to an object that cannot be pickled, as `Box` does."""
     rank = rw.get_rank()
     everyones = rw.all_gather({"phase": main.Phase.TEST, "box": main.Other(rank), "config": main.Config(rank)})
     for other, theirs in enumerate(everyones):
@@ -104,7 +104,7 @@ def test_what_every_rank_has_defined_is_its_own(comm: Comm, main: Any, tmp_path:
     )
 
 
-def test_what_one_rank_has_defined_travels_with_its_values(comm: Comm, main: Any) -> None:
+def test_a_definition_on_one_rank_is_sent_with_its_values(comm: Comm, main: Any) -> None:
     source = """
 class Alone:
     def __init__(self, content):
@@ -123,7 +123,7 @@ def count(number):
     assert type(alone) is cls
     assert box is main.Box
     assert count(2) == [1, 2]
-    # The class by value: all it refers to is what this rank defines, as far as it does.
+    # The class is sent by value, and refers to the definitions of this rank where there are any.
     again, box, numbers = alone.same()
     assert (type(again), again.content, box, numbers) == (cls, 7, main.Box, [1, 2, 3])
     assert hasattr(main, "Alone") == (rw.get_rank() == last)
@@ -137,7 +137,9 @@ def count(number):
         ("double", "def double(number):\n    return {rank} * number\n"),
     ],
 )
-def test_what_ranks_have_defined_differently_is_the_senders(comm: Comm, main: Any, name: str, definition: str) -> None:
+def test_a_definition_that_differs_between_ranks_is_the_senders(
+    comm: Comm, main: Any, name: str, definition: str
+) -> None:
     define(definition.format(rank=rw.get_rank() + 5))
     for src, theirs in enumerate(rw.all_gather(getattr(main, name))):
         if name == "double":
@@ -147,14 +149,14 @@ def test_what_ranks_have_defined_differently_is_the_senders(comm: Comm, main: An
         assert (theirs is getattr(main, name)) == (src == rw.get_rank())
 
 
-def test_another_script_is_another_script(comm: Comm, main: Any) -> None:
+def test_ranks_that_run_different_scripts(comm: Comm, main: Any) -> None:
     rank = rw.get_rank()
     main.__file__ = f"/somewhere/{rank}.py"
     define("class Ours:\n    pass\n")
     assert [theirs is main.Ours for theirs in rw.all_gather(main.Ours)] == [src == rank for src in range(comm.size)]
 
 
-def test_what_is_not_defined_here_and_cannot_be_carried_is_named(comm: Comm, main: Any) -> None:
+def test_a_definition_that_cannot_be_sent_is_named(comm: Comm, main: Any) -> None:
     if rw.get_rank() == 0:
         define("def locked():\n    return guard\n")
     value = main.locked if rw.get_rank() == 0 else None

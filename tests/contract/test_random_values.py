@@ -1,4 +1,4 @@
-"""Random values, and random ways in which one rank's differs, against a simple model.
+"""Random values, and random differences of one rank, compared with a simple model.
 
 Every rank draws the same examples, since nothing that hypothesis does depends on more than the body and what it saw.
 """
@@ -33,7 +33,7 @@ def test_all_reduce_of_random_values(comm: Comm) -> None:
     check()
 
 
-def test_random_values_move_unchanged(comm: Comm) -> None:
+def test_random_values_are_gathered_unchanged(comm: Comm) -> None:
     @seed(2)
     @model.EXAMPLES
     @given(st.lists(model.templates, min_size=comm.size, max_size=comm.size), st.integers(0, comm.size - 1))

@@ -1,4 +1,4 @@
-"""One body for every world: which rank does what, as decorators and as contexts."""
+"""One body for every world: decorators and contexts that run code on some ranks, or in an order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OnlyHereError(Exception):
     """Raised on one rank."""
 
 
-def test_one_rank_only_shares_what_it_returns(comm: Comm) -> None:
+def test_one_rank_only_shares_its_result(comm: Comm) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     ran = []
     for who in {0, last}:
@@ -42,7 +42,7 @@ def test_one_rank_only_shares_what_it_returns(comm: Comm) -> None:
     assert ran == [who for who in sorted({0, last}) if who == rank]
 
 
-def test_one_rank_only_may_share_nothing(comm: Comm) -> None:
+def test_one_rank_only_without_sharing(comm: Comm) -> None:
     rank, last = rw.get_rank(), comm.size - 1
 
     @rw.one_rank_only(last, share=False)
@@ -55,8 +55,8 @@ def test_one_rank_only_may_share_nothing(comm: Comm) -> None:
     assert work() == (5 if rank == last else None)
 
 
-def test_one_rank_only_refuses_what_is_no_rank(comm: Comm) -> None:
-    """Whether it shares or not, and on all ranks: what never runs would not be noticed."""
+def test_one_rank_only_refuses_invalid_ranks(comm: Comm) -> None:
+    """With and without sharing, and on all ranks: a function that never runs would not be noticed."""
     with pytest.raises(rw.InvalidArgumentError, match="parentheses"):
         rw.one_rank_only(print)  # type: ignore[call-overload]  # that is the point
     for share in (True, False):
@@ -70,7 +70,7 @@ def test_one_rank_only_refuses_what_is_no_rank(comm: Comm) -> None:
 
 
 @pytest.mark.parametrize("decorate", [rw.rank_zero_only, rw.one_rank_only(share=False)], ids=["zero", "one"])
-def test_methods_of_any_kind_and_nothing_that_runs_later(comm: Comm, decorate: Any) -> None:
+def test_all_methods_but_no_coroutines_and_generators(comm: Comm, decorate: Any) -> None:
     class Saver:
         @decorate  # type: ignore[untyped-decorator]  # one of two
         @classmethod
@@ -103,7 +103,7 @@ def test_methods_of_any_kind_and_nothing_that_runs_later(comm: Comm, decorate: A
 
 
 @pytest.mark.parametrize("decorate", [rw.rank_zero_first(), rw.in_rank_order()], ids=["first", "order"])
-def test_blocks_decorate_methods_and_nothing_that_runs_later(comm: Comm, decorate: Any) -> None:
+def test_blocks_decorate_methods_but_no_coroutines_and_generators(comm: Comm, decorate: Any) -> None:
     ran = []
 
     class Reader:
@@ -144,7 +144,7 @@ def test_one_rank_only_is_a_context(comm: Comm, tmp_path: Path) -> None:
     assert mark.exists(), "the others waited"
 
 
-def test_what_fails_on_the_one_rank_fails_everywhere(comm: Comm) -> None:
+def test_an_error_on_the_one_rank_is_raised_on_all(comm: Comm) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     wanted = OnlyHereError if rank == last else rw.RemoteRankError
 
@@ -171,7 +171,7 @@ class SeveralLines:
         raise ValueError("no key 'a'\nin:\n  b")
 
 
-def test_errors_of_several_lines_are_named_by_class_and_first_line(comm: Comm) -> None:
+def test_errors_of_several_lines_are_reported_by_class_and_first_line(comm: Comm) -> None:
     last = comm.size - 1
     here = rw.get_rank() == last
     for call in (
@@ -186,7 +186,7 @@ def test_errors_of_several_lines_are_named_by_class_and_first_line(comm: Comm) -
             assert rest.rstrip().endswith("in:\n  b")
 
 
-def test_an_error_of_a_waiting_rank_is_its_own(comm: Comm) -> None:
+def test_an_error_of_a_waiting_rank_is_raised_there_only(comm: Comm) -> None:
     if rw.get_rank() == comm.size - 1:
         with pytest.raises(OnlyHereError), rw.one_rank_only(0) as mine:
             assert mine is (comm.size == 1)
@@ -213,32 +213,32 @@ def test_rank_zero_first_is_a_decorator_and_knows_nodes(comm: Comm, tmp_path: Pa
     assert load() is True
 
 
-class _SlowWay:
-    """The way to a store, on which a note takes its time, as the kernel may let it; nothing overtakes it there."""
+class _DelayedStore:
+    """A connection to a store on which `set` is delayed, as by the kernel; later operations come after it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._notes: list[threading.Thread] = []
+        self._pending: list[threading.Thread] = []
 
     def set(self, key: str, value: str) -> None:
         def arrive() -> None:
             time.sleep(0.1)
             self._store.set(key, value)
 
-        self._notes.append(threading.Thread(target=arrive))
-        self._notes[-1].start()
+        self._pending.append(threading.Thread(target=arrive))
+        self._pending[-1].start()
 
     def __getattr__(self, name: str) -> Any:
-        while self._notes:
-            self._notes.pop().join()
+        while self._pending:
+            self._pending.pop().join()
         return getattr(self._store, name)
 
 
 @pytest.mark.ranks(2, 3)
-def test_what_comes_after_a_turn_does_not_overtake_its_end(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_section_is_stored_before_later_messages(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
     board = comm.shared_store()
     assert board is not None
-    slow = _SlowWay(board)
+    slow = _DelayedStore(board)
     monkeypatch.setattr(comm, "shared_store", lambda: slow)
     for _ in range(2):
         with rw.in_rank_order():
@@ -263,8 +263,8 @@ def test_ranks_run_one_after_the_other(comm: Comm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uses_mesh", [True, False], ids=["small", "large"])
-def test_an_error_in_rank_order_reaches_those_before_and_after(comm: Comm, uses_mesh: bool) -> None:
-    """Also as groups do it that are too large for every rank to be connected to every other."""
+def test_an_error_in_rank_order_is_raised_on_all_ranks(comm: Comm, uses_mesh: bool) -> None:
+    """Also in groups that are too large for connections between all ranks."""
     rank, middle = rw.get_rank(), comm.size // 2
     comm.uses_mesh = uses_mesh
     entered = []
@@ -282,7 +282,7 @@ def test_an_error_in_rank_order_reaches_those_before_and_after(comm: Comm, uses_
 
 
 def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Comm) -> None:
-    """Neither waits for the other: the one rank in the collective, the others for the end of its turn."""
+    """No deadlock: neither the rank in the collective waits for the others, nor they for the end of its section."""
     group = rw.new_group(range(comm.size))
     calls: list[Callable[[], object]] = [
         lambda: rw.all_reduce(1),
@@ -302,7 +302,7 @@ def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Comm) -
             assert rw.all_reduce(1, group=group) == comm.size
 
 
-def test_a_collective_of_a_rank_that_is_to_wait_is_an_error(comm: Comm) -> None:
+def test_a_collective_of_a_waiting_rank_is_an_error(comm: Comm) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     with rw.one_rank_only(0) as mine:
         if rank == last:
@@ -317,7 +317,7 @@ def test_a_collective_of_a_rank_that_is_to_wait_is_an_error(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_block_that_cannot_begin_beside_another_thread_fails_everywhere(comm: Comm) -> None:
+def test_a_block_refused_because_of_another_thread_fails_on_all_ranks(comm: Comm) -> None:
     rw.node_group()
     held = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""The other bodies again, on the routes that worlds of this size and place do not take by themselves.
+"""The other bodies again, on the routes that worlds of this size on one host do not take by themselves.
 
 Ranks of different hosts move data through the backend; groups too large for frames agree through it as well.
 """
@@ -42,14 +42,14 @@ MODULES = [
 
 
 def bodies(module: ModuleType) -> dict[str, Callable[..., None]]:
-    """Return the module's tests that take nothing but a comm."""
+    """Return the tests of a module whose only parameter is `comm`."""
     found = {name: body for name, body in vars(module).items() if name.startswith("test_") and callable(body)}
     return {name: body for name, body in found.items() if list(inspect.signature(body).parameters) == ["comm"]}
 
 
 @contextmanager
 def route(name: str, comm: Any) -> Iterator[None]:
-    """Take a route, in this process and the groups that it makes."""
+    """Use a route in this process and in the groups that it makes."""
     modules = vars(torch_backend), vars(agreement)
     before = modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._local, comm._mesh, comm._registry.one_host
     modules[0]["LocalTransport"] = lambda *_args, **_more: None
@@ -90,8 +90,8 @@ def test_every_divergence(comm: Comm, odd: int, way: str) -> None:
         test_divergences.works(comm)
 
 
-def test_numbers_among_many_are_as_exact(comm: Comm) -> None:
-    """What is reduced by the backend is what Python would have made of it, and what would not fit is gathered."""
+def test_numbers_are_as_exact_in_groups_without_frames(comm: Comm) -> None:
+    """The backend returns the same results as Python, and numbers that may not fit into 64 bits are gathered."""
     rank, size = rw.get_rank(), comm.size
     values = [rank, 2**62 - rank, 2**70 + rank, -(2**63), True, 0.1 * rank, complex(rank, 1), rank == 0]
     for op in ("sum", "mean", "product"):
@@ -109,7 +109,7 @@ def test_numbers_among_many_are_as_exact(comm: Comm) -> None:
 
 
 def test_ranks_of_one_host_are_connected_however_many_they_are(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they unpickle would come over the backend else, which listens where other users can connect."""
+    """Otherwise they would unpickle bytes from the backend, which listens where other users can connect."""
     monkeypatch.setattr(agreement, "MAX_MESH_SIZE", 1)
     part = rw.new_group(range(comm.size))
     assert comm.uses_mesh

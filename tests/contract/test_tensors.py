@@ -1,4 +1,4 @@
-"""One body for every world: what is said of tensors alone. In place, put together, with gradients."""
+"""One body for every world: collectives for tensors only. In place, concatenated, with gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_all_reduce_in_place(comm: Comm) -> None:
     assert rw.all_reduce_(weight).tolist() == [size, size]
 
 
-def test_all_reduce_in_place_refuses_what_it_cannot_hold(comm: Comm) -> None:
+def test_all_reduce_in_place_refuses_results_of_another_dtype(comm: Comm) -> None:
     for tensor, op in ((torch.ones(2, dtype=torch.bool), "sum"), (torch.ones(2, dtype=torch.int64), "mean")):
         with pytest.raises(rw.PayloadTypeError, match="another type"):
             rw.all_reduce_(tensor, op=op)
@@ -64,7 +64,7 @@ def test_reduce_scatter_of_pieces_of_any_size(comm: Comm) -> None:
     assert rw.reduce_scatter([torch.ones(2)] * size, op="mean").tolist() == [1, 1]
 
 
-def test_all_gather_cat_puts_tensors_together(comm: Comm) -> None:
+def test_all_gather_cat_concatenates_tensors(comm: Comm) -> None:
     rank, size = rw.get_rank(), comm.size
     counts = list(range(size))
     for width in (1, 5000):
@@ -119,7 +119,7 @@ def test_gradients_flow_through_all_gather(comm: Comm) -> None:
 
 
 def test_gradients_of_gradients(comm: Comm) -> None:
-    """Of s², where s is the sum of all ranks' w³: its gradient on each rank is 6ws·w, and that one's is not zero."""
+    """Of s², where s is the sum of w³ over all ranks: the gradient on each rank is 6ws·w, and its gradient not 0."""
     size = comm.size
     for total in (
         lambda w: rw.all_reduce(w**3, differentiable=True),
@@ -132,7 +132,7 @@ def test_gradients_of_gradients(comm: Comm) -> None:
         assert second.item() == 12 * size**2 + 18 * size**2, "through w, and through s on every rank"
 
 
-def test_conjugates_are_reduced_as_what_they_stand_for(comm: Comm) -> None:
+def test_conjugate_views_are_reduced_by_value(comm: Comm) -> None:
     for length in (2, 5000):
         for reduce in (rw.all_reduce, rw.all_reduce_):
             lazy = torch.full((length,), 1 + 1j).conj()
@@ -140,7 +140,7 @@ def test_conjugates_are_reduced_as_what_they_stand_for(comm: Comm) -> None:
             assert reduce(lazy).tolist() == [comm.size * (1 - 1j)] * length
 
 
-def test_the_programs_default_device_is_not_what_ranks_talk_on(comm: Comm) -> None:
+def test_the_default_device_is_not_used_for_messages(comm: Comm) -> None:
     small, large = torch.ones(3), torch.ones(9000)
     with torch.device("meta"):
         for value in (small, large):

@@ -1,4 +1,4 @@
-"""One body for every world: gradients, parameters, and which rank does what."""
+"""One body for every world: gradients, parameters, and control of ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_sync_grads_writes_in_place_and_keeps_types(comm: Comm) -> None:
 
 
 def test_sync_grads_keeps_sparse_gradients_sparse(comm: Comm) -> None:
-    """With other rows and numbers of rows on each rank, none on one, beside dense ones, in any type."""
+    """With different rows on each rank, none on one rank, beside dense gradients, in every dtype."""
     rank, size = rw.get_rank(), comm.size
     for dtype in (torch.float32, torch.float16, torch.float64):
         embedding = torch.nn.Embedding(size + 2, 2, sparse=True, dtype=dtype)
@@ -96,14 +96,14 @@ def test_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others_becomes_den
     torch.testing.assert_close(parameter.grad.to_dense(), torch.eye(3, 2))
 
 
-def test_sync_grads_refuses_what_are_no_parameters(comm: Comm) -> None:
+def test_sync_grads_refuses_other_values_than_parameters(comm: Comm) -> None:
     with pytest.raises(rw.InvalidArgumentError):
         rw.sync_grads(torch.ones(2))
     with pytest.raises(rw.InvalidArgumentError):
         rw.sync_grads([{"params": []}])  # type: ignore[list-item]  # that is the point
 
 
-def test_sync_params_gives_all_ranks_those_of_one(comm: Comm) -> None:
+def test_sync_params_copies_the_parameters_of_one_rank(comm: Comm) -> None:
     torch.manual_seed(rw.get_rank())
     norm = torch.nn.BatchNorm1d(2)
     counter = norm.num_batches_tracked
@@ -135,7 +135,7 @@ def test_rank_zero_first_runs_the_block_on_rank_zero_before_the_others(comm: Com
         mark.touch()
 
 
-def test_what_fails_on_rank_zero_fails_everywhere(comm: Comm) -> None:
+def test_an_error_on_rank_zero_is_raised_on_all(comm: Comm) -> None:
     wanted = FileNotFoundError if rw.get_rank() == 0 else rw.RemoteRankError
     entered = False
     with pytest.raises(wanted, match="no such dataset"), rw.rank_zero_first():

@@ -1,4 +1,4 @@
-"""One body for every world: tensors that few have thought of. A documented result or an error of ours, alike in all."""
+"""One body for every world: unusual tensors. A documented result or a rankwise error, the same in all worlds."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parameter_with(grad: torch.Tensor) -> torch.nn.Parameter:
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new or old
 @pytest.mark.parametrize("form", REFUSED)
-def test_what_cannot_be_reduced_is_refused_before_anything_is_sent(comm: Comm, form: str) -> None:
+def test_tensors_that_cannot_be_reduced_are_refused_before_anything_is_sent(comm: Comm, form: str) -> None:
     for length in LENGTHS:
         tensor = REFUSED[form](length)
         module = torch.nn.Module()
@@ -106,7 +106,7 @@ def test_what_cannot_be_reduced_is_refused_before_anything_is_sent(comm: Comm, f
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new or old
 @pytest.mark.parametrize("form", TAKEN)
-def test_what_is_a_tensor_after_all(comm: Comm, form: str) -> None:
+def test_tensors_of_unusual_classes_are_reduced(comm: Comm, form: str) -> None:
     for length in LENGTHS:
         tensor = TAKEN[form](length)
         before = tensor._version if not tensor.is_inference() else 0
@@ -127,7 +127,7 @@ def test_what_is_a_tensor_after_all(comm: Comm, form: str) -> None:
         works(comm)
 
 
-def test_modules_and_gradients_of_odd_kinds(comm: Comm) -> None:
+def test_modules_and_gradients_of_unusual_types(comm: Comm) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for length in LENGTHS:
         with torch.inference_mode():
@@ -159,7 +159,7 @@ def test_modules_and_gradients_of_odd_kinds(comm: Comm) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new
-def test_nested_tensors_travel(comm: Comm) -> None:
+def test_nested_tensors_are_gathered(comm: Comm) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for length in LENGTHS:
         nested = torch.nested.nested_tensor([torch.full((length,), rank), torch.ones(2 + rank)])
@@ -193,7 +193,7 @@ def test_a_transformed_function_is_refused(comm: Comm) -> None:
 
 
 @pytest.mark.parametrize("timeout", [10**400, True, 0, -1, float("nan"), "1"])
-def test_what_is_no_timeout_is_refused_before_anything_is_sent(comm: Comm, timeout: Any) -> None:
+def test_an_invalid_timeout_is_refused_before_anything_is_sent(comm: Comm, timeout: Any) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="not a number of seconds above 0"):
         rw.barrier(timeout=timeout)
     rw.barrier(timeout=1e300)

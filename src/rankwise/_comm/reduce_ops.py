@@ -66,7 +66,7 @@ class Op:
         """Return the operation of that name.
 
         Raises:
-            InvalidArgumentError: There is none.
+            InvalidArgumentError: No operation has that name.
         """
         found = OPS.get(name) if isinstance(name, str) else None
         if found is not None:
