@@ -72,7 +72,7 @@ def test_a_script_that_starts_ranks_when_it_is_imported_is_an_error() -> None:
     """And the ranks do not start ranks of their own, and so on."""
     ended = run("unguarded.py", "also when imported")
     assert ended.returncode == 1
-    assert 'put what starts them below if __name__ == "__main__":' in ended.stderr
+    assert 'put the call that starts them below if __name__ == "__main__":' in ended.stderr
     assert ended.stdout == ""
 
 

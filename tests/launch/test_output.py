@@ -25,9 +25,9 @@ def shown(*pieces: tuple[int, str], nproc: int = 2, **settings: object) -> str:
     screen = Console(nproc=nproc, **settings)  # type: ignore[arg-type]
     lines = {rank: screen.open(rank, stream) for rank in range(nproc)}
     for rank, text in pieces:
-        lines[rank].add(text.encode())
+        lines[rank].write(text.encode())
     for line in lines.values():
-        line.show_rest()
+        line.flush()
     return stream.getvalue()
 
 
@@ -49,10 +49,10 @@ def test_an_unfinished_line_of_one_stream_leaves_the_other_alone() -> None:
     output, errors = io.StringIO(), io.StringIO()
     screen = Console(nproc=2)
     first = screen.open(0, output)
-    first.add(b"name? ")
-    first.show_rest()
-    screen.open(1, errors).add(b"y\n")
-    first.add(b"me\n")
+    first.write(b"name? ")
+    first.flush()
+    screen.open(1, errors).write(b"y\n")
+    first.write(b"me\n")
     assert (output.getvalue(), errors.getvalue()) == ("[0] name? me\n", "[1] y\n")
 
 
@@ -63,11 +63,11 @@ def test_progress_bars_go_back_to_the_beginning_of_their_line() -> None:
 def test_a_line_that_waits_for_an_answer_is_shown_and_goes_on() -> None:
     stream = io.StringIO()
     lines = Console(nproc=2).open(0, stream)
-    lines.add(b"name? ")
+    lines.write(b"name? ")
     assert stream.getvalue() == ""
-    lines.show_rest()
+    lines.flush()
     assert stream.getvalue() == "[0] name? "
-    lines.add(b"thanks\n")
+    lines.write(b"thanks\n")
     assert stream.getvalue() == "[0] name? thanks\n"
 
 

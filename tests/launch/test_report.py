@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._launch.rank_traceback import formatted
+from rankwise._launch.rank_traceback import format_traceback
 from rankwise._launch.report import describe_failures
 from rankwise.errors import RankFailure, summary
 from tests.session.worlds import clean_environ
@@ -82,7 +82,7 @@ def test_a_traceback_has_the_thousand_frames_nearest_to_the_error() -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10_000)
     try:
-        text = formatted(raised_by("def f(n):\n    return f(n - 1) if n else 1 / 0\nf(3000)"))
+        text = format_traceback(raised_by("def f(n):\n    return f(n - 1) if n else 1 / 0\nf(3000)"))
     finally:
         sys.setrecursionlimit(limit)
     assert "[Previous line repeated 997 more times]" in text

@@ -130,7 +130,7 @@ def test_closed_streams_show_nothing_and_harm_nobody(command: str, tmp_path: Pat
 
 def test_a_writer_says_how_much_it_discards_and_writes_nothing_after_that(screen: tuple[int, int]) -> None:
     reader, descriptor = screen
-    writer = StreamWriter(descriptor, "the screen", has_room=lambda: None)
+    writer = StreamWriter(descriptor, "the screen", on_writable=lambda: None)
     assert writer.drain(60.0) == ""
     assert writer.write(b"x" * (1 << 21))
     assert writer.is_full
@@ -150,11 +150,11 @@ def test_a_writer_says_how_much_it_discards_and_writes_nothing_after_that(screen
 
 def test_a_writer_whose_reader_leaves_says_so_and_lets_those_go_who_wait() -> None:
     reader, descriptor = os.pipe()
-    has_room = threading.Event()
-    writer = StreamWriter(descriptor, "the screen", has_room=has_room.set)
+    writable = threading.Event()
+    writer = StreamWriter(descriptor, "the screen", on_writable=writable.set)
     writer.write(b"x" * (1 << 21))
     os.close(reader)
-    assert has_room.wait(SECONDS)
+    assert writable.wait(SECONDS)
     assert not writer.is_full
     assert not writer.write(b"y")
     assert writer.drain(0.0) == "the screen could not be written: Broken pipe; what ranks printed from then on is lost"

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankwise._launch.reaper import MARK
+from rankwise._launch.reaper import LAUNCH_ID
 from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -106,7 +106,7 @@ def marked(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             environ = process.environ()
-            ours = MARK in environ and environ.get("TMPDIR") == str(folder / "tmp")
+            ours = LAUNCH_ID in environ and environ.get("TMPDIR") == str(folder / "tmp")
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:

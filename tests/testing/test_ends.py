@@ -14,7 +14,7 @@ def test_what_happens_at_the_end_is_told(programs: pytest.Pytester) -> None:
     assert told.startswith("0 of 2 ranks passed\nrank 1 failed: ValueError: no data\n")
     assert told.endswith("rank 0 ended with exit code 7")
     told = told_of(result, "test_leaves_something")
-    assert "rank 0 ended with exit code 3 while it put away its fixtures of wider scope" in told
+    assert "rank 0 ended with exit code 3 while it tore down its fixtures of wider scope" in told
 
 
 def test_a_run_that_stops_tells_all(programs: pytest.Pytester) -> None:

@@ -1,4 +1,4 @@
-"""Running a plan: torch's elastic agent brings rendezvous, membership and restarts; the ranks are those of our pool."""
+"""The launcher's elastic agent: rendezvous, membership and restarts are torch's, the ranks are the supervisor's."""
 
 from __future__ import annotations
 
@@ -17,50 +17,54 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
 from rankwise._launch.forkserver.ipc import TargetKind
-from rankwise._launch.launched_rank import RankProcess
+from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_TERMINATION, after_interrupt
+from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.oom import count_oom_kills, oom_explanation
 from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures
 from rankwise._launch.spec import LaunchSpec
-from rankwise._launch.supervisor import FAILED, TERMINATED, Supervisor, interrupted
+from rankwise._launch.supervisor import Supervisor
 from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvous
 from rankwise.errors import RankFailedError
 
-# How long the agent waits for its ranks before it looks whether nodes want to join.
-_LOOK_SECONDS: Final = 1.0
-_TALKATIVE: Final = "torch.distributed.elastic.agent.server.api"
+# How long the agent waits for its ranks before it checks whether other nodes want to join.
+_CHECK_SECONDS: Final = 1.0
+_AGENT_LOGGER: Final = "torch.distributed.elastic.agent.server.api"
 
 
 class RankAgent(SimpleElasticAgent):
-    """Torch's agent over a pool."""
+    """Torch's elastic agent over a supervisor."""
 
-    def __init__(self, spec: WorkerSpec, plan: LaunchSpec, pool: Supervisor) -> None:
-        super().__init__(spec)
-        self._plan = plan
-        self._pool = pool
+    def __init__(self, worker_spec: WorkerSpec, spec: LaunchSpec, supervisor: Supervisor) -> None:
+        super().__init__(worker_spec)
+        self._launch_spec = spec
+        self._supervisor = supervisor
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         workers = worker_group.workers
         attempt = worker_group.spec.max_restarts - self._remaining_restarts
         if attempt:
-            told = describe_failures(failures_of(self._pool.ranks), workers[0].world_size)
-            self._pool.say(f"rankwise: attempt {attempt} of {worker_group.spec.max_restarts + 1} failed: {told}")
+            failed = describe_failures(failures_of(self._supervisor.ranks), workers[0].world_size)
+            self._supervisor.print_message(
+                f"rankwise: attempt {attempt} of {worker_group.spec.max_restarts + 1} failed: {failed}"
+            )
         requests = {
-            worker.global_rank: self._plan.request(_variables(worker_group, worker, attempt)) for worker in workers
+            worker.global_rank: self._launch_spec.request(_rank_variables(worker_group, worker, attempt))
+            for worker in workers
         }
-        with self._stopping():
-            self._pool.start(requests)
-        return {worker.local_rank: self._pool.ranks[worker.global_rank].pid for worker in workers}
+        with self._forward_stop():
+            self._supervisor.start(requests)
+        return {worker.local_rank: self._supervisor.ranks[worker.global_rank].pid for worker in workers}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        ranks = self._pool.ranks
-        deadline = time.monotonic() + _LOOK_SECONDS
-        with self._stopping():
-            while self._pool.running() and not any(rank.has_failed for rank in ranks.values()):
+        ranks = self._supervisor.ranks
+        deadline = time.monotonic() + _CHECK_SECONDS
+        with self._forward_stop():
+            while self._supervisor.running() and not any(rank.has_failed for rank in ranks.values()):
                 if (left := deadline - time.monotonic()) <= 0:
                     return RunResult(state=WorkerState.HEALTHY)
-                self._pool.wait(left)
+                self._supervisor.wait(left)
                 for rank in ranks.values():
-                    rank.note_whether_it_lingers(self._plan.grace)
+                    rank.update_lingers(self._launch_spec.grace)
         failures = {
             worker.global_rank: _failure(worker, ranks[worker.global_rank])
             for worker in worker_group.workers
@@ -68,86 +72,85 @@ class RankAgent(SimpleElasticAgent):
         }
         if failures:
             return RunResult(state=WorkerState.FAILED, failures=failures)
-        self._pool.stop(FAILED)  # whatever ranks that are done have left
+        self._supervisor.stop(AFTER_FAILURE)  # processes that the ranks have left
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the pool knows them
-        self._pool.stop(FAILED)
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the supervisor has them
+        self._supervisor.stop(AFTER_FAILURE)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002 - ours
-        self._pool.stop(FAILED)
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002 - the launcher's own
+        self._supervisor.stop(AFTER_FAILURE)
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
-        """Return an event that says nothing: nobody reads it, and torch's asks the name server for this host's name."""
+        """Return an empty event. No one reads it, and torch's would ask the name server for the name of this host."""
         return Event(f"torchelastic.worker.status.{state}", source=source)
 
     @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """Pass on to the ranks what stops the launcher."""
+    def _forward_stop(self) -> Iterator[None]:
+        """Stop the ranks when the launcher is stopped."""
         try:
             yield
         except KeyboardInterrupt:
-            self._pool.stop(interrupted(self._plan.grace), telling=True)
+            self._supervisor.stop(after_interrupt(self._launch_spec.grace), explain=True)
             raise
         except SystemExit:
-            self._pool.stop(TERMINATED, telling=True)
+            self._supervisor.stop(AFTER_TERMINATION, explain=True)
             raise
 
 
-def run_ranks(plan: LaunchSpec, pool: Supervisor) -> dict[int, RankProcess]:
-    """Start the ranks of a plan, wait for all of them, and return how they ended.
+def run_ranks(spec: LaunchSpec, supervisor: Supervisor) -> dict[int, LaunchedRank]:
+    """Start the ranks of this host, wait until all have ended, and return them.
 
-    The first failure ends the others.
+    After the first failure the others are stopped.
 
     Raises:
         RankFailedError: A rank failed.
         LaunchError: The ranks could not be started.
-        KeyboardInterrupt: Ctrl-C, after the ranks have ended; its cause is what ranks had raised by themselves.
+        KeyboardInterrupt: Ctrl-C, after the ranks have ended; its cause are the errors that ranks had raised before.
     """
-    killed = count_oom_kills()
+    kills_before = count_oom_kills()
     try:
-        size = _conduct(plan, pool)
+        world_size = _run_agent(spec, supervisor)
     except (KeyboardInterrupt, SystemExit) as stop:
         try:
-            raise_failures(failed_before(pool.ranks, pool.stopped_ns), plan.nproc)
+            raise_failures(failed_before(supervisor.ranks, supervisor.stopped_ns), spec.nproc)
         except RankFailedError as failed:
             raise stop from failed
         raise
-    raise_failures(
-        pool.ranks, size, returning=plan.kind is TargetKind.FUNCTION, kernel=oom_explanation(killed, count_oom_kills())
-    )
-    return pool.ranks
+    kernel = oom_explanation(kills_before, count_oom_kills())
+    raise_failures(supervisor.ranks, world_size, returning=spec.kind is TargetKind.FUNCTION, kernel=kernel)
+    return supervisor.ranks
 
 
-def _conduct(plan: LaunchSpec, pool: Supervisor) -> int:
-    """Run a plan to its end, and return how many ranks its world had.
+def _run_agent(spec: LaunchSpec, supervisor: Supervisor) -> int:
+    """Run the agent until all ranks have ended, and return the world size.
 
-    The agent and its store live here alone: an error of the ranks is raised where nothing refers to them, so whoever
-    keeps the error does not keep a store open.
+    The agent and its store are local to this function. The error of a rank is raised outside of it, so that its
+    traceback, which a caller may keep, does not keep the store open.
     """
     rendezvous = (
-        LoopbackRendezvous(uuid.uuid4().hex, plan.ports) if plan.nodes is None else multi_node_rendezvous(plan.nodes)
+        LoopbackRendezvous(uuid.uuid4().hex, spec.ports) if spec.nodes is None else multi_node_rendezvous(spec.nodes)
     )
-    spec = WorkerSpec(
+    worker_spec = WorkerSpec(
         role="default",
-        local_world_size=plan.nproc,
-        entrypoint=plan.name,
+        local_world_size=spec.nproc,
+        entrypoint=spec.name,
         rdzv_handler=rendezvous,
-        max_restarts=plan.max_restarts,
-        monitor_interval=1e-6,  # the pool waits, and for what happens
+        max_restarts=spec.max_restarts,
+        monitor_interval=1e-6,  # the supervisor waits instead, for events
     )
-    agent = RankAgent(spec, plan, pool)
-    with _quiet():
+    agent = RankAgent(worker_spec, spec, supervisor)
+    with _silenced_agent_log():
         try:
             agent.run()
         finally:
             rendezvous.shutdown()
     workers = agent.get_worker_group().workers
-    return workers[0].world_size if workers else plan.nproc
+    return workers[0].world_size if workers else spec.nproc
 
 
-def _variables(group: WorkerGroup, worker: Worker, attempt: int) -> dict[str, str]:
-    """Return what torchrun tells a rank of its place."""
+def _rank_variables(group: WorkerGroup, worker: Worker, attempt: int) -> dict[str, str]:
+    """Return the variables that torchrun sets for a rank."""
     spec = group.spec
     return {
         "LOCAL_RANK": str(worker.local_rank),
@@ -168,20 +171,20 @@ def _variables(group: WorkerGroup, worker: Worker, attempt: int) -> dict[str, st
     }
 
 
-def _failure(worker: Worker, rank: RankProcess) -> ProcessFailure:
+def _failure(worker: Worker, rank: LaunchedRank) -> ProcessFailure:
     return ProcessFailure(
         local_rank=worker.local_rank, pid=rank.pid, exitcode=rank.exitcode or 0, error_file=os.devnull
     )
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the agent's log to itself: what it says of a failure, the report says better."""
+def _silenced_agent_log() -> Iterator[None]:
+    """Drop the records of the agent's logger: the report of a failure replaces them."""
 
     def silence(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.CRITICAL
 
-    logger = logging.getLogger(_TALKATIVE)
+    logger = logging.getLogger(_AGENT_LOGGER)
     logger.addFilter(silence)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Starting ranks that run a Python function, and getting back what it returned."""
+"""`rankwise.launch`: ranks that run a Python function, and their return values."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ R = TypeVar("R")
 
 
 def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: ANN401 - the function's own arguments
-    """Run a function in `nproc` new processes on this host, as the ranks of one world, and return what each returned.
+    """Run a function in `nproc` new processes on this host, as the ranks of one world, and return their results.
 
-    Local to the caller, whose own session, environment and signal handlers stay as they are. In the ranks,
-    `rankwise.init()` joins them to each other. Ranks import the script that the caller is, as processes that
-    `multiprocessing` spawns do: call this below `if __name__ == "__main__":`. Lambdas and closures go by value, and so
-    does what a script without such a guard or a notebook defines. What ranks print is shown as it comes.
+    Local to the caller: its own session, environment and signal handlers do not change. In the ranks,
+    `rankwise.init()` joins the world. Each rank imports the caller's script, as a process that `multiprocessing`
+    spawns does: call this function below `if __name__ == "__main__":`. Lambdas and closures are pickled by value, and
+    so are the definitions of a notebook and of a script without such a guard. The output of ranks is shown at once.
 
     Args:
-        fn: What each rank runs.
-        *args: What it is called with, the same in each rank.
-        nproc: How many ranks.
+        fn: The function that each rank runs.
+        *args: The arguments of the function, the same in each rank.
+        nproc: The number of ranks.
 
     Returns:
         The results, by rank.
 
     Raises:
         InvalidArgumentError: `nproc` is not a number of processes that this host could run, `fn` is no function, or
-            it or an argument cannot be pickled.
+            the function or an argument cannot be pickled.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
         MissingDependencyError: This interpreter has no torch.
-        LaunchError: The ranks could not be started; or this process is one that imports the script, in which nothing
-            guards this call.
+        LaunchError: The ranks could not be started; or this process is a rank that imports the script, where no guard
+            protects this call.
 
     Example:
         >>> import rankwise
@@ -57,15 +57,15 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
 
 
 def launch_call(
-    call: FunctionCall, *, nproc: int, nodes: Nodes | None = None, screen: Console | None = None
+    call: FunctionCall, *, nproc: int, nodes: Nodes | None = None, console: Console | None = None
 ) -> list[Any]:
-    """Call a function as the ranks of this host, and return what each of them returned, by rank.
+    """Call a function in the ranks of this host, and return their results, by rank.
 
     Args:
-        call: What each rank calls.
-        nproc: How many ranks.
-        nodes: The other hosts of the world, where a launcher runs too; there are none by default.
-        screen: Where what they print is shown, and how.
+        call: The function and its arguments.
+        nproc: The number of ranks on this host.
+        nodes: The hosts of the world, each with its own launcher; None if it is this one alone.
+        console: Shows the output of the ranks.
 
     Raises:
         InvalidArgumentError, RankFailedError, LaunchError: As `launch` does.
@@ -74,11 +74,11 @@ def launch_call(
     require_torch("starting ranks")
     environ = common_environ(nproc, one_host=nodes is None)
     argv = tuple(map(str, getattr(sys, "argv", ())))
-    plan = LaunchSpec(
+    spec = LaunchSpec(
         nproc=nproc, kind=TargetKind.FUNCTION, argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ
     )
-    with convert_resource_errors(), Supervisor(environ, screen=screen or Console(nproc=nproc)) as pool:
+    with convert_resource_errors(), Supervisor(environ, console=console or Console(nproc=nproc)) as supervisor:
         from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
-        ranks = run_ranks(plan, pool)
-    return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all returned
+        ranks = run_ranks(spec, supervisor)
+    return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned

@@ -1,4 +1,4 @@
-"""A function and its arguments, on their way from the caller to the ranks."""
+"""A function and its arguments, serialized by the caller for the ranks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rankwise.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCall:
-    """What a rank of a function finds as in the caller's process, and then calls.
+    """A call of a function in ranks, and the state of the caller's process that it needs.
 
     Attributes:
-        pickled: The function, its arguments, and the variables of `__main__` that it lacks without them.
-        main: What the rank imports before it reads that; None if there is nothing to import.
+        pickled: The function, its arguments, and the variables of `__main__` that the import of `main` does not set.
+        main: The main module, which the rank imports first; None if there is none to import.
         search_path: The caller's `sys.path`.
-        start_method: How `multiprocessing` starts processes, if the caller has set that.
-        authkey: What proves to a `multiprocessing.Manager` of the caller's that this is one of its processes.
-        setup: What is called before anything of the caller's is imported: "module:function".
+        start_method: The start method of `multiprocessing`, if the caller has set one.
+        authkey: The key that a `multiprocessing.Manager` of the caller expects from its processes.
+        setup: The function to call before the caller's modules are imported, as "module:function".
     """
 
     pickled: bytes
@@ -38,7 +38,7 @@ class FunctionCall:
 
     @classmethod
     def of(cls, fn: Callable[..., Any], args: tuple[Any, ...], *, setup: str = "") -> FunctionCall:
-        """Prepare a call, in the thread that makes it.
+        """Serialize a call, in the thread that makes it.
 
         Raises:
             InvalidArgumentError: The function or an argument cannot be pickled.
@@ -61,7 +61,7 @@ class FunctionCall:
         )
 
     def prepare(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Make this process like the caller's, and return the function and its arguments."""
+        """Set the caller's state in this process, and return the function and its arguments."""
         sys.path[:] = self.search_path
         if self.authkey:
             multiprocessing.current_process().authkey = self.authkey
@@ -77,16 +77,18 @@ class FunctionCall:
 
 
 def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], main: MainModule) -> bytes:
-    """Pickle a call for ranks that import `main`, with those of its variables that the import does not give them."""
+    """Pickle a call for ranks that import `main`, with the variables that the import does not set."""
     variables: dict[str, Any] = {}
     refused: set[str] = set()
+    # Pickling finds the definitions that the call refers to; these refer to variables, whose values, once they are
+    # pickled too, may refer to more definitions. So pickle again until no variable is missing.
     while True:
         stream = io.BytesIO()
         pickler = Pickler(stream)
         pickler.dump((fn, args, variables))
         wanted = main.late_for(pickler.referenced) - variables.keys() - refused
         if not wanted:
-            # What the import gives need not be carried.
+            # Definitions that the import gives are not sent.
             missing = {name: pickler.referenced[name] for name in pickler.referenced if _is_late(name, main)}
             return encoded(stream, Definitions.of(missing))
         here = vars(sys.modules["__main__"])
@@ -100,12 +102,12 @@ def _is_late(name: str, main: MainModule) -> bool:
 
 
 def _picklable(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those variables that can be carried: the rest may never be looked at."""
+    """Return the variables that can be pickled. The function may never use the others."""
     kept = {}
     for name, value in variables.items():
         try:
             Pickler(io.BytesIO()).dump(value)
-        except Exception:  # noqa: BLE001, S112 - whatever an object says of it
+        except Exception:  # noqa: BLE001, S112 - any error of an object
             continue
         kept[name] = value
     return kept

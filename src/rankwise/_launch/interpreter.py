@@ -1,4 +1,4 @@
-"""Starting this interpreter once more: with the options that it was started with, and finding what was found here."""
+"""The command for another interpreter like this one: with the same options, and the same search path."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Final
 
 from rankwise.errors import LaunchError
 
-# The first entry of the search path is the working directory, which no script asked for. Where the caller has found
-# what is needed, if a new interpreter would not look there, comes after the standard library; the rest comes last.
+# With -c the first entry of the search path is the working directory, which a script would not have: it is removed. The
+# folders in which the caller has found the needed packages, if a new interpreter does not search them, come after the
+# standard library; the rest of the caller's search path comes last.
 _BOOTSTRAP: Final = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); own = sys.path[:]; "
     "at = next((at for at, entry in enumerate(own) if entry.endswith('-packages')), len(own)); "
@@ -20,12 +21,12 @@ _BOOTSTRAP: Final = (
     "sys.path += [entry for entry in {others!r} if entry not in sys.path]; "
     "from rankwise._launch.{module} import main; main(own)"
 )
-# Ranks write the command that they run over this one.
-_ROOM_FOR_TITLE: Final = 2048
-# What the processes of a launcher cannot do without.
+# Ranks overwrite this command with their own, as the title of the process: it has to be long enough.
+_TITLE_BYTES: Final = 2048
+# The packages that the processes of a launcher need.
 _NEEDED: Final = ("rankwise", "torch", "cloudpickle")
-# Of `subprocess`, whose list lacks these.
-_FORGOTTEN: Final = (
+# Options of the interpreter that the list of `subprocess` lacks.
+_OTHER_OPTIONS: Final = (
     "int_max_str_digits",
     "no_debug_ranges",
     "pycache_prefix",
@@ -36,9 +37,9 @@ _FORGOTTEN: Final = (
 
 
 def command(module: str) -> list[str]:
-    """Return the command of an interpreter that calls `main` of a module of `rankwise._launch`; arguments may follow.
+    """Return a command that calls `main` of a module of `rankwise._launch`; arguments may be appended.
 
-    It has this one's search path.
+    The new interpreter has this one's search path.
 
     Raises:
         LaunchError: There is no interpreter to start.
@@ -48,12 +49,12 @@ def command(module: str) -> list[str]:
             f"ranks are started with Python's interpreter, but this program has none of its own "
             f"(sys.executable is {sys.executable!r}): run it with python, or let another launcher start its ranks"
         )
-    code = _BOOTSTRAP.format(homes=list(dict.fromkeys(_homes())), others=list(search_path()), module=module)
-    return [sys.executable, *options(), "-c", code.ljust(_ROOM_FOR_TITLE)]
+    code = _BOOTSTRAP.format(homes=list(dict.fromkeys(_package_folders())), others=list(search_path()), module=module)
+    return [sys.executable, *options(), "-c", code.ljust(_TITLE_BYTES)]
 
 
 def search_path() -> tuple[str, ...]:
-    """Return where this process finds its modules, in absolute terms: "" is the working directory."""
+    """Return `sys.path` of this process with absolute paths: "" stands for the working directory."""
     here = working_directory()
     return tuple(os.path.join(here, entry) if entry else here for entry in map(os.fspath, sys.path))  # noqa: PTH118
 
@@ -62,7 +63,7 @@ def working_directory() -> str:
     """Return the working directory.
 
     Raises:
-        LaunchError: It was deleted.
+        LaunchError: The directory was deleted.
     """
     try:
         return os.getcwd()  # noqa: PTH109 - the search path is made of strings
@@ -73,17 +74,17 @@ def working_directory() -> str:
 
 
 def options() -> list[str]:
-    """Return the options that this interpreter was started with."""
+    """Return the command-line options of this interpreter."""
     found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    for name in _FORGOTTEN:
+    for name in _OTHER_OPTIONS:
         value = sys._xoptions.get(name)  # noqa: SLF001 - documented
         if value is not None:
             found += ["-X", name if value is True else f"{name}={value}"]
     return found
 
 
-def _homes() -> Iterator[str]:
-    """Give the folders in which the needed packages are."""
+def _package_folders() -> Iterator[str]:
+    """Yield the folders that contain the needed packages."""
     for name in _NEEDED:
         module = sys.modules.get(name)
         spec = importlib.util.find_spec(name) if module is None else getattr(module, "__spec__", None)

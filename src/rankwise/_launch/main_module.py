@@ -1,8 +1,8 @@
-"""The script or module that the caller's process was started with, and how ranks of a function import it.
+"""The main module of the caller's process, and its import in ranks of a function.
 
-As `multiprocessing` does where it spawns: under another name than `__main__`, so that what is guarded by
-`if __name__ == "__main__"` does not run. What is not guarded would call the function again in every rank: then ranks do
-not import it, and what it defines goes by value, as in a notebook, where there is nothing to import.
+Ranks import it as processes that `multiprocessing` spawns do: under another name than `__main__`, so that statements
+below `if __name__ == "__main__"` do not run. If the call of `launch` has no such guard, the import would call it again
+in each rank: then ranks do not import the module, and its definitions are pickled by value, as those of a notebook.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _Uses = dict[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainModule:
-    """What ranks import.
+    """A main module that ranks can import.
 
     Attributes:
         path: Its file.
-        name: The module's name, where `python -m` or a folder or an archive was run; "" for a script.
-        late: The variables that it does not have, or not with their values, when it was imported.
-        uses: The variables that what it defines refers to.
+        name: Its name, if `python -m`, a folder or an archive was run; "" for a script.
+        late: The variables that an import does not set, or not to their values in the caller.
+        uses: The variables that each of its definitions refers to.
     """
 
     path: str
@@ -46,7 +46,7 @@ class MainModule:
 
     @classmethod
     def find(cls) -> MainModule | None:
-        """Return what ranks can import; None if this process's `__main__` cannot be imported there.
+        """Return the main module of this process; None if ranks cannot import it.
 
         Raises:
             LaunchError: This process is importing it.
@@ -54,7 +54,7 @@ class MainModule:
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             raise LaunchError(
                 "a process that was started to run a function is importing the main script, and that starts ranks "
-                'again: put what starts them below if __name__ == "__main__":'
+                'again: put the call that starts them below if __name__ == "__main__":'
             )
         main = sys.modules.get("__main__")
         path = getattr(main, "__file__", None)
@@ -67,7 +67,7 @@ class MainModule:
         try:
             tree, table = ast.parse(source), symtable.symtable(source, path, "exec")  # type: ignore[arg-type]  # bytes too
         except (SyntaxError, ValueError):
-            return None  # compiled, or a program of another kind
+            return None  # a compiled file, or a program in another language
         guards = _guards(tree)
         if main.__name__ != _IMPORTED and not _is_called_from(guards, main):
             return None
@@ -75,7 +75,7 @@ class MainModule:
         return cls(path=path, name="" if spec is None else spec.name, late=_late(tree, guards), uses=_uses(table))
 
     def late_for(self, names: Iterable[str]) -> set[str]:
-        """Return the late variables that definitions of these names refer to, and what they refer to, and so on."""
+        """Return the late variables that definitions of these names refer to, directly or through other definitions."""
         reached: set[str] = set()
         pending = [name.partition(".")[0] for name in names]
         while pending:
@@ -85,10 +85,10 @@ class MainModule:
         return reached & self.late
 
     def load(self) -> None:
-        """Import it into this process, as its `__main__`.
+        """Import the module into this process, as its `__main__`.
 
         Raises:
-            LaunchError: It ends the process, or starts ranks.
+            LaunchError: The module ends the process, or starts ranks.
         """
         module = ModuleType(_IMPORTED)
         code = self._code(module)
@@ -96,19 +96,19 @@ class MainModule:
         process = multiprocessing.current_process()
         process._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001 - so that nobody starts processes
         try:
-            exec(code, module.__dict__)  # noqa: S102 - to run it is what this is for
+            exec(code, module.__dict__)  # noqa: S102 - the user's module
         except SystemExit as error:
             raise LaunchError(
-                f"{self.path} ends the process ({error!r}) when ranks import it to find what it defines; put what is "
-                'not for them below if __name__ == "__main__":'
+                f"{self.path} ends the process ({error!r}) when ranks import it for its definitions; put statements "
+                'that are not for them below if __name__ == "__main__":'
             ) from error
         finally:
             del process._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
         for definition in list(vars(module).values()):
-            _rename(definition)
+            _set_module(definition)
 
     def _code(self, module: ModuleType) -> CodeType:
-        """Return what to execute, and prepare the module for it."""
+        """Return the code to execute, and set the module's attributes."""
         if not self.name:
             return prepare_script(module, self.path)
         if self.name == "__main__":  # of a folder or an archive
@@ -122,11 +122,11 @@ class MainModule:
         module.__dict__.update(
             __spec__=spec, __loader__=loader, __package__=spec.parent, __file__=spec.origin, __cached__=spec.cached
         )
-        return cast("CodeType", code)  # what a loader gives
+        return cast("CodeType", code)  # the result of a loader
 
 
 def prepare_script(module: ModuleType, path: str) -> CodeType:
-    """Return the code of a script, and make a module look as the interpreter makes `__main__` look for it."""
+    """Return the code of a script, and set the attributes of a module as the interpreter sets those of `__main__`."""
     module.__file__ = path
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     module.__dict__["__cached__"] = None
@@ -146,19 +146,19 @@ def _source(main: ModuleType, path: str) -> bytes | None:
 
 
 def _guards(tree: ast.AST) -> list[ast.If]:
-    """Return the statements that ask for the module's name."""
-    return [node for node in ast.walk(tree) if isinstance(node, ast.If) and _asks_for_name(node.test)]
+    """Return the `if` statements that compare the module's name."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.If) and _compares_name(node.test)]
 
 
-def _asks_for_name(test: ast.expr) -> bool:
+def _compares_name(test: ast.expr) -> bool:
     if isinstance(test, ast.BoolOp):
-        return isinstance(test.op, ast.And) and any(map(_asks_for_name, test.values))
+        return isinstance(test.op, ast.And) and any(map(_compares_name, test.values))
     sides = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
     return any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides)
 
 
 def _is_called_from(guards: Collection[ast.If], main: ModuleType) -> bool:
-    """Return whether what `main` executes now is guarded."""
+    """Return whether the statement that `main` executes now is guarded."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented
     line = 0
     while frame is not None:
@@ -169,7 +169,7 @@ def _is_called_from(guards: Collection[ast.If], main: ModuleType) -> bool:
 
 
 def _late(tree: ast.AST, guards: Collection[ast.If]) -> frozenset[str]:
-    """Return the variables that guarded statements set, and functions that say `global`."""
+    """Return the variables that are set by guarded statements, or declared `global` in functions."""
     names = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
     for guard in guards:
         for node in ast.walk(guard):
@@ -198,14 +198,14 @@ def _globals(table: symtable.SymbolTable) -> Iterator[str]:
         yield from _globals(child)
 
 
-def _rename(definition: object) -> None:
-    """Let a function or class say that it is `__main__`'s, as it does in the caller, and as it is to do in files."""
+def _set_module(definition: object) -> None:
+    """Set `__module__` of a function or class to `__main__`, as in the caller: it is pickled under that name."""
     if getattr(definition, "__module__", None) != _IMPORTED:
         return
     if isinstance(definition, type):
         type.__setattr__(definition, "__module__", "__main__")
         for inner in list(vars(definition).values()):
             if isinstance(inner, type):
-                _rename(inner)
+                _set_module(inner)
     elif hasattr(definition, "__code__"):
         definition.__module__ = "__main__"

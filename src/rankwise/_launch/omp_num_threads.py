@@ -1,4 +1,4 @@
-"""A number of threads that a script sets too late: torch reads it when it is loaded, and in a forked rank it is."""
+"""OMP_NUM_THREADS set too late by a script: torch reads it when it is imported, in a forked rank before the script."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 _NAME: Final = "OMP_NUM_THREADS"
 
 
-def set_too_late(started: Mapping[str, str], ended: Mapping[str, str]) -> str:
-    """Return what to tell of a number of threads that was set in vain; "" if none was.
+def late_setting_warning(initial: Mapping[str, str], final: Mapping[str, str]) -> str:
+    """Return a warning if a script has set the number of threads without effect; "" if it has not.
 
     Args:
-        started: The environment that the script began with.
-        ended: The one that it ended with.
+        initial: The environment at the start of the script.
+        final: The environment at its end.
     """
-    before, after = started.get(_NAME, ""), ended.get(_NAME, "")
+    before, after = initial.get(_NAME, ""), final.get(_NAME, "")
     if before == after or not (before.isdecimal() and after.isdecimal()):
         return ""
     number = sys.modules["torch"].get_num_threads()

@@ -1,4 +1,4 @@
-"""Whether the kernel has killed for want of memory: what it says itself, where it can be read."""
+"""Processes that the kernel has killed because memory ran out, counted by the kernel itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def count_oom_kills(vmstat: Path = _VMSTAT, cgroup: Path = _CGROUP, cgroups: Path = _CGROUPS) -> dict[str, int]:
-    """Return how often the kernel has killed a process for want of memory, by whose memory that was.
+    """Return how many processes the kernel has killed because memory ran out, by whose limit that was.
 
-    What cannot be read is left out.
+    Counters that cannot be read are left out.
     """
     found = {}
-    # cgroup v2: "0::/path", with a file for each group. Version 1 keeps a like counter in another place.
+    # cgroup v2: "0::/path", with one file for each group. Version 1 has a counter for each controller, in another file.
     for line in _lines(cgroup):
         _, controllers, path = line.split(":", 2)
         name = "memory.events" if not controllers else "memory.oom_control"
@@ -27,7 +27,7 @@ def count_oom_kills(vmstat: Path = _VMSTAT, cgroup: Path = _CGROUP, cgroups: Pat
 
 
 def oom_explanation(before: dict[str, int], after: dict[str, int]) -> str:
-    """Return what the kernel says to a process killed between two looks; "" if it says nothing."""
+    """Return an explanation for a process that was killed between two counts; "" if no kill was counted."""
     for whose, count in after.items():
         if count > before.get(whose, count):
             return f"out of memory: the kernel has killed for want of memory of {whose}"

@@ -1,110 +1,116 @@
-"""The pipes that ranks print to, as their launcher reads them: not faster than what they print can be shown."""
+"""The pipes that ranks print to. The launcher reads them no faster than their output can be shown."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import socket
 from collections.abc import Callable
+from functools import partial
 from io import RawIOBase
 from typing import TextIO
 
-from rankwise._launch.forkserver.ipc import PIECE_BYTES
-from rankwise._launch.output import Console, Lines
+from rankwise._launch.forkserver.ipc import READ_BYTES
+from rankwise._launch.output import Console, RankOutput
+from rankwise._net.polling import EventLoop
 
 
 class OutputPipes:
-    """The pipes of all ranks, in the loop that waits for everything."""
+    """The pipes of all ranks, registered in the supervisor's event loop."""
 
-    def __init__(self, selector: selectors.BaseSelector, screen: Console) -> None:
-        self._selector = selector
-        self._screen = screen
+    def __init__(self, loop: EventLoop, console: Console) -> None:
+        self._loop = loop
+        self._console = console
         self._pipes: set[RawIOBase] = set()
-        self._held_back: dict[RawIOBase, Callable[[int], None]] = {}
-        self._takes_all = False
-        self._room, self._makes_room = socket.socketpair()
-        self._room.setblocking(False)
-        self._makes_room.setblocking(False)
-        selector.register(self._room, selectors.EVENT_READ, self._hear_of_room)
-        screen.has_room = self._wake_up
+        # Back pressure: a pipe that is not read fills up, and then the rank blocks in its write.
+        self._paused: dict[RawIOBase, Callable[[], None]] = {}
+        self._reads_all = False
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_reader.setblocking(False)
+        self._wakeup_writer.setblocking(False)
+        loop.register(self._wakeup_reader, self._receive_wakeup)
+        console.on_writable = self._wake_up
 
     @property
-    def are_open(self) -> bool:
-        """Some process may print still."""
+    def any_open(self) -> bool:
+        """Some process may still print."""
         return bool(self._pipes)
 
     @property
-    def are_held_back(self) -> bool:
-        """Some pipe is not read for now: the rest of a line may be in it."""
-        return bool(self._held_back)
+    def any_paused(self) -> bool:
+        """Some pipe is not read for now: it may hold the rest of a line."""
+        return bool(self._paused)
 
-    def open(self, number: int, stream: TextIO | None) -> tuple[int, Lines]:
-        """Return what a rank writes to, and what shows it."""
-        lines = self._screen.open(number, stream)
-        direct = self._screen.direct(stream)
-        if direct is not None:
-            return os.dup(direct), lines
-        return self.pipe(lines.add, lambda: lines.is_held_back), lines
-
-    def pipe(self, take: Callable[[bytes], object], is_held_back: Callable[[], bool] = lambda: False) -> int:
-        """Return the end of a new pipe that a rank writes to.
+    def open(self, rank: int, stream: TextIO | None) -> tuple[int, RankOutput]:
+        """Return a descriptor for a standard stream of a rank, and the display of its output.
 
         Args:
-            take: Takes what the rank writes, until it returns False.
-            is_held_back: Returns whether to stop reading for now, so that the rank waits when its pipe is full.
+            rank: The rank.
+            stream: The launcher's own stream of that kind.
+        """
+        output = self._console.open(rank, stream)
+        inherited = self._console.inheritable_descriptor(stream)
+        if inherited is not None:
+            return os.dup(inherited), output
+        return self.pipe(output.write, lambda: output.is_full), output
+
+    def pipe(self, on_data: Callable[[bytes], object], is_full: Callable[[], bool] = lambda: False) -> int:
+        """Return the writable end of a new pipe.
+
+        Args:
+            on_data: Called with the data that is read from the pipe, until it returns False.
+            is_full: Returns whether to pause reading.
         """
         reader, writer = os.pipe()
         pipe = os.fdopen(reader, "rb", buffering=0)
         self._pipes.add(pipe)
-
-        def read(_: int) -> None:
-            if pipe.closed or pipe in self._held_back:
-                return  # since this was seen
-            data = pipe.read(PIECE_BYTES)
-            if not data or take(data) is False:  # closed, so that the rank learns that nobody reads it
-                self._close(pipe)
-            elif is_held_back() and not self._takes_all:
-                self._selector.unregister(pipe)
-                self._held_back[pipe] = read
-
-        self._selector.register(pipe, selectors.EVENT_READ, read)
+        self._loop.register(pipe, partial(self._read, pipe, on_data, is_full))
         return writer
 
-    def take_all(self) -> None:
-        """Read what is in the pipes, though it cannot be shown yet: those who wrote to them are gone."""
-        self._takes_all = True
-        self._read_on()
+    def read_all(self) -> None:
+        """Read the pipes to their ends, though the output cannot be shown yet: the processes that wrote it are gone."""
+        self._reads_all = True
+        self._resume()
 
-    def let_go(self) -> None:
+    def close_all(self) -> None:
         """Close all pipes; new ones may follow."""
         for pipe in list(self._pipes):
             self._close(pipe)
-        self._takes_all = False
+        self._reads_all = False
 
     def close(self) -> None:
-        """End."""
-        self._screen.has_room = lambda: None
-        self._room.close()
-        self._makes_room.close()
+        """Close what this object has opened besides the pipes."""
+        self._console.on_writable = lambda: None
+        self._wakeup_reader.close()
+        self._wakeup_writer.close()
+
+    def _read(self, pipe: RawIOBase, on_data: Callable[[bytes], object], is_full: Callable[[], bool]) -> None:
+        if pipe.closed or pipe in self._paused:
+            return  # by a callback that ran after the same wait
+        data = pipe.read(READ_BYTES)
+        if not data or on_data(data) is False:  # closed, so that the rank gets EPIPE when nobody reads its output
+            self._close(pipe)
+        elif is_full() and not self._reads_all:
+            self._loop.unregister(pipe)
+            self._paused[pipe] = partial(self._read, pipe, on_data, is_full)
 
     def _close(self, pipe: RawIOBase) -> None:
-        if self._held_back.pop(pipe, None) is None:
-            self._selector.unregister(pipe)
+        if self._paused.pop(pipe, None) is None:
+            self._loop.unregister(pipe)
         self._pipes.discard(pipe)
         pipe.close()
 
-    def _read_on(self) -> None:
-        while self._held_back:
-            pipe, read = self._held_back.popitem()
-            self._selector.register(pipe, selectors.EVENT_READ, read)
+    def _resume(self) -> None:
+        while self._paused:
+            pipe, read = self._paused.popitem()
+            self._loop.register(pipe, read)
 
     def _wake_up(self) -> None:
-        """Let the loop read on: called by a thread, perhaps after this was closed."""
+        """Let the event loop resume reading. A writer's thread calls this, perhaps after `close`."""
         with contextlib.suppress(OSError):
-            self._makes_room.send(b"\0")
+            self._wakeup_writer.send(b"\0")
 
-    def _hear_of_room(self, _: int) -> None:
+    def _receive_wakeup(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._room.recv(PIECE_BYTES)
-        self._read_on()
+            self._wakeup_reader.recv(READ_BYTES)
+        self._resume()

@@ -1,4 +1,4 @@
-"""Ending processes so that none is left: a child of a child, one in a session of its own, one that is stopped."""
+"""Killing processes so that none is left: grandchildren, those in a session of their own, those that are stopped."""
 
 from __future__ import annotations
 
@@ -13,61 +13,62 @@ from typing import Final
 
 import psutil
 
-# Processes that started under one launcher know it by this variable.
-MARK: Final = "RANKWISE_LAUNCH"
+# The environment variable that all processes of one launcher have, with an id of the launcher as its value.
+LAUNCH_ID: Final = "RANKWISE_LAUNCH"
 
 _SET_DEATH_SIGNAL: Final = 1
 _SET_SUBREAPER: Final = 36
-# A process in the kernel's hands (a disk that does not answer) dies when that lets go of it, and not before.
-_SECONDS: Final = 5.0
-# So one who waits for another process to do that waits longer.
+# SIGKILL has no effect on a process in an uninterruptible wait (a disk that does not answer) until that is over.
+_KILL_SECONDS: Final = 5.0
+# The time to wait for another process that kills its descendants: longer than it waits itself.
 SECONDS_TO_END: Final = 8.0
 _PAUSE_SECONDS: Final = 0.005
-# What psutil raises where there is no /proc, or an empty one, as in some containers.
+# The errors of psutil where /proc is missing or empty, as in some containers.
 _NO_PROC: Final = (OSError, IndexError)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
+def become_subreaper() -> None:
+    """Become the parent of every descendant whose own parent ends, in place of process 1."""
     _prctl(_SET_SUBREAPER, 1)
 
 
-def die_with_parent() -> None:
-    """Die by SIGKILL when the parent does, however that ends."""
+def set_parent_death_signal() -> None:
+    """Get SIGKILL when the parent process ends, for whatever reason."""
     _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def end_descendants(known: Iterable[int] = ()) -> None:
+def kill_descendants(known: Iterable[int] = ()) -> None:
     """Kill all descendants of this process, which adopts orphans, and reap them.
 
     Args:
-        known: Some of them, which lead process groups. Where there is no /proc, these groups are all that can be found.
+        known: Those of them that lead process groups. Without /proc, only these groups can be found.
     """
     try:
-        _until_none_is_left(lambda: psutil.Process().children(recursive=True))
+        _kill_all(lambda: psutil.Process().children(recursive=True))
     except (*_NO_PROC, psutil.NoSuchProcess):
         for pid in known:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
 
-def end_marked(launch: str) -> None:
-    """Kill every process that started under a launcher, known by its mark, but for this one."""
+def kill_launch(launch_id: str) -> None:
+    """Kill all processes of one launcher, which have its id in their environments, except this one."""
 
     def marked() -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and process.environ().get(MARK) == launch:
+                if process.pid != os.getpid() and process.environ().get(LAUNCH_ID) == launch_id:
                     found.append(process)
         return found
 
     with contextlib.suppress(*_NO_PROC):
-        _until_none_is_left(marked)
+        _kill_all(marked)
 
 
-def _until_none_is_left(find: Callable[[], list[psutil.Process]]) -> None:
-    deadline = time.monotonic() + _SECONDS
+def _kill_all(find: Callable[[], list[psutil.Process]]) -> None:
+    # Again and again: a process may fork between the moment when it is found and the moment when it is killed.
+    deadline = time.monotonic() + _KILL_SECONDS
     while (left := find()) and time.monotonic() < deadline:
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -86,6 +87,6 @@ def reap() -> list[tuple[int, int]]:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Ask Linux; elsewhere there is nobody to ask, and only the fork server's own children are known to it."""
+    """Call prctl on Linux. Elsewhere only the fork server's own children are known to it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

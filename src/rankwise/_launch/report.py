@@ -1,4 +1,4 @@
-"""How a failed world is told: the cause first, with its traceback, and its consequences in a line."""
+"""The report of failed ranks: the cause first, with its traceback, and its consequences in one line each."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankwise._launch.launched_rank import RankProcess
+from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._pickling import loads
 from rankwise._text import ranks_text
 from rankwise.errors import RankFailedError, RankFailure, shortened
 
-_MEANING: Final = {
+_SIGNAL_CAUSES: Final = {
     signal.SIGKILL: "out of memory?",
     signal.SIGSEGV: "a crash in compiled code",
     signal.SIGABRT: "a check failed in compiled code",
     signal.SIGBUS: "out of shared memory?",
 }
-# The report is to fit on a screen; `RankFailure` has all of it.
+# The report should fit on a screen; `RankFailure` has the whole traceback.
 _LONGEST_TRACEBACK: Final = 8_000
 
 
-def raise_failures(ranks: Mapping[int, RankProcess], nproc: int, *, returning: bool = False, kernel: str = "") -> None:
-    """Raise what became of the ranks, if any failed.
+def raise_failures(ranks: Mapping[int, LaunchedRank], nproc: int, *, returning: bool = False, kernel: str = "") -> None:
+    """Raise an error if any rank has failed.
 
     Args:
-        ranks: How they ended.
-        nproc: How many there are.
-        returning: A rank that ended without returning anything has failed too.
-        kernel: What the kernel says of SIGKILL.
+        ranks: The ranks, which have ended.
+        nproc: The number of ranks.
+        returning: A rank that ended without a return value has failed too.
+        kernel: The explanation of SIGKILL by the kernel's counters; "" if there is none.
 
     Raises:
-        RankFailedError: The first in time first; what it raised is the cause, if that could travel.
+        RankFailedError: A rank has failed. Its cause is the exception of the first one, if that could be pickled.
     """
     failures = failures_of(ranks, returning=returning)
     if not failures:
@@ -41,90 +41,94 @@ def raise_failures(ranks: Mapping[int, RankProcess], nproc: int, *, returning: b
     first = ranks[failures[0].rank].result
     cause: BaseException | None = None
     if first is not None and first.error:
-        with contextlib.suppress(Exception):  # its class may be known on that rank alone; its text is there
+        with contextlib.suppress(Exception):  # only that rank may know its class; its text is in the report
             cause = loads(first.error)
     text = describe_failures(failures, nproc, kernel=kernel)
     if first is not None and first.consequence:
         text += _ended_before(ranks, first.time_ns)
     if lingering := [number for number, rank in ranks.items() if rank.lingers]:
-        text += (
-            f"\n{ranks_text(sorted(lingering))} did not end after that: a thread, or what runs at exit, was in the way"
-        )
+        text += f"\n{ranks_text(sorted(lingering))} did not end after that: a thread or an atexit function still ran"
     raise RankFailedError(text, failures=failures) from cause
 
 
-def failed_before(ranks: Mapping[int, RankProcess], time_ns: int) -> dict[int, RankProcess]:
-    """Return those ranks that had failed when they were told to end, or raised an error while they did."""
+def failed_before(ranks: Mapping[int, LaunchedRank], time_ns: int) -> dict[int, LaunchedRank]:
+    """Return the ranks that had failed before they were stopped, or raised an error of their own while they stopped."""
     return {number: rank for number, rank in ranks.items() if _failed_before(rank, time_ns)}
 
 
-def _failed_before(rank: RankProcess, time_ns: int) -> bool:
+def _failed_before(rank: LaunchedRank, time_ns: int) -> bool:
     if rank.result is None:
         return rank.has_failed and rank.ended_ns < time_ns
     if not rank.result.status:
         return False
-    # What most ranks raise when they are interrupted is KeyboardInterrupt; others miss those that have ended of it.
+    # Most interrupted ranks raise KeyboardInterrupt; the others raise an error because those have left. Neither counts.
     raised = rank.result.status > 0 and rank.result.traceback and not rank.result.consequence
     return rank.result.time_ns < time_ns or bool(raised)
 
 
-def failures_of(ranks: Mapping[int, RankProcess], *, returning: bool = False) -> list[RankFailure]:
-    """Return how those ranks ended that failed, causes before consequences, and then the first in time first."""
+def failures_of(ranks: Mapping[int, LaunchedRank], *, returning: bool = False) -> list[RankFailure]:
+    """Return the failures of ranks: causes before consequences, and each of them in the order of time."""
     failed = [
         number
         for number, rank in ranks.items()
         if rank.has_failed or (returning and (rank.result is None or not rank.result.value))
     ]
-    return [_failure(number, ranks[number]) for number in sorted(failed, key=lambda number: _when(ranks[number]))]
+    return [_failure(number, ranks[number]) for number in sorted(failed, key=lambda number: _sort_key(ranks[number]))]
 
 
 def describe_failures(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -> str:
-    """Return what to tell of the ranks that failed, the first in time first."""
+    """Return the text of the report.
+
+    Args:
+        failures: The failures, in the order of time.
+        nproc: The number of ranks.
+        kernel: The explanation of SIGKILL by the kernel's counters; "" if there is none.
+    """
     first, *later = failures
     text = f"rank {first.rank} of {nproc} on {first.host} {describe_end(first, kernel)}"
     if first.traceback:
         text += f"\n\n{shortened(first.traceback.rstrip(), _LONGEST_TRACEBACK)}\n"
     endings: dict[str, list[RankFailure]] = {}
     for failure in later:
-        endings.setdefault(_kind(failure, kernel), []).append(failure)
+        endings.setdefault(_end_without_message(failure, kernel), []).append(failure)
     for kind, alike in endings.items():
         details = {describe_end(failure, kernel) for failure in alike}
-        how = details.pop() if len(details) == 1 else kind  # messages may differ in the rank, or in a port
+        how = details.pop() if len(details) == 1 else kind  # messages may contain the rank, or a port
         if len(alike) > 1 and how.startswith("was "):
             how = f"were {how.removeprefix('was ')}"
         text += f"\n{ranks_text(sorted(failure.rank for failure in alike))} then {how}"
     return text
 
 
-def _ended_before(ranks: Mapping[int, RankProcess], time_ns: int) -> str:
-    """Name those that ended without an error before another one missed them."""
-    early = [number for number, rank in ranks.items() if rank.exitcode == 0 and _ended(rank) < time_ns]
-    return f"\n{ranks_text(sorted(early))} had ended before that, with exit code 0" if early else ""
+def _ended_before(ranks: Mapping[int, LaunchedRank], time_ns: int) -> str:
+    """Return a line with the ranks that ended without an error before another rank failed because of that."""
+    ended_early = [number for number, rank in ranks.items() if rank.exitcode == 0 and _ended_ns(rank) < time_ns]
+    return f"\n{ranks_text(sorted(ended_early))} had ended before that, with exit code 0" if ended_early else ""
 
 
 def exit_status(failure: RankFailure) -> int:
-    """Return the exit status for a launcher whose first failed rank ended so, as shells count."""
+    """Return the exit status of a launcher for its first failure, by the convention of shells."""
     return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
 
 
-def _when(rank: RankProcess) -> tuple[bool, int]:
-    """Return what to sort by: causes before consequences, then by time."""
+def _sort_key(rank: LaunchedRank) -> tuple[bool, int]:
+    """Return the sort key: causes before consequences, then by time."""
     if rank.result is not None and rank.result.status:
-        return rank.result.consequence, _ended(rank)
-    return rank.was_stopped, _ended(rank)
+        return rank.result.consequence, _ended_ns(rank)
+    return rank.was_stopped, _ended_ns(rank)
 
 
-def _ended(rank: RankProcess) -> int:
-    """Return when a rank ended: what it ran, if it could say so, else its process."""
+def _ended_ns(rank: LaunchedRank) -> int:
+    """Return when a rank ended: its target, if the result was received, else its process."""
     return rank.ended_ns if rank.result is None else rank.result.time_ns
 
 
-def _failure(number: int, rank: RankProcess) -> RankFailure:
+def _failure(number: int, rank: LaunchedRank) -> RankFailure:
     raised = "" if rank.result is None else rank.result.raised
     traceback = "" if rank.result is None else rank.result.traceback
     exitcode = rank.exitcode or 0
     if rank.result is not None and rank.result.status and (-exitcode in rank.signals or rank.lingers):
-        exitcode = rank.result.status  # it was told to end while it was ending by itself
+        exitcode = rank.result.status  # it was stopped while it was ending by itself
     return RankFailure(
         rank=number,
         host=socket.gethostname(),
@@ -135,13 +139,13 @@ def _failure(number: int, rank: RankProcess) -> RankFailure:
     )
 
 
-def _kind(failure: RankFailure, kernel: str) -> str:
-    """Return how a rank ended, without the message of what it raised."""
+def _end_without_message(failure: RankFailure, kernel: str) -> str:
+    """Return how a rank ended, without the message of the exception."""
     return describe_end(failure, kernel).partition(":")[0] if failure.raised else describe_end(failure, kernel)
 
 
 def describe_end(failure: RankFailure, kernel: str) -> str:
-    """Return how a rank ended, as the rest of a sentence that begins with its name."""
+    """Return how a rank ended, as a predicate to follow its name: "raised KeyError: 'k'"."""
     exitcode = failure.exitcode
     if failure.stopped:
         return f"was stopped ({signal.Signals(-exitcode).name})"
@@ -150,7 +154,7 @@ def describe_end(failure: RankFailure, kernel: str) -> str:
             number = signal.Signals(-exitcode)
         except ValueError:
             return f"was killed by signal {-exitcode}"
-        meaning = kernel if kernel and number == signal.SIGKILL else _MEANING.get(number)
+        meaning = kernel if kernel and number == signal.SIGKILL else _SIGNAL_CAUSES.get(number)
         return f"was killed by {number.name}{f' ({meaning})' if meaning else ''}"
     if failure.raised:
         return f"raised {failure.raised}"

@@ -1,4 +1,4 @@
-"""Starting ranks that run a script, a module or a program."""
+"""Launching a script, a module or a program, as a command does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankwise._launch.supervisor import Supervisor
 from rankwise._launch.targets import NotExecutableError, check_target
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
 
-# A command's exit statuses.
+# Exit statuses of a command.
 _FOUND_A_FAULT: Final = 1
 _MISUSED: Final = 2
 _NOT_EXECUTABLE: Final = 126
@@ -29,71 +29,71 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Terminated(SystemExit):
-    """The launcher was told to end."""
+    """The launcher got a signal to end."""
 
     def __init__(self, number: int) -> None:
         self.status = 128 + number
         super().__init__(self.status)
 
 
-def launch_target(plan: LaunchSpec, *, preload: bool = True, screen: Console | None = None) -> None:
+def launch_target(spec: LaunchSpec, *, preload: bool = True, console: Console | None = None) -> None:
     """Run a script, a module or a program as the ranks of this host.
 
-    Sets signal handlers while it runs: it is what a command does, and not a library's function.
+    Sets signal handlers while it runs, and so is for commands and not for libraries.
 
     Args:
-        plan: What to run.
-        preload: Fork ranks from a process that has torch loaded; if not, each is a fresh interpreter.
-        screen: Where what they print is shown, and how.
+        spec: The ranks to run.
+        preload: Fork ranks from a process that has imported torch. Without that, each rank is a new interpreter.
+        console: Shows the output of the ranks.
 
     Raises:
         InvalidArgumentError: There is no such script, module or program.
         RankFailedError: A rank failed, and the others were stopped.
         LaunchError: The ranks could not be started.
-        Terminated: By a signal, after the ranks have ended.
-        KeyboardInterrupt: By Ctrl-C, after the ranks have ended.
+        Terminated: A signal has stopped the launcher, after the ranks have ended.
+        KeyboardInterrupt: Ctrl-C has stopped the launcher, after the ranks have ended.
     """
-    check_target(plan.kind, plan.argv[0])
+    check_target(spec.kind, spec.argv[0])
     require_torch("starting ranks")
     open_standard_streams()
-    screen = screen or Console(nproc=plan.nproc)
+    console = console or Console(nproc=spec.nproc)
     start = time.monotonic()
-    screen.note(f"rankwise: starting {plan.nproc} ranks")
+    console.show_status(f"rankwise: starting {spec.nproc} ranks")
     with (
         convert_resource_errors(),
         _terminated_by_signals(),
-        Supervisor(plan.environ, screen=screen, preload=preload, owner=True) as pool,
+        Supervisor(spec.environ, console=console, preload=preload, owns_descendants=True) as supervisor,
     ):
         from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
-        run_ranks(plan, pool)
-    screen.note(f"rankwise: {plan.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
+        run_ranks(spec, supervisor)
+    console.show_status(f"rankwise: {spec.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
 
 
-def command_status(launch: Callable[[], None], *, name: str, screen: Console) -> int:
-    """Return the exit status of a command that launches, after saying what went wrong.
+def command_status(launch: Callable[[], None], *, name: str, console: Console) -> int:
+    """Launch, print the error if there is one, and return the exit status of the command.
 
     Args:
-        launch: What it does.
-        name: What it calls itself.
-        screen: Where the output of the ranks is shown.
+        launch: The launch.
+        name: The name of the command in messages.
+        console: Shows the output of the ranks.
     """
     status, seconds = 0, SECONDS_TO_READ
     try:
         launch()
     except RankwiseError as error:
-        screen.say(f"{name}: {error}")
+        console.print_message(f"{name}: {error}")
         status = _status(error)
     except (KeyboardInterrupt, Terminated) as stop:
         if isinstance(stop.__cause__, RankwiseError):
-            screen.say(f"{name}: {stop.__cause__}")
+            console.print_message(f"{name}: {stop.__cause__}")
         status = stop.status if isinstance(stop, Terminated) else _INTERRUPTED
         seconds = SECONDS_TO_READ_AFTER_STOP
     try:
-        lost = screen.drain(seconds)
+        lost = console.drain(seconds)
         for text in lost:
-            screen.say(f"{name}: {text}")
-        screen.drain(SECONDS_TO_READ_AFTER_STOP)
+            console.print_message(f"{name}: {text}")
+        console.drain(SECONDS_TO_READ_AFTER_STOP)
     except KeyboardInterrupt:
         return status or _INTERRUPTED
     return status or (_FOUND_A_FAULT if lost else 0)
@@ -114,9 +114,9 @@ def _terminated_by_signals() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise Terminated(number)
 
-    # What is ignored at the start stays so, as SIGHUP under nohup, here and in ranks.
-    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, terminate) for number in heard}
+    # A signal that is ignored at the start, such as SIGHUP under nohup, stays ignored here and in ranks.
+    handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, terminate) for number in handled}
     try:
         yield
     finally:

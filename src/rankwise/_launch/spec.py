@@ -1,4 +1,4 @@
-"""What to start: checked before anything is started."""
+"""The specification of a launch, checked before any process is started."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from rankwise._dependencies import require_torch
 from rankwise._environment.facts import OVERRIDES
 from rankwise._environment.nesting import run_variables
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
+from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
 
-# More processes than this for each core is a typing error: every one of them holds torch.
+# More processes than this for each core are a typing error: each of them holds torch in memory.
 _PER_CORE: Final = 16
 _AT_LEAST: Final = 64
 
-# How long a rank may take to end after Ctrl-C, as to save a checkpoint; and by itself, after what it runs has failed.
-GRACE_SECONDS: Final = 10.0
-
-# What libraries listen on besides the store stays on this host too, unless the user chose an interface.
+# In a world of one host, libraries listen on loopback too, as the store does, unless the user chose an interface.
 _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-# What the user said of the launcher's place is not true of its ranks.
-_NOT_THEIRS: Final = frozenset(OVERRIDES)
+# Variables by which a user describes the launcher's own rank: they do not describe its ranks.
+_NOT_INHERITED: Final = frozenset(OVERRIDES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +32,17 @@ class LaunchSpec:
     """The ranks of one host.
 
     Attributes:
-        nproc: How many.
-        kind: The kind of target that they run.
-        argv: The script, module or program and its arguments, the same for every rank; the caller's, for a function.
-        call: What a function is called with, and where: a `FunctionCall`, pickled.
-        max_restarts: How often all ranks are started again after one failed.
+        nproc: The number of ranks.
+        kind: The kind of their target.
+        argv: The script, module or program and its arguments, the same for each rank; for a function, the caller's
+            `sys.argv`.
+        call: For a function: a pickled `FunctionCall`.
+        max_restarts: How often all ranks are restarted after a failure.
         nodes: The hosts of the world; None if it is this one alone.
-        ports: Where the store of one host listens: the first of these that is free; 0 for any.
-        append_local_rank: Every rank's last argument is --local_rank=N.
-        grace: How many seconds a rank may take to end after Ctrl-C, or after it has failed.
-        environ: What all ranks' environments have in common.
+        ports: For a single host: the store listens on the first of these ports that is free; 0 for any.
+        append_local_rank: Each rank gets --local_rank=N as its last argument.
+        grace: The grace period in seconds after Ctrl-C, and for the exit of a rank whose target has failed.
+        environ: The part of the environment that is the same for all ranks.
     """
 
     nproc: int
@@ -59,24 +58,28 @@ class LaunchSpec:
 
     @property
     def name(self) -> str:
-        """What is started, in a word."""
+        """The name of the target."""
         return "function" if self.kind is TargetKind.FUNCTION else self.argv[0]
 
-    def request(self, place: Mapping[str, str]) -> StartRequest:
-        """Return what to ask of a rank, given the variables that tell it its place."""
-        told = (f"--local_rank={place['LOCAL_RANK']}",) if self.append_local_rank else ()
-        environ = {**self.environ, **place}
+    def request(self, variables: Mapping[str, str]) -> StartRequest:
+        """Return the start request for a rank.
+
+        Args:
+            variables: The variables of the rank, as torchrun sets them.
+        """
+        appended = (f"--local_rank={variables['LOCAL_RANK']}",) if self.append_local_rank else ()
+        environ = {**self.environ, **variables}
         return StartRequest(
             environ=environ | run_variables(environ),
             kind=self.kind,
-            argv=(*self.argv, *told),
+            argv=(*self.argv, *appended),
             call=self.call,
         )
 
 
 def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
-    """Return what the environments of all ranks have in common: the launcher's own, completed."""
-    environ = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
+    """Return the part of the environment that is the same for all ranks: the launcher's own, with defaults added."""
+    environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     loopback = next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
     for name in _INTERFACES:
         if one_host and loopback is not None:
@@ -86,15 +89,15 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
     return environ
 
 
-def number_of_processes(text: str) -> int:
-    """Return how many processes a command line asks for on this host: "4"; "auto", "gpu" or "cpu" for one on each.
+def parse_nproc(text: str) -> int:
+    """Return the number of ranks for a value of a command line: a number, or "auto", "gpu" or "cpu" for one on each.
 
     Raises:
         InvalidArgumentError: It is neither a number nor one of these, or there is no GPU.
     """
     if text in {"auto", "gpu"}:
         require_torch(f"-n {text}")
-        import torch  # noqa: PLC0415 - numbers do not wait for it
+        import torch  # noqa: PLC0415 - a plain number does not wait for it
 
         found = torch.accelerator.device_count()
         if found:
@@ -113,10 +116,10 @@ def number_of_processes(text: str) -> int:
 
 
 def check_nproc(nproc: int) -> int:
-    """Return a number of processes to start here, checked.
+    """Check a number of ranks for this host, and return it.
 
     Raises:
-        InvalidArgumentError: It is below 1, or beyond what this host could be meant to run.
+        InvalidArgumentError: It is below 1, or above the number that a user could want on this host.
     """
     cores = os.cpu_count() or 1
     most = max(_AT_LEAST, _PER_CORE * cores)
@@ -129,5 +132,5 @@ def check_nproc(nproc: int) -> int:
 
 
 def _cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The standard streams of processes whose own may be closed."""
+"""Standard streams that were closed when this process started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 
 
 def open_standard_streams() -> None:
-    """Open what was closed by `>&-`, lest the next thing that is opened takes its number, and is written to."""
+    """Open the standard streams that `>&-` has closed, to /dev/null.
+
+    Otherwise the next file that is opened would get the number of one, and output would be written to it.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - standard error
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

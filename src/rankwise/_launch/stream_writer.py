@@ -1,8 +1,8 @@
-"""Writing to a stream of the launcher's, which nobody may be reading: a pager waits, a terminal is stopped.
+"""Writing to a stream of the launcher whose reader may be stalled: a pager that waits, a terminal that is stopped.
 
-A thread writes, so that the loop that watches the ranks goes on. Two other ways were not taken. A descriptor that is
-made non-blocking is so for every process that shares it, as the shell does. And one that `poll` calls writable may
-block still: a terminal has room for less than is written, or another process fills the pipe first.
+A thread writes, so that the event loop that watches the ranks never blocks. Two alternatives do not work. To make a
+descriptor non-blocking changes it for every process that shares it, such as the shell. And a descriptor that `poll`
+reports as writable may still block: a terminal has less free space than the data, or another process fills the pipe.
 """
 
 from __future__ import annotations
@@ -17,38 +17,39 @@ from typing import Final, Protocol, TextIO
 
 from rankwise._net.polling import ATOMIC_WRITE_BYTES, WRITABLE, poll
 
-# From here on ranks are not read any more. They go on as far as their pipes reach, and wait then, as alone they would.
+# With more unwritten data than this, the pipes of ranks are not read. Ranks continue until their pipes are full, and
+# then block, as they would without a launcher.
 _BACKLOG_BYTES: Final = 1 << 20
 
 
-class Sink(Protocol):
-    """Where lines go."""
+class Writer(Protocol):
+    """A destination of output."""
 
     @property
     def is_full(self) -> bool:
-        """Nothing more should be written for now."""
+        """There is so much unwritten data that no more should be added for now."""
 
     def write(self, text: bytes) -> bool:
-        """Write; False if that is in vain from now on."""
+        """Write data; return False if nothing can be written any more."""
 
     def drain(self, seconds: float) -> str:
-        """Wait until all is written, or nobody has read anything for so long; return what was lost, in words."""
+        """Wait until all data is written, or nothing was read for that long; return a message if some was lost."""
 
 
 class StreamWriter:
-    """A sink that is a descriptor of the launcher's."""
+    """A writer for a descriptor of the launcher."""
 
-    def __init__(self, descriptor: int, name: str, *, has_room: Callable[[], None]) -> None:
-        """Write to a descriptor.
+    def __init__(self, descriptor: int, name: str, *, on_writable: Callable[[], None]) -> None:
+        """Prepare. The thread starts at the first write.
 
         Args:
-            descriptor: Where to.
-            name: What messages call it.
-            has_room: Called by the thread when a sink that was full has room again, or writing has failed.
+            descriptor: The descriptor.
+            name: Its name in messages.
+            on_writable: Called by the thread when the writer is no longer full, or writing has failed.
         """
         self._descriptor = descriptor
         self._name = name
-        self._has_room = has_room
+        self._on_writable = on_writable
         self._changed = threading.Condition()
         self._pieces: deque[bytes] = deque()
         self._unwritten = 0
@@ -100,19 +101,20 @@ class StreamWriter:
                     written, deadline = self._written, time.monotonic() + seconds
 
     def _run(self) -> None:
-        # The main thread hears signals, and its loop goes on when it does. SIGTTOU is for whoever writes.
+        # Signals are left to the main thread: they interrupt the wait of its event loop. Only SIGTTOU, which stops a
+        # background job that writes to its terminal, has to reach the thread that writes.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGTTOU})
         while piece := self._next():
             rest = memoryview(piece)
-            while rest and self._thread is threading.current_thread():  # else it was discarded
+            while rest and self._thread is threading.current_thread():  # else `drain` has discarded the data
                 try:
                     rest = rest[self._write(rest[:ATOMIC_WRITE_BYTES]) :]
                 except OSError as error:
-                    self._give_up(error)
+                    self._fail(error)
                     return
 
     def _next(self) -> bytes:
-        """Return what is to be written next; b"" if this thread's work is done."""
+        """Return the next piece to write; b"" if this thread has no more work."""
         with self._changed:
             while not self._pieces:
                 if self._thread is not threading.current_thread():
@@ -121,31 +123,32 @@ class StreamWriter:
             return self._pieces.popleft()
 
     def _write(self, piece: memoryview) -> int:
-        """Write some of a piece, and return how much."""
+        """Write a part of a piece, and return its size."""
         try:
             size = write(self._descriptor, piece)
-        except BlockingIOError:  # somebody else has made it non-blocking
+        except BlockingIOError:  # another process has made the descriptor non-blocking
             poll({self._descriptor: WRITABLE})
             return 0
         with self._changed:
             self._written += size
-            before, self._unwritten = self._unwritten, max(0, self._unwritten - size)  # 0 if it was discarded meanwhile
+            before, self._unwritten = self._unwritten, max(0, self._unwritten - size)  # 0 after `drain` discarded data
             self._changed.notify_all()
+        # Half of the limit, so that reading is not paused and resumed for every piece.
         if self._unwritten < _BACKLOG_BYTES // 2 <= before:
-            self._has_room()
+            self._on_writable()
         return size
 
-    def _give_up(self, error: OSError) -> None:
+    def _fail(self, error: OSError) -> None:
         with self._changed:
             self._error = error
             self._unwritten = 0
             self._pieces.clear()
             self._changed.notify_all()
-        self._has_room()
+        self._on_writable()
 
 
-class StandIn:
-    """A sink for what stands in for a standard stream, as in a notebook or a test: written in the caller's thread."""
+class TextStreamWriter:
+    """A writer for a replacement of a standard stream, as in a notebook or a test. It writes in the caller's thread."""
 
     is_full = False
 
@@ -160,5 +163,5 @@ class StandIn:
             return False
         return True
 
-    def drain(self, seconds: float) -> str:  # noqa: ARG002 - nothing is left to wait for
+    def drain(self, seconds: float) -> str:  # noqa: ARG002 - everything is written already
         return ""

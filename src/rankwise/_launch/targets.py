@@ -1,4 +1,4 @@
-"""The script, module or program that ranks are to run: looked for once, before anything is started."""
+"""The target of ranks, a script, module or program: checked once, before any process is started."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rankwise.errors import InvalidArgumentError
 
 
 class NotExecutableError(InvalidArgumentError):
-    """A program exists, and cannot be executed."""
+    """The program exists, but cannot be executed."""
 
 
 def check_target(kind: TargetKind, target: str) -> None:
-    """Check that there is what ranks are to run.
+    """Check that the target exists.
 
     Args:
         kind: SCRIPT, MODULE or PROGRAM.
-        target: Its path or name.
+        target: The path or name of the target.
 
     Raises:
         LaunchError: The working directory was deleted.
         InvalidArgumentError: There is no such script, module or program.
-        NotExecutableError: There is such a program, and it cannot be executed.
+        NotExecutableError: The program exists, but cannot be executed.
     """
     checks = {
         TargetKind.SCRIPT: _check_script,
@@ -61,17 +61,17 @@ def _check_program(program: str, here: str) -> None:
 
 
 def _check_module(name: str, here: str) -> None:
-    """Find a module without importing its packages, which is left to the ranks."""
+    """Check a module without importing its packages, which would run their code in the launcher."""
     first, *rest = name.split(".")
     spec = _top_level(first, here)
     for part in rest:
-        if spec is not None and _finds_its_modules_itself(spec):
+        if spec is not None and _may_change_search_path(spec):
             return
         spec = _inside(spec, part)
     if spec is None:
         hint = f"; did you mean -m {name[:-3]}?" if name.endswith(".py") else ""
         raise InvalidArgumentError(f"module {name!r} is not found (looked in {here} and sys.path){hint}")
-    is_package = spec.submodule_search_locations is not None and not _finds_its_modules_itself(spec)
+    is_package = spec.submodule_search_locations is not None and not _may_change_search_path(spec)
     if is_package and _inside(spec, "__main__") is None:
         raise InvalidArgumentError(f"module {name!r} is a package, and has no __main__.py")
 
@@ -80,16 +80,16 @@ def _top_level(name: str, here: str) -> ModuleSpec | None:
     path = sys.path if getattr(sys.flags, "safe_path", False) else [here, *sys.path]
     try:
         return PathFinder.find_spec(name, path) or importlib.util.find_spec(name)
-    except ValueError:  # it has no name, or was imported without a specification
+    except ValueError:  # it has no name, or was imported without a spec
         return None
 
 
 def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
-    # By its last name: by the whole one, a package without __init__.py would have to be imported.
+    # By the last part of its name: for the whole name, a package without __init__.py would have to be imported.
     return None if package is None else PathFinder.find_spec(name, list(package.submodule_search_locations or ()))
 
 
-def _finds_its_modules_itself(package: ModuleSpec) -> bool:
+def _may_change_search_path(package: ModuleSpec) -> bool:
     """Return whether a package may change its search path when it is imported."""
     source = Path(package.origin or "")
     return source.name == "__init__.py" and b"__path__" in source.read_bytes()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise.cli.exit_status import FOUND_A_FAULT, MISUSED, fail
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
@@ -23,10 +24,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
-    from rankwise._launch.spec import number_of_processes  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise._launch.spec import parse_nproc  # noqa: PLC0415 - `rankwise env` does not wait for this
 
     try:
-        return number_of_processes(value)
+        return parse_nproc(value)
     except InvalidArgumentError as error:
         raise click.BadParameter(str(error)) from None
     except RankwiseError as error:
@@ -94,7 +95,7 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     help="Restart all ranks up to this many times after a failure.",
 )
 @click.option(
-    "--grace", type=click.FloatRange(0, 86_400), default=10.0, show_default=True, metavar="SECONDS",
+    "--grace", type=click.FloatRange(0, 86_400), default=GRACE_SECONDS, show_default=True, metavar="SECONDS",
     help="Time for a rank to exit after Ctrl-C, or after its own error, before it is killed.",
 )  # fmt: skip
 @click.option(
@@ -151,16 +152,16 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
             ),
             MISUSED,
         )
-    screen = Console(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"])
+    console = Console(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"])
 
     def run() -> None:
-        launch_target(_plan((target, *args), flags), preload=not flags["no_preload"], screen=screen)
+        launch_target(_spec((target, *args), flags), preload=not flags["no_preload"], console=console)
 
     # Taking down torch in this process takes longer than starting a rank did, and a second Ctrl-C would be heard in it.
-    os._exit(command_status(run, name="rankwise", screen=screen))
+    os._exit(command_status(run, name="rankwise", console=console))
 
 
-def _plan(argv: tuple[str, ...], flags: Mapping[str, Any]) -> LaunchSpec:
+def _spec(argv: tuple[str, ...], flags: Mapping[str, Any]) -> LaunchSpec:
     """Return what a command line asks for.
 
     Raises:

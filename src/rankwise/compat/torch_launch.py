@@ -17,7 +17,7 @@ from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.interpreter import working_directory
 from rankwise._launch.output import Console
 from rankwise._launch.scripts import command_status, launch_target
-from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ, number_of_processes
+from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ, parse_nproc
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError
 
@@ -72,18 +72,18 @@ def main() -> None:
         SystemExit: A rank failed, with its status; or the ranks could not be started, or a signal ended them.
     """
     args = parse_args()
-    screen = Console(nproc=args.nproc_per_node, prefixed=not args.no_prefix)
-    status = command_status(lambda: _launch(args, screen), name=_NAME, screen=screen)
+    console = Console(nproc=args.nproc_per_node, prefixed=not args.no_prefix)
+    status = command_status(lambda: _launch(args, console), name=_NAME, console=console)
     if status:
         sys.exit(status)
 
 
-def _launch(args: argparse.Namespace, screen: Console) -> None:
+def _launch(args: argparse.Namespace, console: Console) -> None:
     check_nproc(args.nproc_per_node)
     kind = _kind(args.training_script)
     nodes = _nodes(args)
     ports = (_DEFAULT_PORT, 0) if args.master_port == _DEFAULT_PORT else (args.master_port,)
-    plan = LaunchSpec(
+    spec = LaunchSpec(
         nproc=args.nproc_per_node,
         kind=kind,
         argv=(args.training_script, *args.training_script_args),
@@ -94,7 +94,7 @@ def _launch(args: argparse.Namespace, screen: Console) -> None:
         environ=common_environ(args.nproc_per_node, one_host=nodes is None),
     )
     # A program has no use for a process that has torch loaded.
-    launch_target(plan, preload=kind is TargetKind.SCRIPT, screen=screen)
+    launch_target(spec, preload=kind is TargetKind.SCRIPT, console=console)
 
 
 def _kind(target: str) -> TargetKind:
@@ -161,7 +161,7 @@ def _spelt(words: Sequence[str]) -> list[str]:
 
 def _count(text: str) -> int:
     try:
-        return number_of_processes(text)
+        return parse_nproc(text)
     except InvalidArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -94,8 +94,8 @@ def launch(
         )
     job = (job_fn, world_size, num_gpus_per_machine, machine_rank, tuple(args))
     # What ranks print is shown as it is, for programs of this kind say themselves who they are.
-    screen = Console(nproc=num_gpus_per_machine, prefixed=False)
-    return launch_call(FunctionCall.of(_run_job, job), nproc=num_gpus_per_machine, nodes=nodes, screen=screen)
+    console = Console(nproc=num_gpus_per_machine, prefixed=False)
+    return launch_call(FunctionCall.of(_run_job, job), nproc=num_gpus_per_machine, nodes=nodes, console=console)
 
 
 def _job_worker(

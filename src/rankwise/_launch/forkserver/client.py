@@ -1,4 +1,4 @@
-"""The fork server, as the process sees it that started it: orders go there, and what it tells comes back."""
+"""The client of the fork server, in the process that started it: it sends commands, and receives events."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 
-from rankwise._launch.forkserver.ipc import MESSAGE, PIECE_BYTES, Event, Order
+from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, READ_BYTES, ServerCommand, ServerEvent
 from rankwise._launch.interpreter import command
-from rankwise._launch.reaper import MARK, SECONDS_TO_END, end_descendants, end_marked
+from rankwise._launch.reaper import LAUNCH_ID, SECONDS_TO_END, kill_descendants, kill_launch
 from rankwise.errors import LaunchError
 
 
 class ForkServer:
-    """A process that forks ranks from itself, and takes them with it when it ends.
+    """A process that forks ranks, and kills them when it ends.
 
     Attributes:
-        control: The connection; readable when there is something to hear.
-        mark: What `descendants.MARK` is in the environments of its ranks.
+        control: The connection to it; readable when events have arrived.
+        launch_id: The value of the variable `reaper.LAUNCH_ID` in the environments of its ranks.
     """
 
     def __init__(
-        self, environ: Mapping[str, str], *, preload: bool = True, owner: bool = False, prepare: str = ""
+        self, environ: Mapping[str, str], *, preload: bool = True, owns_descendants: bool = False, prepare: str = ""
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             environ: Its environment.
-            preload: It imports torch, and forks ranks; if not, or not on Linux, ranks are fresh interpreters.
-            owner: This process does nothing else, so whatever descends from it may be ended.
-            prepare: What it calls before it forks: "module:function".
+            preload: It imports torch, and forks ranks. Without that, or not on Linux, each rank is a new interpreter.
+            owns_descendants: This process does nothing else, so all of its descendants may be killed.
+            prepare: The function that it calls before it forks, as "module:function".
         """
-        self.mark = uuid.uuid4().hex
-        self._owner = owner
+        self.launch_id = uuid.uuid4().hex
+        self._owns_descendants = owns_descendants
         self._inbox = bytearray()
-        self._has_spoken = False
-        # Elsewhere what a process has imported does not survive a fork for certain.
+        self._has_answered = False
+        # Elsewhere than on Linux, imported libraries may not survive a fork.
         mode = "fork" if preload and sys.platform == "linux" else "fresh"
         start = command("forkserver.server")
         self.control, theirs = map(_beyond_standard_streams, socket.socketpair())
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter
                 [*start, str(theirs.fileno()), mode, prepare],
-                env={**environ, MARK: self.mark},
+                env={**environ, LAUNCH_ID: self.launch_id},
                 stdin=_inherited(0),
                 stdout=_inherited(1),
                 stderr=_inherited(2),
@@ -56,51 +56,51 @@ class ForkServer:
             )
 
     def start(self, rank: int, descriptors: Sequence[int]) -> None:
-        """Ask for a rank; it gets its connection, its output, its errors, and where it writes crashes."""
-        self._order(Order.START, rank, descriptors=descriptors)
+        """Start a rank with these descriptors: connection, standard output, standard error, file for crashes."""
+        self._send(ServerCommand.START, rank, descriptors=descriptors)
 
-    def signal(self, rank: int, number: int, *, to_all: bool = False) -> None:
-        """Ask to send a signal to a rank; `to_all`: to what it has started as well."""
-        self._order(Order.SIGNAL_ALL if to_all else Order.SIGNAL, rank, number)
+    def signal(self, rank: int, signum: int, *, to_group: bool = False) -> None:
+        """Send a signal to a rank; with `to_group`, to its process group."""
+        self._send(ServerCommand.SIGNAL_GROUP if to_group else ServerCommand.SIGNAL, rank, signum)
 
     def sweep(self) -> None:
-        """Ask to end whatever is left of ranks, and to tell when that is done."""
-        self._order(Order.SWEEP)
+        """Kill all processes that are left of the ranks. The event SWEPT follows when that is done."""
+        self._send(ServerCommand.SWEEP)
 
-    def hear(self) -> list[tuple[Event, int, int, int]]:
-        """Return what it tells, once its connection is readable: events, each with a rank, a value and a time.
+    def receive_events(self) -> list[tuple[ServerEvent, int, int, int]]:
+        """Return the events that have arrived, each with a rank, a value and a time; `control` has to be readable.
 
         Raises:
-            LaunchError: It is gone.
+            LaunchError: The fork server has ended.
         """
         piece = receive_available(self.control)
         if not piece:
             raise self._lost()
         self._inbox += piece
-        self._has_spoken = True
+        self._has_answered = True
         events = []
-        while len(self._inbox) >= MESSAGE.size:
-            event, rank, value, time_ns = MESSAGE.unpack_from(self._inbox)
-            del self._inbox[: MESSAGE.size]
-            events.append((Event(event), rank, value, time_ns))
+        while len(self._inbox) >= CONTROL_MESSAGE.size:
+            event, rank, value, time_ns = CONTROL_MESSAGE.unpack_from(self._inbox)
+            del self._inbox[: CONTROL_MESSAGE.size]
+            events.append((ServerEvent(event), rank, value, time_ns))
         return events
 
     def close(self) -> None:
-        """End everything at once, the fork server included."""
-        self.control.close()  # which the server takes for the launcher's end
+        """Kill all ranks and end the fork server."""
+        self.control.close()  # the server ends when this connection is closed, and kills all ranks before
         try:
             self._process.wait(SECONDS_TO_END)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             self._process.kill()
             self._process.wait()
         if self._process.returncode != 0:
-            if self._owner:
-                end_descendants()
-            end_marked(self.mark)
+            if self._owns_descendants:
+                kill_descendants()
+            kill_launch(self.launch_id)
 
-    def _order(self, order: Order, rank: int = 0, value: int = 0, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, command: ServerCommand, rank: int = 0, value: int = 0, descriptors: Sequence[int] = ()) -> None:
         try:
-            socket.send_fds(self.control, [MESSAGE.pack(order, rank, value, 0)], list(descriptors))
+            socket.send_fds(self.control, [CONTROL_MESSAGE.pack(command, rank, value, 0)], list(descriptors))
         except OSError as error:
             raise self._lost() from error
 
@@ -108,28 +108,34 @@ class ForkServer:
         try:
             code = self._process.wait(SECONDS_TO_END)
         except subprocess.TimeoutExpired:
-            return LaunchError("the process that ranks are forked from has hung up, and runs still; it is killed")
+            return LaunchError(
+                "the process that ranks are forked from has closed its connection but is still running; it is killed"
+            )
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        reason = "" if self._has_spoken else "; it had not started yet: what it printed, or its memory, may say why"
+        reason = "" if self._has_answered else "; it had not started yet: see what it printed, and its memory limit"
         return LaunchError(f"the process that ranks are forked from {how}; no rank is left{reason}")
 
 
 def receive_available(connection: socket.socket) -> bytes:
-    """Return what has come; b"" if the other side has ended."""
+    """Return the bytes that have arrived; b"" if the other side has ended.
+
+    Raises:
+        BlockingIOError: None have arrived, and the connection does not block.
+    """
     try:
-        return connection.recv(PIECE_BYTES)
+        return connection.recv(READ_BYTES)
     except ConnectionResetError:
         return b""
 
 
 def _beyond_standard_streams(connection: socket.socket) -> socket.socket:
-    """Return a connection whose number is not that of a standard stream, of which one may be closed."""
+    """Return the connection with a descriptor above those of the standard streams, some of which may be closed."""
     with connection:
         return socket.socket(fileno=fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _inherited(descriptor: int) -> int | None:
-    """Return what a child process has for a standard stream: the same as this one, unless that is closed."""
+    """Return the argument of Popen for a standard stream: inherited from this process, unless it is closed here."""
     try:
         os.fstat(descriptor)
     except OSError:

@@ -1,7 +1,7 @@
-"""Ending a forked rank as the interpreter would, in a tenth of the time.
+"""Interpreter exit in a forked rank: the same effects as in a normal exit, in a tenth of the time.
 
-The interpreter takes down every module; most of them are the fork server's, whose memory that would copy, page by page.
-Those are left as they are, and all else ends as ever: threads, what was registered with atexit, the program's objects.
+The interpreter clears every module. In a forked rank most modules are the fork server's, and to clear them would copy
+their memory page by page. They are left alone here; threads, atexit functions and the program's objects end as usual.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ import weakref
 from collections.abc import Collection
 from typing import Final
 
-# What the interpreter keeps of an error that ended a program, frames and their variables included.
+# Where the interpreter keeps the error that ended a program, with its frames and their variables.
 _LAST_ERROR: Final = ("last_exc", "last_type", "last_value", "last_traceback")
 # The exit status of an interpreter whose standard output could not be written at its end.
 _UNWRITTEN: Final = 120
 
 
-def leave(status: int, imported_before: Collection[str] | None = None) -> None:
+def exit_interpreter(status: int, imported_before: Collection[str] | None = None) -> None:
     """End this process.
 
     Args:
-        status: The exit status; of an interrupted program, the signal's negative number.
-        imported_before: The modules that the fork server had; None in a fresh interpreter, which ends by itself.
+        status: The exit status; for an interrupted program, the negative number of the signal.
+        imported_before: The modules of the fork server; None in a new interpreter, which exits by itself.
     """
     if imported_before is None and status >= 0:
         sys.exit(status)
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what the interpreter waits for threads with
-        atexit._run_exitfuncs()  # noqa: SLF001 - as it does then
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - the interpreter waits for threads with it
+        atexit._run_exitfuncs()  # noqa: SLF001 - as the interpreter does next
         if not flush() and status >= 0:
             status = _UNWRITTEN
-        _take_down(imported_before or ())
-        flush(telling=False)
-        ctypes.CDLL(None).fflush(None)  # what compiled code has printed
+        _clear_program(imported_before or ())
+        flush(report=False)
+        ctypes.CDLL(None).fflush(None)  # output of compiled code
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
@@ -49,11 +49,11 @@ def leave(status: int, imported_before: Collection[str] | None = None) -> None:
         os._exit(status)
 
 
-def flush(*, telling: bool = True) -> bool:
-    """Write what is left in the standard streams; False if standard output cannot be written.
+def flush(*, report: bool = True) -> bool:
+    """Flush the standard streams; return False if standard output cannot be written.
 
     Args:
-        telling: Show that, as the interpreter does.
+        report: Print the error, as the interpreter does.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
@@ -61,24 +61,24 @@ def flush(*, telling: bool = True) -> bool:
         if not getattr(sys.stdout, "closed", False):
             sys.stdout.flush()
     except AttributeError:
-        return True  # there is none, or what stands in for it has nothing to flush
-    except Exception as error:  # noqa: BLE001 - whatever it is: there is nobody to raise it to
-        if telling:
+        return True  # there is none, or a replacement without flush
+    except Exception as error:  # noqa: BLE001 - any error: no caller is left to raise it to
+        if report:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 sys.stderr.write(f"Exception ignored in: {sys.stdout!r}\n{type(error).__qualname__}: {error}\n")
         return False
     return True
 
 
-def _take_down(imported_before: Collection[str]) -> None:
-    """Let go of the program's objects: a file that it has not closed is written, `__del__` runs."""
-    # A daemon thread runs until the end, and finds its world gone before that.
+def _clear_program(imported_before: Collection[str]) -> None:
+    """Release the program's objects: files that are still open are flushed, and `__del__` runs."""
+    # A daemon thread runs until the end, and may find its modules cleared before that.
     threading.excepthook = lambda _: None
     for name in _LAST_ERROR:
         vars(sys).pop(name, None)
     names = [name for name in sys.modules if name not in imported_before or name == "__main__"]
-    # Weakly, as the interpreter does: a module that only `sys.modules` holds goes with all that it holds, and what its
-    # objects do at their end finds their globals in place. What is held by something else loses its variables after it.
+    # Weak references, as in the interpreter: a module that only `sys.modules` refers to is released as a whole, and the
+    # finalizers of its objects find their globals in place. Modules with other references are cleared after that.
     modules = [weakref.ref(sys.modules[name]) for name in names if isinstance(sys.modules[name], types.ModuleType)]
     for name in names:
         del sys.modules[name]
@@ -89,7 +89,7 @@ def _take_down(imported_before: Collection[str]) -> None:
 
 
 def _clear(module: types.ModuleType | None) -> None:
-    """Let go of what a module that is still there holds, in the interpreter's order: what has one underscore first."""
+    """Clear a module that is still referred to, in the interpreter's order: names with one underscore first."""
     variables = {} if module is None else vars(module)
     private = [name for name in variables if name[:1] == "_" and name[1:2] != "_"]
     for name in [*private, *variables]:

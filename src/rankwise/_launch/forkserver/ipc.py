@@ -1,4 +1,8 @@
-"""What passes between the launcher, the fork server and the ranks: messages of one size; pickles, with their length."""
+"""The protocols between the launcher, the fork server and the ranks.
+
+The launcher sends commands to the fork server and receives events, as messages of a fixed size. The launcher and a
+rank exchange pickled values, each after a header with its length.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,30 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import Any, Final
 
-MESSAGE: Final = struct.Struct("<BIiq")
-LENGTH: Final = struct.Struct("<Q")
-# A rank's connection, its output, its errors, and where it writes its stack when it crashes.
+# Command or event, rank, value, time in nanoseconds.
+CONTROL_MESSAGE: Final = struct.Struct("<BIiq")
+_HEADER: Final = struct.Struct("<Q")
+# A rank's connection, standard output, standard error, and the file for its stacks after a crash.
 DESCRIPTORS: Final = 4
-PIECE_BYTES: Final = 1 << 16
+READ_BYTES: Final = 1 << 16
 
 
-class Order(IntEnum):
-    """What the launcher asks of the fork server."""
+class ServerCommand(IntEnum):
+    """A command from the launcher to the fork server."""
 
-    START = 0  # a rank; its descriptors come with it
-    SIGNAL = 1  # to a rank
-    SWEEP = 2  # end whatever is left of ranks that have ended
-    SIGNAL_ALL = 3  # to a rank and what it has started, as a terminal does
+    START = 0  # start a rank; its descriptors are attached
+    SIGNAL = 1  # send a signal to a rank
+    SWEEP = 2  # kill all processes that are left of the ranks
+    SIGNAL_GROUP = 3  # send a signal to the process group of a rank, as a terminal does
 
 
-class Event(IntEnum):
-    """What the fork server tells the launcher."""
+class ServerEvent(IntEnum):
+    """An event that the fork server reports to the launcher."""
 
-    STARTED = 0  # a rank; the value is its process
-    REFUSED = 1  # a rank; the value is the error's number
-    ENDED = 2  # a rank; the value is its exit code, with the time
-    SWEPT = 3
+    STARTED = 0  # a rank was started; the value is its process id
+    REFUSED = 1  # a rank could not be started; the value is the errno
+    ENDED = 2  # a rank has ended; the value is its exit code
+    SWEPT = 3  # a SWEEP is done
 
 
 class TargetKind(Enum):
@@ -48,13 +53,13 @@ class TargetKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequest:
-    """What a rank is to be.
+    """The first message to a rank: its environment and its target.
 
     Attributes:
         environ: Its whole environment.
         kind: The kind of target.
-        argv: The script, module or program and its arguments; the caller's, for a function.
-        call: What a function is called with, and where: a `FunctionCall`, pickled.
+        argv: The script, module or program and its arguments; for a function, the caller's `sys.argv`.
+        call: For a function: a pickled `FunctionCall`.
     """
 
     environ: dict[str, str]
@@ -65,16 +70,16 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
-    """How what a rank ran has ended, if that was not by a signal or `os._exit`.
+    """The result of a rank's target. There is none if a signal or `os._exit` ended the process.
 
     Attributes:
-        value: What the function returned, pickled; b"" if there is nothing.
-        error: What was raised, pickled; b"" if that is not possible, or nothing was raised.
-        raised: The class of what was raised and the first line of its message, "" if nothing was raised.
-        traceback: The traceback as text, "" if nothing was raised.
-        status: The exit status that the process is about to end with.
-        consequence: What was raised tells of another rank's end.
-        time_ns: When, on the host's monotonic clock.
+        value: The return value of the function, pickled; b"" if there is none.
+        error: The exception, pickled; b"" if it cannot be pickled, or nothing was raised.
+        raised: The class of the exception and the first line of its message; "" if nothing was raised.
+        traceback: The traceback as text; "" if nothing was raised.
+        status: The exit status of the process, which is about to end.
+        consequence: The exception is a consequence of another rank's end.
+        time_ns: When the target ended, on the host's monotonic clock.
     """
 
     value: bytes = b""
@@ -87,35 +92,35 @@ class WorkerResult:
 
 
 def serialize(value: object) -> bytes:
-    """Return a value as it travels between the launcher and a rank."""
+    """Return a message between the launcher and a rank: a header and the pickled value."""
     data = pickle.dumps(value)
-    return LENGTH.pack(len(data)) + data
+    return _HEADER.pack(len(data)) + data
 
 
 def pop_messages(inbox: bytearray) -> list[Any]:
-    """Take the values out of what has come that are whole."""
+    """Remove the whole messages from the received bytes, and return their values."""
     values = []
-    while len(inbox) >= LENGTH.size:
-        (length,) = LENGTH.unpack_from(inbox)
-        if len(inbox) < LENGTH.size + length:
+    while len(inbox) >= _HEADER.size:
+        (length,) = _HEADER.unpack_from(inbox)
+        if len(inbox) < _HEADER.size + length:
             break
-        with memoryview(inbox) as view, view[LENGTH.size : LENGTH.size + length] as value:
+        with memoryview(inbox) as view, view[_HEADER.size : _HEADER.size + length] as value:
             values.append(pickle.loads(value))
-        del inbox[: LENGTH.size + length]
+        del inbox[: _HEADER.size + length]
     return values
 
 
-def receive_message(connection: socket.socket) -> Any:  # noqa: ANN401 - what was sent
-    """Return the next value, of which all has to come.
+def receive_message(connection: socket.socket) -> Any:  # noqa: ANN401 - any value
+    """Receive one message, and return its value. Blocks until all of it has arrived.
 
     Raises:
-        EOFError: It did not.
+        EOFError: The connection was closed before.
     """
-    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
-    return pickle.loads(_exactly(connection, length))
+    (length,) = _HEADER.unpack(_receive_exactly(connection, _HEADER.size))
+    return pickle.loads(_receive_exactly(connection, length))
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
+def _receive_exactly(connection: socket.socket, length: int) -> bytes:
     data = bytearray()
     while len(data) < length:
         piece = connection.recv(min(length - len(data), 1 << 20))

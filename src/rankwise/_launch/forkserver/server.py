@@ -1,7 +1,7 @@
-"""The fork server: imports torch once, forks ranks on request, reaps them. There is one for each launcher.
+"""The fork server: imports torch once, forks ranks on request, and reaps them. Each launcher has one.
 
-It ends when the launcher closes the connection, however that comes about, and takes every descendant with it: so what
-ends a world is a process that does nothing else, never a handler or a thread in a rank, which may be blocked in C++.
+It ends when the connection to the launcher is closed, for whatever reason, and kills all of its descendants before. So
+a world is ended by a process that does nothing else, never by a handler or a thread in a rank, which C++ may block.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ import warnings
 from collections.abc import Sequence
 from typing import Final
 
-from rankwise._launch.forkserver.interpreter_exit import leave
-from rankwise._launch.forkserver.ipc import DESCRIPTORS, MESSAGE, Event, Order
-from rankwise._launch.forkserver.worker import run
+from rankwise._launch.forkserver.interpreter_exit import exit_interpreter
+from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, DESCRIPTORS, ServerCommand, ServerEvent
+from rankwise._launch.forkserver.worker import run_worker
 from rankwise._launch.interpreter import command
 from rankwise._launch.process_title import set_title
-from rankwise._launch.reaper import adopt_orphans, die_with_parent, end_descendants, reap
+from rankwise._launch.reaper import become_subreaper, kill_descendants, reap, set_parent_death_signal
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._net.polling import wait_readable
 
-# What most programs import: before the ranks are forked that costs once what else it costs each of them.
+# Modules that most programs import: imported here once, and not in each rank.
 PRELOADED: Final = ("torch", "torch.distributed", "cloudpickle", "rankwise")
 
 
 def preload(prepare: str) -> None:
-    """Import what ranks will, and call what is asked for.
+    """Import the modules that ranks need, and call a function.
 
-    Collections of garbage are kept away from it: they take time, and copy every page.
+    The garbage collector is disabled meanwhile, and ignores these objects afterwards: a collection takes time, and in
+    a forked rank it writes to each object's header, so that the kernel copies every page.
+
+    Args:
+        prepare: The function, as "module:function"; "" for none.
     """
     gc.disable()
     for name in PRELOADED:
         importlib.import_module(name)
     rankwise = sys.modules["rankwise"]
     for name in rankwise.__all__:
-        getattr(rankwise, name)  # imported when first asked for
+        getattr(rankwise, name)  # names of the package are imported at their first use
     if prepare:
         pkgutil.resolve_name(prepare)()
     gc.freeze()
@@ -51,7 +55,7 @@ def preload(prepare: str) -> None:
 
 
 class Server:
-    """The fork server's side of the connection to the launcher."""
+    """The fork server."""
 
     def __init__(self, control: socket.socket, *, forking: bool, prepare: str = "") -> None:
         self._control = control
@@ -59,99 +63,103 @@ class Server:
         self._forking = forking
         self._ranks: dict[int, int] = {}
         self._groups: set[int] = set()  # of processes, since the last sweep
-        self._wakeup, wakes = os.pipe()
-        self._wakes = wakes
-        os.set_blocking(wakes, False)
-        os.set_blocking(self._wakeup, False)
+        self._wakeup_reader, self._wakeup_writer = os.pipe()
+        os.set_blocking(self._wakeup_writer, False)
+        os.set_blocking(self._wakeup_reader, False)
 
     def serve(self) -> tuple[int, int]:
-        """Serve until the launcher is gone; return in a forked rank: its connection, and where it writes crashes."""
-        adopt_orphans()
-        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
-        # Whoever started the launcher may have blocked or ignored it; ranks get both as they were.
+        """Serve until the launcher closes the connection. Returns only in a forked rank.
+
+        Returns:
+            The descriptors of the rank's connection, and of its file for stacks after a crash.
+        """
+        become_subreaper()
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
+        # The launcher may have inherited SIGCHLD blocked or ignored; ranks get back what it inherited.
         self._handler = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         if self._forking:
             preload(self._prepare)
         while True:
-            ready = wait_readable({"control": self._control, "wakeup": self._wakeup})
+            ready = wait_readable({"control": self._control, "wakeup": self._wakeup_reader})
             with contextlib.suppress(BlockingIOError):
-                os.read(self._wakeup, 4096)
-            self._tell_of_the_dead()
+                os.read(self._wakeup_reader, 4096)
+            # First the ends, then a command: a signal must not go to a process id that is free again.
+            self._report_ends()
             if "control" in ready:
-                order = self._order()
-                if order is None:
-                    end_descendants(self._groups)
+                command = self._receive_command()
+                if command is None:
+                    kill_descendants(self._groups)
                     os._exit(0)
-                rank = self._obey(*order)
+                rank = self._execute(*command)
                 if rank is not None:
                     return rank
 
-    def _order(self) -> tuple[int, int, int, list[int]] | None:
-        """Return the launcher's next order; None if it is gone."""
+    def _receive_command(self) -> tuple[int, int, int, list[int]] | None:
+        """Receive the next command of the launcher; return None if it has ended."""
         data = b""
         descriptors: list[int] = []
-        while len(data) < MESSAGE.size:
+        while len(data) < CONTROL_MESSAGE.size:
             try:
-                piece, receive_available, _, _ = socket.recv_fds(self._control, MESSAGE.size - len(data), DESCRIPTORS)
+                piece, received, _, _ = socket.recv_fds(self._control, CONTROL_MESSAGE.size - len(data), DESCRIPTORS)
             except OSError:
                 return None
             if not piece:
                 return None
             data += piece
-            descriptors += receive_available
-        order, rank, value, _ = MESSAGE.unpack(data)
-        return order, rank, value, descriptors
+            descriptors += received
+        command, rank, value, _ = CONTROL_MESSAGE.unpack(data)
+        return command, rank, value, descriptors
 
-    def _obey(self, order: int, rank: int, value: int, descriptors: list[int]) -> tuple[int, int] | None:
-        if order in {Order.SIGNAL, Order.SIGNAL_ALL}:
-            for pid, known in self._ranks.items():  # not reaped yet, so the number is still its own
+    def _execute(self, command: int, rank: int, value: int, descriptors: list[int]) -> tuple[int, int] | None:
+        if command in {ServerCommand.SIGNAL, ServerCommand.SIGNAL_GROUP}:
+            for pid, known in self._ranks.items():  # not reaped yet, so the process id is not reused
                 if known == rank:
-                    _send(value, pid, to_group=order == Order.SIGNAL_ALL)
-        elif order == Order.SWEEP:
-            end_descendants(self._groups)
+                    _signal(value, pid, to_group=command == ServerCommand.SIGNAL_GROUP)
+        elif command == ServerCommand.SWEEP:
+            kill_descendants(self._groups)
             self._groups.clear()
-            self._tell(Event.SWEPT, 0)
+            self._report(ServerEvent.SWEPT, 0)
         else:
             return self._fork(rank, descriptors)
         return None
 
     def _fork(self, rank: int, descriptors: list[int]) -> tuple[int, int] | None:
         server, pid = os.getpid(), -1
-        if len(descriptors) < DESCRIPTORS:  # this process had no room for the others
-            self._tell(Event.REFUSED, rank, errno.EMFILE)
+        if len(descriptors) < DESCRIPTORS:  # the others exceeded the limit of this process
+            self._report(ServerEvent.REFUSED, rank, errno.EMFILE)
         else:
-            pid = self._forked(rank)
+            pid = self._try_fork(rank)
         if pid == 0:
-            return self._be_rank(server, *descriptors)
+            return self._become_rank(server, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
             self._ranks[pid] = rank
             self._groups.add(pid)
-            self._tell(Event.STARTED, rank, pid)
+            self._report(ServerEvent.STARTED, rank, pid)
         return None
 
-    def _forked(self, rank: int) -> int:
-        """Return the new process, 0 in it; -1 if there can be none."""
+    def _try_fork(self, rank: int) -> int:
+        """Fork, and return as `os.fork`; -1 if the host has no resources for another process."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of threads: numpy's are ready for this
                 return os.fork()
         except OSError as error:
-            self._tell(Event.REFUSED, rank, error.errno or 0)
+            self._report(ServerEvent.REFUSED, rank, error.errno or 0)
             return -1
 
-    def _be_rank(self, server: int, connection: int, output: int, errors: int, crashes: int) -> tuple[int, int]:
+    def _become_rank(self, server: int, connection: int, output: int, errors: int, crashes: int) -> tuple[int, int]:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, self._handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        os.close(self._wakeup)
-        os.close(self._wakes)
+        os.close(self._wakeup_reader)
+        os.close(self._wakeup_writer)
         self._control.close()
-        os.setsid()  # Ctrl-C is for the launcher to pass on
-        die_with_parent()
-        if os.getppid() != server:
+        os.setsid()  # the terminal sends Ctrl-C to the launcher alone, which forwards it
+        set_parent_death_signal()
+        if os.getppid() != server:  # it has ended before the line above, which then has no effect
             os._exit(1)
         for descriptor, number in ((output, 1), (errors, 2)):
             os.dup2(descriptor, number)
@@ -162,30 +170,30 @@ class Server:
             os.execv(sys.executable, [*command("forkserver.worker"), str(connection), str(crashes)])  # noqa: S606
         return connection, crashes
 
-    def _tell_of_the_dead(self) -> None:
+    def _report_ends(self) -> None:
         for pid, exitcode in reap():
             rank = self._ranks.pop(pid, None)
             if rank is not None:
-                self._tell(Event.ENDED, rank, exitcode)
+                self._report(ServerEvent.ENDED, rank, exitcode)
 
-    def _tell(self, event: Event, rank: int, value: int = 0) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone: the next look at the connection says so
-            self._control.sendall(MESSAGE.pack(event, rank, value, time.monotonic_ns()))
+    def _report(self, event: ServerEvent, rank: int, value: int = 0) -> None:
+        with contextlib.suppress(OSError):  # the launcher has ended: the next read from the connection finds that
+            self._control.sendall(CONTROL_MESSAGE.pack(event, rank, value, time.monotonic_ns()))
 
 
-def _send(number: int, pid: int, *, to_group: bool) -> None:
+def _signal(signum: int, pid: int, *, to_group: bool) -> None:
     try:
-        (os.killpg if to_group else os.kill)(pid, number)
-    except ProcessLookupError:  # it was forked just now, and leads no group yet
-        os.kill(pid, number)
+        (os.killpg if to_group else os.kill)(pid, signum)
+    except ProcessLookupError:  # it was forked just now, and has no group of its own yet
+        os.kill(pid, signum)
 
 
 def main(search_path: Sequence[str]) -> None:
-    """Be the fork server, and in its forks a rank, which searches for its modules where a new interpreter does."""
-    open_standard_streams()  # what the launcher sends for a rank must not have their numbers
-    set_title(f"rankwise: the process that the ranks of {os.getppid()} are forked from")
+    """Run the fork server; in its forks, run a rank, with the search path of a new interpreter."""
+    open_standard_streams()  # received descriptors must not get their numbers
+    set_title(f"rankwise: fork server of process {os.getppid()}")
     control = socket.socket(fileno=int(sys.argv[1]))
     rank = Server(control, forking=sys.argv[2] == "fork", prepare=sys.argv[3]).serve()
     sys.path[:] = search_path
     imported_before = frozenset(sys.modules)
-    leave(run(*rank), imported_before)
+    exit_interpreter(run_worker(*rank), imported_before)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
-from rankwise._launch.output import label
+from rankwise._launch.output import line_prefix
 
 # Who has written the last line of an output, if the line was not finished: a process, and a descriptor of it.
 _WRITER: Final = struct.Struct("<qq")
@@ -163,4 +163,4 @@ def set_label(shared: list[LabelledStream], rank: int, world_size: int) -> None:
     """Let what is printed from now on have the label of a rank; none in a world of one."""
     for labelled in shared:
         labelled.flush()
-        labelled.label = label(rank, world_size, coloured=labelled.isatty()) if world_size > 1 else b""
+        labelled.label = line_prefix(rank, world_size, coloured=labelled.isatty()) if world_size > 1 else b""
