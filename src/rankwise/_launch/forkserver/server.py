@@ -84,7 +84,7 @@ class Server:
             ready = wait_readable({"control": self._control, "wakeup": self._wakeup_reader})
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wakeup_reader, 4096)
-            # First the ends, then a command: a signal must not go to a process id that is free again.
+            # First the ends: a sweep reaps all children, and would lose the exit codes of ranks that have just ended.
             self._report_ends()
             if "control" in ready:
                 command = self._receive_command()
