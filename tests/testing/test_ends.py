@@ -25,7 +25,7 @@ def test_a_run_that_stops_tells_all(programs: pytest.Pytester) -> None:
 
 
 def test_a_limit_may_be_longer_than_that_of_the_start(programs: pytest.Pytester) -> None:
-    programs.makeconftest("from rankwise.testing._plugin import runner\nrunner.START_SECONDS = 30")
+    programs.makeconftest("from rankwise.testing._plugin import timeouts\ntimeouts.START_SECONDS = 30")
     programs.makepyfile("import pytest, time\n@pytest.mark.ranks(2, timeout=100)\ndef test_it(): time.sleep(31)")
     programs.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 

@@ -1,7 +1,7 @@
 """The pytest plugin: `@pytest.mark.ranks("serial", 1, 2, 4)` runs a test alone and as the ranks of worlds.
 
 "serial" is pytest's own process with nothing joined. A number is that many processes, each of which runs the test with
-its fixtures, as pytest does. Pytest loads this in every project, so torch is imported where a test asks for ranks.
+its fixtures, as pytest does. Pytest loads this module in every project, so torch is imported only for tests in ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from rankwise._dependencies import require_torch
 from rankwise.errors import InvalidArgumentError
 from rankwise.testing._plugin.marker import PARAMETER, SERIAL, read_marker, size_id, world_size_of
+from rankwise.testing._plugin.timeouts import TEST_SECONDS
 
 if TYPE_CHECKING:
     from rankwise._session.session import Session
@@ -24,7 +25,6 @@ _MARKER: Final = (
     "ranks(*sizes, backend=None, timeout=60, device='cpu'): run the test as the ranks of a world of each size; "
     '"serial" is this process with nothing joined.'
 )
-_SECONDS: Final = 60
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="start new processes for every test, instead of keeping those that a test has left clean",
     )
-    parser.addini("ranks_timeout", f"seconds for a test in a world, {_SECONDS} by default", default=str(_SECONDS))
+    seconds = f"{TEST_SECONDS:g}"
+    parser.addini("ranks_timeout", f"time limit of a test in a world in seconds, {seconds} by default", default=seconds)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,21 +47,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    ranks = None
-    with contextlib.suppress(InvalidArgumentError):  # with which the test will fail, and no other
-        ranks = read_marker(metafunc.definition)
-    if ranks is not None and len(ranks.sizes) > 1:
+    marker = None
+    with contextlib.suppress(InvalidArgumentError):  # reported when the test is to run, and for that test alone
+        marker = read_marker(metafunc.definition)
+    if marker is not None and len(marker.sizes) > 1:
         metafunc.fixturenames.append(PARAMETER)
-        metafunc.parametrize(PARAMETER, ranks.sizes, ids=size_id, indirect=True)
+        metafunc.parametrize(PARAMETER, marker.sizes, ids=size_id, indirect=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     is_rank = _is_rank(item.config)
-    ranks = read_marker(item) if is_rank or world_size_of(item) == SERIAL else None
-    if ranks is not None and ranks.wants_more_than_the_cpu:
+    marker = read_marker(item) if is_rank or world_size_of(item) == SERIAL else None
+    if marker is not None and marker.may_be_unavailable:
         from rankwise.testing._plugin.fixtures import select_device  # noqa: PLC0415 - imports torch
 
-        select_device(ranks, is_rank=is_rank)
+        select_device(marker, is_rank=is_rank)
 
 
 @pytest.fixture(name=PARAMETER)
@@ -71,9 +72,9 @@ def _size(request: pytest.FixtureRequest) -> int | str:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[Session]:
-    """This process as a member of the test's world: what `rankwise.init()` returns, joined and in force.
+    """The session of this process in the test's world, as `rankwise.init()` returns it.
 
-    In a world of ranks there is a process group, of this test alone. In the serial one nothing is joined.
+    In a world of ranks it has a process group, of this test alone. In the serial one nothing is joined.
     """
     require_torch("the fixture `world`")
     from rankwise.testing._plugin.fixtures import joined_session, serial_session  # noqa: PLC0415 - imports torch
@@ -83,5 +84,5 @@ def world(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 
 def _is_rank(config: pytest.Config) -> bool:
-    rank = sys.modules.get("rankwise.testing._plugin.rank_session")
-    return rank is not None and config.pluginmanager.has_plugin(rank.PLUGIN)
+    rank_session = sys.modules.get("rankwise.testing._plugin.rank_session")
+    return rank_session is not None and config.pluginmanager.has_plugin(rank_session.PLUGIN)

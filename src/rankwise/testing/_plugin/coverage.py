@@ -1,4 +1,4 @@
-"""Coverage of code that only ranks run: each writes a file of its own, which is added to the run's data in the end.
+"""Coverage of code that only ranks run: each rank writes a file, which is added to the run's data at the end.
 
 The files are combined here, also where the run is measured in parallel and its files are combined later: a rank that
 was killed while it wrote leaves a broken file, which would end the run there.
@@ -31,21 +31,21 @@ _FOLDER: Final = "coverage"
 
 
 def settings(base: Path) -> dict[str, Any]:
-    """Return what of the coverage this process measures, {} if it does not.
+    """Return the coverage settings of this process, for its ranks; {} if it does not measure coverage.
 
     Args:
-        base: A folder of this run, for what `combine` takes.
+        base: A folder of this run, for the files that `combine` reads.
     """
     current = _current()
     if current is None:
         return {}
-    found = {name: current.get_option(name) for name in _OPTIONS}
+    options = {name: current.get_option(name) for name in _OPTIONS}
     (base / _FOLDER).mkdir(exist_ok=True)
-    return found | {_DATA_FILE: str(base / _FOLDER / "ranks")}
+    return options | {_DATA_FILE: str(base / _FOLDER / "ranks")}
 
 
 def combine(base: Path) -> None:
-    """Add what ranks have measured to what this process measures, but for files that are broken."""
+    """Add the data of ranks to that of this process, but for files that are broken."""
     current = _current()
     files = list((base / _FOLDER).glob("ranks.*"))
     if current is None or not files:
@@ -54,7 +54,7 @@ def combine(base: Path) -> None:
 
     for file in files:
         data = CoverageData(basename=str(file))
-        # Of a rank that was killed while it wrote. What reading a file finds broken, coverage raises, or sqlite.
+        # The file of a rank that was killed while it wrote: coverage or sqlite raises when it is read.
         with contextlib.suppress(CoverageException, sqlite3.Error):
             data.read()
             current.get_data().update(data)
@@ -63,15 +63,15 @@ def combine(base: Path) -> None:
 
 
 @contextlib.contextmanager
-def measured(found: Mapping[str, Any]) -> Iterator[None]:
-    """Measure the block as `settings` says."""
-    if not found:
+def measured(options: Mapping[str, Any]) -> Iterator[None]:
+    """Measure the coverage of the block, with the result of `settings`."""
+    if not options:
         yield
         return
     import coverage  # noqa: PLC0415 - only where the run has it
 
-    measuring = coverage.Coverage(data_file=found[_DATA_FILE], data_suffix=True, config_file=False)
-    for name, value in found.items():
+    measuring = coverage.Coverage(data_file=options[_DATA_FILE], data_suffix=True, config_file=False)
+    for name, value in options.items():
         if name != _DATA_FILE and value is not None:
             measuring.set_option(name, value)
     measuring.start()
@@ -83,7 +83,7 @@ def measured(found: Mapping[str, Any]) -> Iterator[None]:
 
 
 class CoverageContexts:
-    """What `--cov-context=test` does: lines are noted with the test, and its phase, that ran them."""
+    """The contexts of `--cov-context=test` in ranks: each line is recorded with the test and phase that ran it."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -104,6 +104,6 @@ class CoverageContexts:
 
 
 def _current() -> Any:  # noqa: ANN401 - of coverage, if the run has it
-    """Return what measures this process; None if nothing does."""
+    """Return the object that measures this process, or None."""
     module = sys.modules.get("coverage")
     return None if module is None else module.Coverage.current()

@@ -1,4 +1,4 @@
-"""`breakpoint()` in a rank: while somebody debugs, no limit passes; where output is captured, it fails in one line."""
+"""`breakpoint()` in a rank: an open debugger suspends all time limits; where output is captured, the test fails."""
 
 from __future__ import annotations
 
@@ -16,43 +16,46 @@ from _pytest.capture import DontReadFromInput
 
 from rankwise.testing._plugin.messages import DebuggerEvent
 
-_BETWEEN: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/")
+# Between the call in the test and the hook.
+_FRAMES_OF_PLUGINS: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/")
 
 
 class DebuggerHooks:
     """The hooks of a debugger in a rank."""
 
-    def __init__(self, tell: Callable[[object], None], *, is_captured: bool) -> None:
+    def __init__(self, send: Callable[[object], None], *, is_captured: bool) -> None:
         """Prepare for debuggers.
 
         Args:
-            tell: Tells pytest's own process something.
-            is_captured: Nobody sees what ranks print, and nobody can answer.
+            send: Sends a message to pytest's own process.
+            is_captured: Output is captured, so that a debugger has no terminal.
         """
-        self._tell = tell
+        self._send = send
         self._is_captured = is_captured
-        self._process = os.getpid()
+        self._pid = os.getpid()
         if is_captured:
-            sys.stdin = DontReadFromInput()  # as in pytest's own process: an error that tells how to read
+            sys.stdin = DontReadFromInput()  # as in pytest's own process: reading raises an error with advice
 
     def pytest_enter_pdb(self) -> None:
         if self._is_captured:
             frames = reversed(traceback.extract_stack())
-            frame = next(frame for frame in frames if not any(part in frame.filename for part in _BETWEEN))
-            place = f"{Path(frame.filename).name}:{frame.lineno}: "
-            pytest.fail(f"{place}a debugger was called while output is captured; run pytest with -s", pytrace=False)
-        self._note(begins=True)
+            frame = next(frame for frame in frames if not any(part in frame.filename for part in _FRAMES_OF_PLUGINS))
+            location = f"{Path(frame.filename).name}:{frame.lineno}"
+            pytest.fail(
+                f"{location}: a debugger was called while output is captured; run pytest with -s", pytrace=False
+            )
+        self._report(entered=True)
 
     def pytest_leave_pdb(self) -> None:
-        self._note(begins=False)
+        self._report(entered=False)
 
-    def _note(self, *, begins: bool) -> None:
-        if os.getpid() == self._process:
-            self._tell(DebuggerEvent(begins=begins))
+    def _report(self, *, entered: bool) -> None:
+        if os.getpid() == self._pid:  # and not a process that the test has forked
+            self._send(DebuggerEvent(entered=entered))
 
 
 def restore_sigint_handler() -> None:
-    """Let Ctrl-C be what it was before a debugger took it, which it does whenever it lets a program go on."""
+    """Restore the handler of Ctrl-C, which pdb replaces by its own whenever it continues the program."""
     handler = signal.getsignal(signal.SIGINT)
     if isinstance(getattr(handler, "__self__", None), bdb.Bdb):
         signal.signal(signal.SIGINT, signal.default_int_handler)

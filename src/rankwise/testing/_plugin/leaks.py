@@ -1,4 +1,4 @@
-"""What a test may leave behind in a process, so that the next one would find it."""
+"""Detection of state that a test leaves behind in a process, and that would affect the next test."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from typing import Any, Final
 import torch
 
 from rankwise._session.current import opened_session
+from rankwise.testing._plugin.timeouts import THREAD_EXIT_SECONDS
 
 # Pytest's own, which change with every test, and what torch sets when it loads its compiler.
 _VARIABLES_NOT_WATCHED: Final = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION", "TORCHINDUCTOR_")
 _NOT_WATCHED: Final = ("_pytest", "pytest", "_pluggy", "pluggy", "rankwise.testing", "faulthandler")
 _CODE: Final = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
-# Set when a process group is opened, and read when a process fails.
-_OF_TORCH: Final = frozenset({("sys", "excepthook")})
-# A thread that is about to end may take so long.
-_THREAD_SECONDS: Final = 0.1
-# SIGALRM is the timeout plugin's, SIGCHLD torch's once a loader has had workers.
-_SIGNALS: Final = signal.valid_signals() - {signal.SIGALRM, signal.SIGCHLD}
+# Set by torch when a process group is opened, and read when a process fails.
+_SET_BY_TORCH: Final = frozenset({("sys", "excepthook")})
+# pytest-timeout handles SIGALRM, and torch SIGCHLD once a DataLoader has had workers.
+_WATCHED_SIGNALS: Final = signal.valid_signals() - {signal.SIGALRM, signal.SIGCHLD}
 
 
 class RandomState:
@@ -40,7 +39,7 @@ class RandomState:
         self._numpy = None if numpy is None else numpy.random.get_state()
 
     def restore(self) -> None:
-        """Put it back."""
+        """Restore the state."""
         random.setstate(self._random)
         torch.random.set_rng_state(self._torch)
         if self._numpy is not None:
@@ -48,115 +47,124 @@ class RandomState:
 
 
 class LeakDetector:
-    """This process as it was when a test began; `left` says what has changed since.
+    """The state of this process at the start of a test, to be compared with that at its end.
 
-    What a fixture of a class, module or session changes is none of the test's: it may stay, and may be put back.
+    Changes by fixtures of a class, module or session are not leaks of a test: they may stay, and may be undone later.
     """
 
     def __init__(self, project: Path, random_state: RandomState) -> None:
-        """Prepare.
+        """Prepare for tests.
 
         Args:
-            project: The folder of the project that is tested. In its modules every name counts, in others code alone,
-                since many keep what they have computed.
-            random_state: What the random generators begin each test with.
+            project: The folder of the project that is tested. In its modules every name is compared. In others only
+                functions and classes are, since many modules cache values.
+            random_state: The state of the random generators at the start of each test.
         """
         self._project = str(project)
         self._random = random_state
         self._threads: set[threading.Thread] = set()
-        self._facts: dict[str, object] = {}
-        # By name: other values than the last that are none of a test's, and of each module the values that it had.
+        self._state: dict[str, object] = {}
+        # The values, by name, that fixtures of wider scope have set or found.
         self._allowed: dict[str, list[object]] = {}
+        # The contents of modules when they were last compared, and before their first change since `forget_allowed`.
+        # The second ones are allowed too: a fixture that ends with this test may have restored them.
         self._modules: dict[str, dict[str, object]] = {}
         self._first: dict[str, dict[str, object]] = {}
 
-    def settle(self) -> None:
-        """Take what is now in modules for as it should be."""
-        self._patched()
+    def accept_modules(self) -> None:
+        """Take the present contents of modules as the state to compare with."""
+        self._changed_modules()
 
-    def forget(self) -> None:
-        """Allow nothing any more, when the last fixture of wider scope has ended."""
+    def forget_allowed(self) -> None:
+        """Allow no changes any more; called when the last fixture of wider scope has ended."""
         self._allowed.clear()
         self._first.clear()
 
     def begin(self) -> None:
-        """Remember how a test begins, and let random generators begin as ever."""
+        """Store the state at the start of a test, and reset the random generators."""
         self._random.restore()
-        self._facts = _facts()
+        self._state = _process_state()
         self._threads = set(threading.enumerate())
 
     @contextlib.contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Let what changes in the block stay, or be put back later."""
-        before = _facts()
+    def allowed(self) -> Iterator[None]:
+        """Allow the changes of the block to stay, and to be undone later."""
+        before = _process_state()
         yield
-        after = _facts()
+        after = _process_state()
         for name in before.keys() | after.keys():
             if before.get(name) != after.get(name):
                 self._allowed.setdefault(name, []).extend([before.get(name), after.get(name)])
         self._threads |= set(threading.enumerate())
-        self._patched()
+        self._changed_modules()
 
-    def left(self) -> tuple[str, ...]:
-        """Return what has changed, in words."""
-        now = _facts()
-        left = []
-        for name in sorted(now.keys() | self._facts.keys()):
+    def leaks(self) -> tuple[str, ...]:
+        """Return descriptions of the state that has changed since `begin`."""
+        now = _process_state()
+        leaks = []
+        for name in sorted(now.keys() | self._state.keys()):
             value = now.get(name)
-            if value != self._facts.get(name) and value not in self._allowed.get(name, ()):
-                left.append(f"{name}: {_change(self._facts.get(name), value)}")
+            if value != self._state.get(name) and value not in self._allowed.get(name, ()):
+                leaks.append(f"{name}: {_change(self._state.get(name), value)}")
         threads = {thread.name for thread in threading.enumerate() if thread not in self._threads and _stays(thread)}
         if threads:
-            left.append(f"threads: {', '.join(sorted(threads))}")
-        patched = self._patched()
-        if patched:
-            left.append(f"changed: {', '.join(patched)}")
-        return tuple(left)
+            leaks.append(f"threads: {', '.join(sorted(threads))}")
+        changed = self._changed_modules()
+        if changed:
+            leaks.append(f"changed: {', '.join(changed)}")
+        return tuple(leaks)
 
-    def _patched(self) -> list[str]:
-        """Return what was replaced in modules since this was last asked."""
-        patched = []
+    def _changed_modules(self) -> list[str]:
+        """Return the names that were replaced in modules since the last call."""
+        changed = []
         for name, module in list(sys.modules.items()):
             known = self._modules.get(name)
             if not isinstance(module, types.ModuleType):
-                patched += [f"sys.modules[{name!r}]"] * (known is not None)
+                changed += [f"sys.modules[{name!r}]"] * (known is not None)
                 self._modules.pop(name, None)
                 continue
-            if known is not None and _is_as_it_was(module, known):
+            if known is not None and _is_unchanged(module, known):
                 continue
             if known is not None:
                 first = self._first.setdefault(name, known)
-                every = self._is_projects(module)
-                patched += [f"{name}.{variable}" for variable in _changed(module, known, first, every=every)]
+                every = self._is_of_project(module)
+                changed += [f"{name}.{variable}" for variable in _changed_names(module, known, first, every=every)]
             if not name.startswith(_NOT_WATCHED):
-                # With the values, so that no other object gets the identity of one.
+                # References to the values, so that no new object gets the identity of an old one.
                 self._modules[name] = dict(vars(module))
-        return patched
+        return changed
 
-    def _is_projects(self, module: types.ModuleType) -> bool:
+    def _is_of_project(self, module: types.ModuleType) -> bool:
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and file.startswith(self._project) and "site-packages" not in file
 
 
-def _is_as_it_was(module: types.ModuleType, known: Mapping[str, object]) -> bool:
-    """Return whether every name of a module stands for the same object as before: of 80,000 names in 8 ms."""
+def _is_unchanged(module: types.ModuleType, known: Mapping[str, object]) -> bool:
+    """Return whether every name of a module has the same object as before. All 80,000 names take 8 ms."""
     now = vars(module)
     return len(now) == len(known) and all(map(operator.is_, now.values(), known.values()))
 
 
-def _changed(
+def _changed_names(
     module: types.ModuleType, known: Mapping[str, object], first: Mapping[str, object], *, every: bool
 ) -> list[str]:
-    """Return the names that stand for something else than before, and than at first; of code alone, if not for all."""
+    """Return the names whose object is neither the last one nor the first.
+
+    Args:
+        module: The module.
+        known: Its contents when they were last compared.
+        first: Its contents before their first change.
+        every: Whether all names are compared, or those of functions and classes.
+    """
     now = vars(module)
-    gone = object()
+    missing = object()
     return [
         name
         for name, value in known.items()
-        if not any(now.get(name, gone) is earlier for earlier in (value, first.get(name, value)))
+        if not any(now.get(name, missing) is earlier for earlier in (value, first.get(name, value)))
         and (every or (isinstance(value, _CODE) and not _is_own(module, now.get(name))))
         and not name.startswith(("__", "@"))
-        and (module.__name__, name) not in _OF_TORCH
+        and (module.__name__, name) not in _SET_BY_TORCH
     ]
 
 
@@ -166,13 +174,13 @@ def _is_own(module: types.ModuleType, value: object) -> bool:
     return isinstance(home, str) and home.partition(".")[0] == module.__name__.partition(".")[0]
 
 
-def _facts() -> dict[str, object]:
+def _process_state() -> dict[str, object]:
     variables = {
         f"environment: {name}": value
         for name, value in os.environ.items()
         if not name.startswith(_VARIABLES_NOT_WATCHED)
     }
-    handlers = {f"handler of signal {number}": signal.getsignal(number) for number in _SIGNALS}
+    handlers = {f"handler of signal {number}": signal.getsignal(number) for number in _WATCHED_SIGNALS}
     streams = {f"sys.{name}": _stream(getattr(sys, name)) for name in ("stdin", "stdout", "stderr")}
     return {
         **variables,
@@ -205,13 +213,13 @@ def _working_directory() -> str:
 
 
 def _stays(thread: threading.Thread) -> bool:
-    """Return whether a thread is not about to end."""
-    thread.join(_THREAD_SECONDS)
+    """Return whether a thread is still running after a short wait."""
+    thread.join(THREAD_EXIT_SECONDS)
     return thread.is_alive()
 
 
 def _children() -> set[int]:
-    """Return this process's children, where the kernel tells."""
+    """Return the ids of this process's children, where the kernel lists them."""
     children: set[int] = set()
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has just ended
@@ -219,7 +227,7 @@ def _children() -> set[int]:
     return children
 
 
-def _change(before: Any, after: Any) -> str:  # noqa: ANN401 - of whatever kind a fact is
+def _change(before: Any, after: Any) -> str:  # noqa: ANN401 - values of several types
     if isinstance(before, set) and isinstance(after, set):
         return ", ".join(str(value) for value in sorted(after ^ before))
     return f"{before!r:.60} became {after!r:.60}"

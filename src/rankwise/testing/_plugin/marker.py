@@ -1,4 +1,4 @@
-"""`@pytest.mark.ranks(...)`: in which worlds a test runs, read and checked."""
+"""The marker `@pytest.mark.ranks(...)`, read and checked: the worlds in which a test runs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Final
 import pytest
 
 from rankwise.errors import InvalidArgumentError
+from rankwise.testing._plugin.timeouts import LONGEST_TEST_SECONDS
 
 SERIAL: Final = "serial"
-# The name of the parameter that tells the worlds of one test apart.
+# The name of the parameter whose values are the worlds of one test.
 PARAMETER: Final = "_ranks"
 
 WorldSize = int | str
 
 _LARGEST: Final = 256
-_LONGEST_SECONDS: Final = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksMarker:
-    """What a marker asks for.
+    """The arguments of a marker.
 
     Attributes:
         sizes: The worlds: "serial", or a number of ranks.
-        backend: Of the process group that `world` opens; None for what suits the device.
-        timeout: Seconds for one test with its fixtures.
+        backend: The backend of the session's process group; None for the default of the device.
+        timeout: The time limit of one test with its fixtures, in seconds.
         device: Each rank's device, as `rankwise.init` takes it.
     """
 
@@ -37,13 +37,13 @@ class RanksMarker:
     device: str = "cpu"
 
     @property
-    def wants_more_than_the_cpu(self) -> bool:
-        """There may be no such device, or no such backend."""
+    def may_be_unavailable(self) -> bool:
+        """A device or backend is specified, which this host may not have."""
         return self.device != "cpu" or self.backend is not None
 
 
 def read_marker(item: pytest.Item) -> RanksMarker | None:
-    """Return what a test's marker asks for, or None if it has none. The closest counts: function, class, module.
+    """Return a test's marker, or None if it has none. The closest one applies: function, class, module.
 
     Raises:
         InvalidArgumentError: The marker cannot be used.
@@ -65,15 +65,15 @@ def world_size_of(item: pytest.Item) -> WorldSize:
     Raises:
         InvalidArgumentError: The marker cannot be used.
     """
-    ranks = read_marker(item)
-    if ranks is None:
+    marker = read_marker(item)
+    if marker is None:
         return SERIAL
-    if len(ranks.sizes) == 1:
-        return ranks.sizes[0]
+    if len(marker.sizes) == 1:
+        return marker.sizes[0]
     params = getattr(getattr(item, "callspec", None), "params", {})
     if PARAMETER not in params:
         raise InvalidArgumentError(
-            f"ranks{ranks.sizes} cannot make several tests of this one: it is a method of unittest.TestCase, or was "
+            f"ranks{marker.sizes} cannot make several tests of this one: it is a method of unittest.TestCase, or was "
             "marked by pytest.param or after it was collected; give ranks() one size"
         )
     size: WorldSize = params[PARAMETER]
@@ -81,7 +81,7 @@ def world_size_of(item: pytest.Item) -> WorldSize:
 
 
 def size_id(size: WorldSize) -> str:
-    """Return how a world is called in the name of a test: "serial", "1rank", "4ranks"."""
+    """Return the id of a world in the name of a test: "serial", "1rank", "4ranks"."""
     return str(size) if isinstance(size, str) else f"{size}rank{'s' if size > 1 else ''}"
 
 
@@ -99,7 +99,7 @@ def _read(marker: pytest.Mark, timeout: str) -> RanksMarker:
         problem = f'takes numbers of ranks from 1 to {_LARGEST}, or "serial", got {wrong[0]!r}'
     elif len(set(marker.args)) < len(marker.args):
         problem = f"has the same size twice: {marker.args}"
-    elif not (isinstance(options["timeout"], float) and 0 < options["timeout"] < _LONGEST_SECONDS):
+    elif not (isinstance(options["timeout"], float) and 0 < options["timeout"] < LONGEST_TEST_SECONDS):
         problem = f"wants a timeout in seconds, above 0, got {options['timeout']!r}; ranks_timeout is the default"
     if problem:
         raise InvalidArgumentError(f"@pytest.mark.ranks {problem}")

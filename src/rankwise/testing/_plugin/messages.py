@@ -1,4 +1,27 @@
-"""What pytest's process and the ranks tell each other. In between, a bool: whether to go on with the next phase."""
+"""The protocol between pytest's own process and the ranks of one test.
+
+Each rank has one connection. pytest's process is the left side; several tests follow each other on one connection::
+
+    RunTest          ->                              which test, in which world
+                     <-  Started                     the rank has collected the test's file and found the test
+                     <-  PhaseReport("setup")
+    True or False    ->                              all ranks have reported; False: some rank's setup failed, so no
+                                                     rank runs the body
+                     <-  PhaseReport("call")
+    True             ->                              all ranks have reported; fixtures may be torn down
+                     <-  PhaseReport("teardown")
+                     <-  Finished                    the next RunTest may follow
+    None             ->                              no more tests: end the session of pytest, and the process
+
+Each reply to a PhaseReport is a barrier, so no rank tears down a fixture that another rank still uses. A rank whose
+setup or body did not pass receives its reply immediately: it leaves the session then, and that ends the collectives in
+which the others wait for it. The next barrier is without it.
+
+A rank may also send SubtestReport, RecordedWarning and DebuggerEvent at any time. It sends Aborted, and nothing more of
+this test, if it cannot run the test to its end. A rank that receives None, or whose connection is closed, while it
+waits for a reply ends, since the test was given up. The last message of a rank that ends by itself is the `Outcome` of
+the fork server's protocol.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +34,30 @@ PHASES: Final = ("setup", "call", "teardown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """A run of pytest, as its ranks have to know it.
+    """The configuration of a run of pytest, which each rank has from its start.
 
     Attributes:
-        options: Of pytest's command line.
-        args: Which plugins are switched off, and what pytest was asked to collect, whose `conftest.py` files count from
-            the beginning.
-        workerinput: What plugins have given to ranks, as they give it to workers of pytest-xdist.
-        markers: All that pytest's own process knows.
-        measured: What of the coverage is measured; nothing, if it is empty.
-        ends: The file by which ranks take turns to write at their end.
-        turns: The file by which ranks take turns at pytest's own output; "" if what they print is captured.
+        options: The parsed options of pytest's command line.
+        args: Options that disable plugins, and the command line's paths, whose `conftest.py` files are loaded first.
+        workerinput: The values that plugins give to ranks, as they give them to workers of pytest-xdist.
+        markers: The markers that are registered in pytest's own process.
+        coverage: The options of the coverage measurement; empty if nothing is measured.
+        finish_lock: Path of the file that ranks lock while plugins write files at the end of the session.
+        output_lock: Path of the file that ranks lock while they write to pytest's output; "" if output is captured.
     """
 
     options: dict[str, Any]
     args: list[str]
     workerinput: dict[str, Any]
     markers: list[str]
-    measured: dict[str, Any]
-    ends: str
-    turns: str = ""
+    coverage: dict[str, Any]
+    finish_lock: str
+    output_lock: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemId:
-    """Where a test is found.
+    """The identity of a test, the same in all processes.
 
     Attributes:
         path: Its file.
@@ -48,53 +70,53 @@ class ItemId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTest:
-    """A test that a rank is to run.
+    """A request to run a test.
 
     Attributes:
-        place: Which one.
-        following: The next one of this world, for which fixtures of wider scope are kept.
-        environ: The variables that tell the rank its place in the world.
-        folder: What `tmp_path` is, once a rank asks for it.
+        item_id: The test.
+        next_item_id: The next test of this world, for which fixtures of wider scope are kept.
+        environ: The variables that specify the rank and its world.
+        tmp_path: The folder of the fixture `tmp_path`, created when a rank requests the fixture.
     """
 
-    place: ItemId
-    following: ItemId | None
+    item_id: ItemId
+    next_item_id: ItemId | None
     environ: Mapping[str, str]
-    folder: str
+    tmp_path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A rank has found the test, and begins with it."""
+    """A rank has found the test, and starts its setup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseReport:
-    """How one phase of a test went on a rank.
+    """The result of one phase of a test on a rank.
 
     Attributes:
         when: "setup", "call" or "teardown".
-        report: Pytest's report, as pytest serialises it.
-        consequence: What was raised tells of another rank's end.
-        time_ns: When it was over, on the host's monotonic clock.
-        raised: What was raised, as "ValueError: no data"; "" if nothing was.
-        error: That, pickled; b"" if it cannot be, or nobody asks for it.
+        report: pytest's report, as pytest serializes it.
+        is_consequence: The error reports that another rank has failed.
+        time_ns: When the phase ended, on the host's monotonic clock.
+        error_text: The error, as "ValueError: no data"; "" if there was none.
+        error: The error, pickled; b"" if it cannot be pickled, or no plugin needs it.
     """
 
     when: str
     report: dict[str, Any]
-    consequence: bool = False
+    is_consequence: bool = False
     time_ns: int = 0
-    raised: str = ""
+    error_text: str = ""
     error: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtestReport:
-    """A report that is not of a phase: of a subtest.
+    """The report of a subtest, which is beside those of the phases.
 
     Attributes:
-        report: Pytest's report, as pytest serialises it.
+        report: pytest's report, as pytest serializes it.
     """
 
     report: dict[str, Any]
@@ -105,8 +127,8 @@ class RecordedWarning:
     """A warning on a rank.
 
     Attributes:
-        text: What it says.
-        category: Its class, by name.
+        text: Its message.
+        category: The name of its class.
         filename, lineno: Where it was issued.
         when: "collect" or "runtest".
     """
@@ -120,36 +142,36 @@ class RecordedWarning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebuggerEvent:
-    """Somebody debugs a rank.
+    """A debugger was entered, or left, on a rank.
 
     Attributes:
-        begins: From now on; no more, otherwise.
+        entered: Entered; otherwise left.
     """
 
-    begins: bool
+    entered: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A rank has ended a test.
+    """A rank has run the test to its end.
 
     Attributes:
-        left: What the test has left behind, in words.
-        joined: A fixture of wider scope keeps a process group open, and needs the store where its ranks met.
+        leaks: Descriptions of the state that the test has left behind.
+        keeps_group: A fixture of wider scope keeps a process group open, and needs the store where its ranks met.
     """
 
-    left: tuple[str, ...] = ()
-    joined: bool = False
+    leaks: tuple[str, ...] = ()
+    keeps_group: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """A rank cannot run the test: it is not there, or pytest failed.
+    """A rank cannot run the test: the test was not found, or pytest failed.
 
     Attributes:
-        text: Why.
-        stop: What `pytest.exit` was called with, reason and status, if it was.
+        text: The reason.
+        pytest_exit: The reason and exit status passed to `pytest.exit`, if it was called.
     """
 
     text: str
-    stop: tuple[str, int | None] | None = None
+    pytest_exit: tuple[str, int | None] | None = None

@@ -1,7 +1,7 @@
-"""Being a rank that runs tests: a session of pytest that runs what it is told, one test after the other.
+"""The session of pytest in a rank: it runs the tests that pytest's own process requests, one after the other.
 
 So fixtures, marks, plugins and asserts are pytest's own here. To other plugins a rank looks like a worker of
-pytest-xdist: it writes no report and no cache.
+pytest-xdist: it writes no report and no cache. `messages` describes the protocol with pytest's own process.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from rankwise.testing._plugin.messages import (
 from rankwise.testing._plugin.snapshots import SessionFinishLock
 from rankwise.testing._plugin.teardown import GroupTeardown
 
-# The name under which what makes a process a rank is registered with pytest.
+# The name of the plugin that is registered with pytest in ranks alone.
 PLUGIN: Final = "rankwise-rank"
-# Makes a rank write its stacks where it would write a crash. Nobody else uses the last of the real-time signals.
+# Makes a rank write its stacks to its crash file. No other program uses the last real-time signal.
 STACKS: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
-# Why a test failed here, for the fixture that closes the session.
+# The error of the test on this rank, for the fixture that closes the session.
 FAILURE: Final = pytest.StashKey[str]()
-# The closed process group of a test, which is let go of once all has been told.
+# The closed process group of a test, whose last reference is dropped when the test has been reported.
 CLOSED_GROUP: Final = pytest.StashKey[list[object]]()
 
-# Where torch logs every error of a collective in a long line, by default to nowhere; pytest would show it.
-_LOGS_FOR_NOBODY: Final = "c10d-NullHandler-default"
+# Torch's logger of every error of a collective, in a long line. It has no output by default, but pytest would show it.
+_SILENT_LOGGER: Final = "c10d-NullHandler-default"
 # The plugin of hypothesis, which does not import hypothesis itself.
 _HYPOTHESIS: Final = "_hypothesis_pytestplugin"
 _NOT_REPORTED: Final = (
@@ -70,76 +70,75 @@ _NOT_REPORTED: Final = (
 
 
 def load_plugins() -> None:
-    """Import pytest's plugins, as a session does, before ranks are forked, each of which has a session."""
-    _leave_asserts_alone()
+    """Import pytest's plugins, as a session does, before the ranks with their sessions are forked."""
+    _disable_assert_rewriting()
     config = pytest.Config.fromdictargs({"plugins": ["no:terminal"], "noconftest": True, "cov_source": []}, [])
     if _HYPOTHESIS in sys.modules:
         # Every rank has a seed, for which the plugin imports hypothesis. In a rank it would warn of random generators
-        # that were made before the fork, since `gc` no longer finds what refers to them. Errors are left to the ranks.
+        # that were made before the fork, since `gc` no longer finds references to them. Errors are left to the ranks.
         with contextlib.suppress(Exception):
             importlib.import_module("hypothesis")  # while pytest rewrites asserts, or it warns that it could not
-    config._ensure_unconfigure()  # noqa: SLF001 - a configuration that was not used has no other end
+    config._ensure_unconfigure()  # noqa: SLF001 - the only way to close a configuration that was not used
 
 
 def run_rank(connection: socket.socket, crashes: int, run: RunConfig) -> None:
-    """Run tests until there are no more.
+    """Run tests until pytest's own process has no more. The main function of a rank.
 
     Args:
-        connection: To pytest's own process.
-        crashes: Where to write stacks when asked to.
-        run: What to know of the run of pytest.
+        connection: The connection to pytest's own process.
+        crashes: The descriptor of the file for stacks, of a crash or on request.
+        run: The configuration of the run of pytest.
     """
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    logging.getLogger(_LOGS_FOR_NOBODY).disabled = True
-    _leave_asserts_alone()
-    output = shared_output.share_standard_streams(run.turns) if run.turns else []
+    logging.getLogger(_SILENT_LOGGER).disabled = True
+    _disable_assert_rewriting()
+    output = shared_output.share_standard_streams(run.output_lock) if run.output_lock else []
     random_state = RandomState()
-    with coverage.measured(run.measured):
+    with coverage.measured(run.coverage):
         config = pytest.Config.fromdictargs(dict(run.options), run.args)
-        # Without pytest-xdist plugins give nothing, and what they look for there is an option of theirs.
+        # Without pytest-xdist plugins give no values, and read their own options from there.
         config.workerinput = {**run.options, **run.workerinput}  # type: ignore[attr-defined]
         config.workeroutput = {}  # type: ignore[attr-defined]
-        # What colours the explanation of an assert in pytest 8, which asks for it where there is no terminal too.
+        # pytest 8 colours the explanation of an assert with it, also without the terminal plugin that defines it.
         config.get_terminal_writer = lambda: create_terminal_writer(config)  # type: ignore[method-assign]
         for marker in run.markers:
             config.addinivalue_line("markers", marker)
         config.pluginmanager.register(_RankHooks(connection, crashes, config, random_state, output), PLUGIN)
         if run.options.get("cov_context") == "test":
             config.pluginmanager.register(coverage.CoverageContexts())
-        SessionFinishLock(run.ends).register(config.pluginmanager)
+        SessionFinishLock(run.finish_lock).register(config.pluginmanager)
         config.hook.pytest_cmdline_main(config=config)
 
 
-def _leave_asserts_alone() -> None:
-    """Tell pytest that there are none here. It rewrites those of plugins, and warns where these are loaded already."""
+def _disable_assert_rewriting() -> None:
+    """Mark rankwise for pytest, which rewrites the asserts of plugins, and warns of those that are imported already."""
     rankwise.__doc__ = f"{rankwise.__doc__}\nPYTEST_DONT_REWRITE"
 
 
 def is_picklable(value: object) -> bool:
-    """Return whether a value can be carried to another process; what cannot is some plugin's, of one process."""
+    """Return whether a value can be sent to another process. Some plugins keep objects of one process in options."""
     try:
         pickle.dumps(value)
-    except Exception:  # noqa: BLE001 - whatever pickle says of it
+    except Exception:  # noqa: BLE001 - pickling runs the value's own code
         return False
     return True
 
 
-def _phase(when: str, report: dict[str, Any], error: BaseException | None) -> PhaseReport:
-    """Return what to tell of a phase."""
+def _phase_report(when: str, report: dict[str, Any], error: BaseException | None) -> PhaseReport:
     if error is None:
         return PhaseReport(when=when, report=report, time_ns=time.monotonic_ns())
     return PhaseReport(
         when=when,
         report=report,
-        consequence=is_consequence(error),
+        is_consequence=is_consequence(error),
         time_ns=time.monotonic_ns(),
-        raised=summary_with_location(error),
+        error_text=summary_with_location(error),
         error=pickle_error(error) if "pytest_rerunfailures" in sys.modules else b"",
     )
 
 
 class _RankHooks:
-    """The hooks by which a session of pytest becomes a rank."""
+    """The hooks that make a session of pytest a rank."""
 
     def __init__(
         self,
@@ -151,26 +150,26 @@ class _RankHooks:
     ) -> None:
         self._connection = connection
         self._output = output
-        self._process = os.getpid()
+        self._pid = os.getpid()
         self._crashes = crashes
         self._config = config
-        self._folder = ""
+        self._tmp_path = ""
         self._basetemp = config.option.basetemp
-        self._folders = 1
-        self._state = LeakDetector(config.rootpath, random_state)
-        self._tests = LazyCollection(config, self._state.settle)
-        config.pluginmanager.register(self._tests)
-        config.pluginmanager.register(DebuggerHooks(self._tell, is_captured=not output))
+        self._basetemps = 1
+        self._leaks = LeakDetector(config.rootpath, random_state)
+        self._collection = LazyCollection(config, self._leaks.accept_modules)
+        config.pluginmanager.register(self._collection)
+        config.pluginmanager.register(DebuggerHooks(self._send, is_captured=not output))
         self._error: BaseException | None = None
-        self._letting_go = GroupTeardown()
-        self._reported = ""
-        self._may_go_on = False
-        self._over = False
+        self._group_teardown = GroupTeardown()
+        self._last_reported = ""  # the phase of the current test that was reported last
+        self._runs_body = False
+        self._is_over = False
 
     @pytest.fixture
     def tmp_path(self) -> Path:
         """A folder of this test, the same on all ranks."""
-        folder = Path(self._folder)
+        folder = Path(self._tmp_path)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
@@ -178,25 +177,25 @@ class _RankHooks:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         faulthandler.register(STACKS, file=self._crashes, all_threads=True)
         try:
-            while not self._over and (task := receive_message(self._connection)) is not None:
-                self._run(session, task)
+            while not self._is_over and (request := receive_message(self._connection)) is not None:
+                self._run(session, request)
         except EOFError:
-            pass  # pytest is gone
-        self._letting_go.wait()
+            pass  # pytest's own process has ended
+        self._group_teardown.wait()
         return True
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        self._tell(Aborted(text=f"pytest failed on this rank:\n{excrepr}"))
+        self._send(Aborted(text=f"pytest failed on this rank:\n{excrepr}"))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         error = excinfo.value
         if isinstance(error, pytest.exit.Exception):
-            self._tell(Aborted(text=f"called pytest.exit: {error.msg}", stop=(str(error.msg), error.returncode)))
+            self._send(Aborted(text=f"called pytest.exit: {error.msg}", pytest_exit=(str(error.msg), error.returncode)))
         else:
-            self._tell(Aborted(text=f"raised {type(error).__name__}"))
+            self._send(Aborted(text=f"raised {type(error).__name__}"))
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
-        self._tell(
+        self._send(
             RecordedWarning(
                 text=str(warning_message.message),
                 category=warning_message.category.__name__,
@@ -210,14 +209,14 @@ class _RankHooks:
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
         if fixturedef.scope == "function":
             return (yield)
-        with self._state.keeping():  # until the fixture ends, with a later test
+        with self._leaks.allowed():  # until the fixture ends, with a later test
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
-        if self._reported != "setup":
+        if self._last_reported != "setup":
             pytest.fail(_NOT_REPORTED, pytrace=False)
-        if not self._may_go_on:
+        if not self._runs_body:
             pytest.skip("the fixtures of another rank failed")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -232,67 +231,70 @@ class _RankHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        # Here it is as plugins have left it, but for those that look when it is shown, and those of subtests come too.
+        # The last hook of a report: other plugins have changed it, except those that do so in the next line's hook.
+        # Reports of subtests arrive here too.
         self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         data = {name: value if is_picklable(value) else repr(value) for name, value in data.items()}
         if type(report) is not pytest.TestReport:
-            self._tell(SubtestReport(report=data))
+            self._send(SubtestReport(report=data))
             return
-        self._tell(_phase(report.when, data, self._error if report.failed else None))
-        self._reported = report.when
+        self._send(_phase_report(report.when, data, self._error if report.failed else None))
+        self._last_reported = report.when
         if report.when != PHASES[-1]:
-            self._wait_for_others()
+            self._wait_at_barrier()
 
-    def _run(self, session: pytest.Session, task: RunTest) -> None:
-        os.environ.update(task.environ)
+    def _run(self, session: pytest.Session, request: RunTest) -> None:
+        os.environ.update(request.environ)
         os.environ.update(run_variables(os.environ))
-        shared_output.set_label(self._output, int(task.environ["RANK"]), int(task.environ["WORLD_SIZE"]))
-        self._folder = task.folder
-        item = self._tests.find(session, task.place)
-        following = None if task.following is None else self._tests.find(session, task.following)
+        shared_output.set_label(self._output, int(request.environ["RANK"]), int(request.environ["WORLD_SIZE"]))
+        self._tmp_path = request.tmp_path
+        item = self._collection.find(session, request.item_id)
+        next_item = None if request.next_item_id is None else self._collection.find(session, request.next_item_id)
         if item is None:
-            self._tell(Aborted(text=self._tests.problem(task.place)))
+            self._send(Aborted(text=self._collection.problem(request.item_id)))
             return
-        faulthandler.enable(self._crashes)  # pytest takes it at first, and torch where a function has its `record`
-        self._state.begin()
-        self._reported = ""
-        self._tell(Started())
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if not self._reported:
-            self._tell(Aborted(text=_NOT_REPORTED))
+        # Every time: pytest directs it to stderr first, and torch to a file where a function has torch's `record`.
+        faulthandler.enable(self._crashes)
+        self._leaks.begin()
+        self._last_reported = ""
+        self._send(Started())
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+        if not self._last_reported:
+            self._send(Aborted(text=_NOT_REPORTED))
             return
-        self._error = None  # whose traceback holds what the test has held
+        self._error = None  # whose traceback refers to the local variables of the test
         restore_sigint_handler()
-        self._tell(Finished(left=self._state.left(), joined=torch.distributed.is_initialized()))
-        if following is None:
-            self._state.forget()
-            self._make_folder_anew()
+        self._send(Finished(leaks=self._leaks.leaks(), keeps_group=torch.distributed.is_initialized()))
+        if next_item is None:
+            self._leaks.forget_allowed()
+            self._renew_basetemp()
         if CLOSED_GROUP in item.stash:
-            self._letting_go.begin(item.stash[CLOSED_GROUP])
+            self._group_teardown.begin(item.stash[CLOSED_GROUP])
 
-    def _make_folder_anew(self) -> None:
-        """Let fixtures of wider scope, which have all ended, find an empty folder when they are made again."""
-        self._folders += 1
-        self._config.option.basetemp = f"{self._basetemp}-{self._folders}"
+    def _renew_basetemp(self) -> None:
+        """Give fixtures of wider scope an empty folder when they are made again; all of them have ended."""
+        self._basetemps += 1
+        self._config.option.basetemp = f"{self._basetemp}-{self._basetemps}"
         factory = pytest.TempPathFactory.from_config(self._config, _ispytest=True)
         self._config._tmp_path_factory = factory  # type: ignore[attr-defined]  # noqa: SLF001 - where pytest keeps it
 
-    def _wait_for_others(self) -> None:
-        """Wait for the other ranks, and take note whether all are ready for the next phase.
+    def _wait_at_barrier(self) -> None:
+        """Wait for the other ranks, after a phase, and store whether the body is to run.
 
-        Between two phases, and not where a phase begins: there another plugin's hook may raise first.
+        Between two phases, and not at the start of the next one: there another plugin's hook may raise before this one.
         """
-        answer: bool | None = None if self._over else receive_message(self._connection)
-        self._over = answer is None  # the test did not come to an end elsewhere, so this rank ends too
-        self._may_go_on = bool(answer)
+        reply: bool | None = None if self._is_over else receive_message(self._connection)
+        self._is_over = reply is None  # the test was given up, so this rank ends too
+        self._runs_body = bool(reply)
 
-    def _tell(self, message: object) -> None:
-        if os.getpid() != self._process:
+    def _send(self, message: object) -> None:
+        if os.getpid() != self._pid:  # a fork has the connection too
             os.write(2, b"a process that the test has forked came to the end of the test\n")
             os._exit(1)
+        # First the output: pytest's own process takes it as that of the phase whose report it receives.
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # a test may have put anything there
+            with contextlib.suppress(Exception):  # a test may have replaced it by any object
                 stream.flush()
-        ctypes.CDLL(None).fflush(None)  # what compiled code has printed
+        ctypes.CDLL(None).fflush(None)  # the buffers of compiled code
         self._connection.sendall(serialize(message))

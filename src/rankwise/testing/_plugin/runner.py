@@ -1,7 +1,8 @@
-"""Leading ranks through a test, one phase after the other: fixtures, body, fixtures again.
+"""Running one test on its ranks, phase by phase: setup, call, teardown.
 
-All ranks are through with a phase before any of them begins the next, so no rank closes what another still uses. A rank
-that fails goes ahead to the end, which tells those that wait for it.
+There is a barrier after each phase, so that no rank tears down what another rank still uses. A rank that fails passes
+the barriers without waiting: it leaves the session at once, and the collectives of the other ranks end with an error
+instead of a deadlock. `messages` describes the protocol.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from rankwise._launch.oom import count_oom_kills, oom_explanation
 from rankwise.errors import LaunchError
+from rankwise.testing._plugin import timeouts
 from rankwise.testing._plugin.messages import (
     PHASES,
     Aborted,
@@ -27,28 +29,21 @@ from rankwise.testing._plugin.messages import (
 )
 from rankwise.testing._plugin.worker_pool import WorkerPool
 
-# How long ranks that are alive may take to start, with the modules of the tests.
-START_SECONDS: Final = 120.0
-# How long the others get to fail by themselves after the first failure.
-_GRACE_SECONDS: Final = 2.0
-# How long to wait at a time for somebody who debugs.
-_DEBUGGING_SECONDS: Final = 3600.0
-
 
 @dataclass(slots=True, kw_only=True)
 class RankResult:
-    """How a test went on one rank.
+    """The result of a test on one rank.
 
     Attributes:
-        phases: By name.
-        printed: What it printed in each, on stdout and stderr.
-        ended: How the rank ended before the test did, "" if it did not.
-        ended_ns: When that was heard of, on the host's monotonic clock.
-        stack: Its stacks where it was stopped, or crashed.
-        left: What the test left behind; None if the rank did not get so far.
-        joined: A process group stays open on it, of a fixture of wider scope.
-        asides: Reports of subtests.
-        warned: Its warnings.
+        phases: The reports of its phases, by name.
+        printed: Its output in each phase, on stdout and stderr.
+        ended: How the rank ended before the test did; "" if it did not.
+        ended_ns: When that was noticed, on the host's monotonic clock.
+        stack: Its stacks when it was stopped, or crashed.
+        leaks: The state that the test left behind; None if the rank did not reach the end of the test.
+        keeps_group: A fixture of wider scope keeps a process group open on the rank.
+        subtests: The reports of subtests.
+        warnings: Its warnings.
     """
 
     phases: dict[str, PhaseReport] = field(default_factory=dict)
@@ -56,50 +51,50 @@ class RankResult:
     ended: str = ""
     ended_ns: int = 0
     stack: str = ""
-    left: tuple[str, ...] | None = None
-    joined: bool = False
-    asides: list[SubtestReport] = field(default_factory=list)
-    warned: list[RecordedWarning] = field(default_factory=list)
+    leaks: tuple[str, ...] | None = None
+    keeps_group: bool = False
+    subtests: list[SubtestReport] = field(default_factory=list)
+    warnings: list[RecordedWarning] = field(default_factory=list)
 
     @property
     def has_failed(self) -> bool:
-        """It failed, as far as it got."""
+        """The rank has ended, or one of its phases has failed."""
         return bool(self.ended) or any(is_failure(phase) for phase in self.phases.values())
 
     @property
-    def is_over(self) -> bool:
-        """There is nothing more to come."""
-        return bool(self.ended) or self.left is not None
+    def is_complete(self) -> bool:
+        """No more messages of this test will come from the rank."""
+        return bool(self.ended) or self.leaks is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldResult:
-    """How a test went in a world.
+    """The result of a test on all ranks of its world.
 
     Attributes:
-        attempts: By rank.
-        late: The ranks that were stopped because they did not come to an end.
-        reason: Why they were: the limit, or the failure of another rank.
-        stop: What `pytest.exit` was called with, if it was.
-        afterwards: What went wrong when the ranks were ended after it.
+        by_rank: The result of each rank.
+        stopped: The ranks that were killed because they did not end in time.
+        stop_reason: Why they were: the time limit, or the failure of another rank.
+        pytest_exit: The arguments of `pytest.exit`, if a rank called it.
+        shutdown_errors: The errors of ranks that were ended after the test.
     """
 
-    attempts: Mapping[int, RankResult]
-    late: tuple[int, ...] = ()
-    reason: str = ""
-    stop: tuple[str, int | None] | None = None
-    afterwards: tuple[str, ...] = ()
+    by_rank: Mapping[int, RankResult]
+    stopped: tuple[int, ...] = ()
+    stop_reason: str = ""
+    pytest_exit: tuple[str, int | None] | None = None
+    shutdown_errors: tuple[str, ...] = ()
 
     @property
-    def left(self) -> list[str]:
-        """What the test left behind on any rank."""
-        return sorted({text for attempt in self.attempts.values() for text in attempt.left or ()})
+    def leaks(self) -> list[str]:
+        """The state that the test left behind on any rank."""
+        return sorted({text for result in self.by_rank.values() for text in result.leaks or ()})
 
     @property
     def is_clean(self) -> bool:
         """The ranks may run another test."""
-        return not self.late and not any(
-            attempt.has_failed or attempt.left is None or attempt.left for attempt in self.attempts.values()
+        return not self.stopped and not any(
+            result.has_failed or result.leaks is None or result.leaks for result in self.by_rank.values()
         )
 
 
@@ -109,193 +104,203 @@ def is_failure(phase: PhaseReport) -> bool:
 
 
 class PhaseRunner:
-    """One test while it runs."""
+    """One test while its ranks run it."""
 
     def __init__(
-        self, ranks: WorkerPool, size: int, timeout: float, note_debugger: Callable[[], object] = lambda: None
+        self, pool: WorkerPool, size: int, timeout: float, on_debugger: Callable[[], object] = lambda: None
     ) -> None:
-        """Prepare.
+        """Prepare for a test.
 
         Args:
-            ranks: All that there are; the first ones run the test.
-            size: How many of them.
-            timeout: Seconds for the test.
-            note_debugger: Called when somebody begins to debug a rank.
+            pool: All running ranks; the first ones run the test.
+            size: The world size of the test.
+            timeout: The time limit of the test in seconds, from the moment when all ranks have started it.
+            on_debugger: Called when a debugger is entered on a rank.
         """
-        self.attempts = {number: RankResult() for number in range(size)}
-        self._ranks = ranks
+        self._results = {rank: RankResult() for rank in range(size)}
+        self._pool = pool
         self._timeout = timeout
         self._phase = PHASES[0]
-        self._begun: set[int] = set()
-        self._let_go: set[int] = set()
-        self._called = True
-        self._stop: tuple[str, int | None] | None = None
-        # Until when, on the monotonic clock, and what to say then: for the whole test, and for a phase that one failed.
-        self._limit = (time.monotonic() + START_SECONDS, f"the tests could not be collected within {START_SECONDS:g} s")
-        self._grace: tuple[float, str] | None = None
+        self._started: set[int] = set()
+        self._released: set[int] = set()  # ranks that failed or skipped, and wait at no barrier any more
+        self._runs_body = True
+        self._pytest_exit: tuple[str, int | None] | None = None
+        # Times on the monotonic clock, each with the message if it passes. The deadline is first that of the start,
+        # then that of the whole test. The grace deadline is that of one phase, and exists only after a failure in it.
+        reason = f"the tests could not be collected within {timeouts.START_SECONDS:g} s"
+        self._deadline = (time.monotonic() + timeouts.START_SECONDS, reason)
+        self._grace_deadline: tuple[float, str] | None = None
         self._first_failed: int | None = None
-        self._stopped = ""
-        self._kills = count_oom_kills()
-        self._note_debugger = note_debugger
+        self._stop_reason = ""
+        self._oom_kills = count_oom_kills()
+        self._on_debugger = on_debugger
         self._debugged: set[int] = set()
         self._debugged_since = 0.0
 
-    def gather(self) -> None:
-        """Wait until the ranks, which have been told of the test, begin it."""
-        self._wait(self._are_gathered)
+    def wait_until_started(self) -> None:
+        """Wait until the ranks, to which the test has been sent, start it."""
+        self._wait(self._all_started)
 
     def limit(self, seconds: float, reason: str) -> None:
-        """Stop the ranks so many seconds from now, if the test is not over by then nor has to be sooner."""
-        self._limit = min(self._limit, (time.monotonic() + seconds, reason))
+        """Stop the ranks in this many seconds, unless the test is over by then or has an earlier deadline."""
+        self._deadline = min(self._deadline, (time.monotonic() + seconds, reason))
 
-    def conduct(self) -> WorldResult:
-        """Lead the ranks through the test."""
+    def run(self) -> WorldResult:
+        """Run all phases, and return the result."""
         for self._phase in PHASES:
-            self._go_on()
-            if not self._wait(self._is_through):
+            self._begin_phase()
+            if not self._wait(self._phase_is_over):
                 break
         else:
-            self._wait(self._is_over)
-        late = self._stop_the_late() if self._stopped else ()
-        if not self._called:
-            for attempt in self.attempts.values():
-                attempt.phases.pop("call", None)
-        return WorldResult(attempts=self.attempts, late=late, reason=self._stopped, stop=self._stop)
+            self._wait(self._test_is_over)
+        stopped = self._stop_unfinished_ranks() if self._stop_reason else ()
+        if not self._runs_body:  # then each rank's report of the body is the skip that `rank_session` has raised
+            for result in self._results.values():
+                result.phases.pop("call", None)
+        return WorldResult(
+            by_rank=self._results, stopped=stopped, stop_reason=self._stop_reason, pytest_exit=self._pytest_exit
+        )
 
-    def _wait(self, until: Callable[[], bool]) -> bool:
-        """Wait until the ranks are so far; False if they are to be stopped instead, or have all ended."""
+    def _wait(self, condition: Callable[[], bool]) -> bool:
+        """Handle messages until a condition holds; False if the ranks are to be stopped instead, or have all ended."""
         try:
-            if self._ranks.wait(until, lambda: self._nearest_limit()[0]):
+            if self._pool.wait(condition, lambda: self._next_deadline()[0]):
                 return True
-            self._stopped = self._nearest_limit()[1]
-        except pytest.fail.Exception as timeout:  # of pytest-timeout, which raises wherever this process is
-            self._stopped = str(timeout)
+            self._stop_reason = self._next_deadline()[1]
+        except pytest.fail.Exception as timeout:  # raised by pytest-timeout's signal handler, wherever this process is
+            self._stop_reason = str(timeout)
         except LaunchError as error:
-            self._listen()
-            for attempt in self.attempts.values():
-                attempt.ended = attempt.ended or f"ended: {error}"
+            self._receive()
+            for result in self._results.values():
+                result.ended = result.ended or f"ended: {error}"
         return False
 
-    def _go_on(self) -> None:
-        """Tell the ranks to begin with a phase; the body begins only where the fixtures of all are there."""
+    def _begin_phase(self) -> None:
+        """Release the ranks that wait at the barrier before a phase. The body runs on all ranks or on none."""
         if self._phase == "setup":
             return
-        self._first_failed = self._grace = None  # nobody waits any more for one that failed before
-        ready = {
-            number for number, attempt in self.attempts.items() if not attempt.is_over and number not in self._let_go
+        self._first_failed = self._grace_deadline = None  # no rank waits any more for one that failed before
+        waiting = {
+            rank for rank, result in self._results.items() if not result.is_complete and rank not in self._released
         }
         if self._phase == "call":
-            self._called = len(ready) == len(self.attempts)
-        for number in ready:
-            self._ranks.ranks[number].send(self._called or self._phase == "teardown")
+            self._runs_body = len(waiting) == len(self._results)
+        for rank in waiting:
+            self._pool.ranks[rank].send(self._runs_body or self._phase == "teardown")
 
-    def _are_gathered(self) -> bool:
-        self._listen()
-        return self._have_begun()
+    def _all_started(self) -> bool:
+        self._receive()
+        return self._have_started()
 
-    def _is_through(self) -> bool:
-        self._listen()
-        return all(self._phase in attempt.phases or attempt.is_over for attempt in self.attempts.values())
+    def _phase_is_over(self) -> bool:
+        self._receive()
+        return all(self._phase in result.phases or result.is_complete for result in self._results.values())
 
-    def _is_over(self) -> bool:
-        self._listen()
-        return all(attempt.is_over for attempt in self.attempts.values())
+    def _test_is_over(self) -> bool:
+        self._receive()
+        return all(result.is_complete for result in self._results.values())
 
-    def _listen(self) -> None:
-        """Take note of what the ranks have told, and how they have ended."""
-        for number, attempt in self.attempts.items():
-            rank = self._ranks.ranks[number]
-            heard, rank.messages = rank.messages, []
-            for message in heard:
-                self._note(number, attempt, message)
-            if not rank.is_running and not attempt.is_over:
-                self._end(number, attempt, rank.describe_end(number, oom_explanation(self._kills, count_oom_kills())))
-                attempt.stack = rank.stack()
+    def _receive(self) -> None:
+        """Handle the messages of the ranks, and the ends of their processes."""
+        for number, result in self._results.items():
+            rank = self._pool.ranks[number]
+            messages, rank.messages = rank.messages, []
+            for message in messages:
+                self._handle(number, result, message)
+            if not rank.is_running and not result.is_complete:
+                self._handle_end(
+                    number, result, rank.describe_end(number, oom_explanation(self._oom_kills, count_oom_kills()))
+                )
+                result.stack = rank.stack()
 
-    def _note(self, number: int, attempt: RankResult, message: Any) -> None:  # noqa: ANN401 - one of several classes
+    def _handle(self, rank: int, result: RankResult, message: Any) -> None:  # noqa: ANN401 - one of several classes
         if isinstance(message, Started):
-            self._note_begin(number)
+            self._handle_start(rank)
         elif isinstance(message, PhaseReport):
-            self._note_phase(number, attempt, message)
+            self._handle_phase(rank, result, message)
         elif isinstance(message, SubtestReport):
-            attempt.asides.append(message)
+            result.subtests.append(message)
         elif isinstance(message, RecordedWarning):
-            attempt.warned.append(message)
+            result.warnings.append(message)
         elif isinstance(message, DebuggerEvent):
-            self._note_debugged(number, begins=message.begins)
+            self._handle_debugger(rank, entered=message.entered)
         elif isinstance(message, Finished):
-            attempt.left, attempt.joined = message.left, message.joined
+            result.leaks, result.keeps_group = message.leaks, message.keeps_group
         elif isinstance(message, Aborted):
-            self._stop = self._stop or message.stop
-            self._end(number, attempt, message.text)
-        elif message.traceback:  # of what runs the tests
-            self._end(number, attempt, f"failed outside of the test\n{message.traceback}")
+            self._pytest_exit = self._pytest_exit or message.pytest_exit
+            self._handle_end(rank, result, message.text)
+        elif message.traceback:  # the fork server's Outcome: the function that runs the tests has raised
+            self._handle_end(rank, result, f"failed outside of the test\n{message.traceback}")
 
-    def _note_begin(self, number: int) -> None:
-        self._begun.add(number)
-        self._ranks.ranks[number].new_output()  # by modules, when they were imported
-        if len(self._begun) == len(self.attempts):
-            self._limit = (time.monotonic() + self._timeout, f"timeout: not over within {self._timeout:g} s")
+    def _handle_start(self, rank: int) -> None:
+        self._started.add(rank)
+        self._pool.ranks[rank].new_output()  # drop the output of modules that were imported
+        if len(self._started) == len(self._results):
+            reason = f"timeout: not over within {self._timeout:g} s"
+            self._deadline = (time.monotonic() + self._timeout, reason)
         if self._first_failed is not None:
-            self._hurry(self._first_failed)
+            self._begin_grace(self._first_failed)
 
-    def _note_phase(self, number: int, attempt: RankResult, phase: PhaseReport) -> None:
-        attempt.phases[phase.when] = phase
-        attempt.printed[phase.when] = self._ranks.ranks[number].new_output()
+    def _handle_phase(self, rank: int, result: RankResult, phase: PhaseReport) -> None:
+        result.phases[phase.when] = phase
+        result.printed[phase.when] = self._pool.ranks[rank].new_output()
         if phase.when != "teardown" and phase.report["outcome"] != "passed":
-            self._let_go.add(number)
-            self._ranks.ranks[number].send(True)
+            # Not at the barrier: the others may wait in a collective for this rank, and learn of its failure only when
+            # it leaves the session in its teardown.
+            self._released.add(rank)
+            self._pool.ranks[rank].send(True)
         if is_failure(phase):
-            self._hurry(number)
+            self._begin_grace(rank)
 
-    def _end(self, number: int, attempt: RankResult, how: str) -> None:
-        attempt.ended, attempt.ended_ns = how, time.monotonic_ns()
-        attempt.printed[self._phase] = self._ranks.ranks[number].new_output()
-        self._note_debugged(number, begins=False)
-        self._hurry(number)
+    def _handle_end(self, rank: int, result: RankResult, ending: str) -> None:
+        result.ended, result.ended_ns = ending, time.monotonic_ns()
+        result.printed[self._phase] = self._pool.ranks[rank].new_output()
+        self._handle_debugger(rank, entered=False)
+        self._begin_grace(rank)
 
-    def _note_debugged(self, number: int, *, begins: bool) -> None:
-        """Let no limit pass while somebody debugs any rank."""
-        if begins:
+    def _handle_debugger(self, rank: int, *, entered: bool) -> None:
+        """Suspend all deadlines while a debugger is open on any rank."""
+        if entered:
             if not self._debugged:
                 self._debugged_since = time.monotonic()
-                self._note_debugger()
-            self._debugged.add(number)
-        elif self._debugged == {number}:
+                self._on_debugger()
+            self._debugged.add(rank)
+        elif self._debugged == {rank}:
             self._debugged.clear()
-            passed = time.monotonic() - self._debugged_since
-            self._limit = (self._limit[0] + passed, self._limit[1])
-            if self._grace is not None:
-                self._grace = (self._grace[0] + passed, self._grace[1])
+            elapsed = time.monotonic() - self._debugged_since
+            self._deadline = (self._deadline[0] + elapsed, self._deadline[1])
+            if self._grace_deadline is not None:
+                self._grace_deadline = (self._grace_deadline[0] + elapsed, self._grace_deadline[1])
         else:
-            self._debugged.discard(number)
+            self._debugged.discard(rank)
 
-    def _hurry(self, number: int) -> None:
-        """Give the others not much longer in a phase that one has failed, once they have begun."""
+    def _begin_grace(self, rank: int) -> None:
+        """Set the deadline of the other ranks in a phase that one rank has failed, once all have started."""
         if self._first_failed is None:
-            self._first_failed = number
-        if self._have_begun() and self._grace is None:
-            reason = f"stopped: not over {_GRACE_SECONDS:g} s after rank {self._first_failed} had failed"
-            self._grace = (time.monotonic() + _GRACE_SECONDS, reason)
+            self._first_failed = rank
+        if self._have_started() and self._grace_deadline is None:
+            seconds = timeouts.GRACE_AFTER_FAILURE_SECONDS
+            reason = f"stopped: not over {seconds:g} s after rank {self._first_failed} had failed"
+            self._grace_deadline = (time.monotonic() + seconds, reason)
 
-    def _have_begun(self) -> bool:
-        return all(number in self._begun or attempt.is_over for number, attempt in self.attempts.items())
+    def _have_started(self) -> bool:
+        return all(rank in self._started or result.is_complete for rank, result in self._results.items())
 
-    def _nearest_limit(self) -> tuple[float, str]:
+    def _next_deadline(self) -> tuple[float, str]:
         if self._debugged:
-            return time.monotonic() + _DEBUGGING_SECONDS, ""
-        return self._limit if self._grace is None else min(self._limit, self._grace)
+            return time.monotonic() + timeouts.DEBUGGER_WAIT_SECONDS, ""
+        return self._deadline if self._grace_deadline is None else min(self._deadline, self._grace_deadline)
 
-    def _stop_the_late(self) -> tuple[int, ...]:
-        """Ask those that are not through for their stacks, and kill them."""
-        late = tuple(
-            number
-            for number, attempt in self.attempts.items()
-            if not attempt.is_over and self._phase not in attempt.phases
+    def _stop_unfinished_ranks(self) -> tuple[int, ...]:
+        """Request the stacks of the ranks that have not ended the phase, and kill these ranks."""
+        unfinished = tuple(
+            rank
+            for rank, result in self._results.items()
+            if not result.is_complete and self._phase not in result.phases
         )
-        for number, stack in self._ranks.collect_stacks(late).items():
-            self.attempts[number].stack = stack
-        self._ranks.kill(late)
-        for number in late:
-            self.attempts[number].printed[self._phase] = self._ranks.ranks[number].new_output()
-        return late
+        for rank, stack in self._pool.collect_stacks(unfinished).items():
+            self._results[rank].stack = stack
+        self._pool.kill(unfinished)
+        for rank in unfinished:
+            self._results[rank].printed[self._phase] = self._pool.ranks[rank].new_output()
+        return unfinished

@@ -1,4 +1,4 @@
-"""Sending tests to ranks, from pytest's own process."""
+"""The hooks of pytest's own process: they select the tests that run in ranks, run them there and report them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ if TYPE_CHECKING:
     from rankwise.testing._plugin.runner import WorldResult
     from rankwise.testing._plugin.worlds import Worlds
 
-_TESTS_NAMED: Final = 10
+_LEAKS_SHOWN: Final = 10
+# Options with which pytest runs no test.
 _WITHOUT_TESTS: Final = ("collectonly", "setuponly", "setupplan")
 
 
 class Scheduler:
-    """The hooks of pytest's own process."""
+    """The hooks of pytest's own process.
+
+    While a test runs, `_current` is the function that runs it to its end, or the error that has prevented its start.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._worlds: Worlds | None = None
-        self._following: dict[pytest.Item, pytest.Item | None] = {}
-        self._problems: dict[pytest.Item, str] = {}
+        # The tests that run in ranks, each with the next one.
+        self._next_items: dict[pytest.Item, pytest.Item | None] = {}
+        self._marker_errors: dict[pytest.Item, str] = {}
         self._last: pytest.Item | None = None
         self._current: Callable[[], WorldResult] | str | None = None
         self._reruns = Reruns(config)
@@ -52,13 +57,13 @@ class Scheduler:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_protocol")
     def pytest_runtest_protocol_outermost(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-        """Let ranks begin a test, before pytest-timeout does: it is to measure the test, not the start of ranks."""
-        if item not in self._following and item not in self._problems:
+        """Start a test in ranks, before pytest-timeout starts its clock, which is not to include the start of ranks."""
+        if item not in self._next_items and item not in self._marker_errors:
             return (yield)
-        if not self._reruns.leads(item):
+        if not self._reruns.handles(item):
             item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._last = item
-        self._current = self._problems.get(item) or self._begun(item, nextitem)
+        self._current = self._marker_errors.get(item) or self._start(item, nextitem)
         try:
             return (yield)
         finally:
@@ -68,30 +73,30 @@ class Scheduler:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if self._current is None:
             return None
-        begun: list[Callable[[], WorldResult] | str] = [self._current]
+        started: list[Callable[[], WorldResult] | str] = [self._current]
 
-        def attempt() -> tuple[list[pytest.TestReport], WorldResult | None]:
-            return self._finished(item, begun.pop() if begun else self._begun(item, nextitem))
+        def run_once() -> tuple[list[pytest.TestReport], WorldResult | None]:
+            return self._finish(item, started.pop() if started else self._start(item, nextitem))
 
-        stop = None
-        if self._reruns.leads(item):
-            self._reruns.lead(item, nextitem, attempt)
+        pytest_exit = None
+        if self._reruns.handles(item):
+            self._reruns.run(item, nextitem, run_once)
         else:
-            reports, outcome = attempt()
-            stop = None if outcome is None else outcome.stop
+            reports, world_result = run_once()
+            pytest_exit = None if world_result is None else world_result.pytest_exit
             for report in reports:
                 item.ihook.pytest_runtest_logreport(report=report)
-        for report in _put_away(item, nextitem):
+        for report in _tear_down(item, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
-        if not self._reruns.leads(item):
+        if not self._reruns.handles(item):
             item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        if stop is not None:
-            pytest.exit(*stop)
+        if pytest_exit is not None:
+            pytest.exit(*pytest_exit)
         return True
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:  # noqa: ANN401 - of pytest-timeout
-        """Stop ranks where pytest-timeout's thread would end this whole process, which is not what hangs."""
+        """Stop the ranks where pytest-timeout's thread would end this whole process, which does not hang itself."""
         if item is not self._last or self._current is None or self._worlds is None or settings.method != "thread":
             return None
         self._worlds.limit(settings.timeout, f"Timeout (>{settings.timeout}s) from pytest-timeout")
@@ -105,16 +110,16 @@ class Scheduler:
         self._show_interrupted(terminalreporter)
         if self._note:
             terminalreporter.line(self._note)
-        left = [] if self._worlds is None else self._worlds.left
-        if left:
-            tests = len({nodeid for nodeid, _ in left})
+        leaks = [] if self._worlds is None else self._worlds.leaks
+        if leaks:
+            tests = len({nodeid for nodeid, _ in leaks})
             terminalreporter.section("ranks that were replaced")
             terminalreporter.line(f"{tests} tests left something behind, so the next one waited for new processes:")
-            for nodeid, text in left if self._config.get_verbosity() > 0 else left[:_TESTS_NAMED]:
+            for nodeid, text in leaks if self._config.get_verbosity() > 0 else leaks[:_LEAKS_SHOWN]:
                 terminalreporter.line(f"{nodeid}: {text}")
 
     def _show_interrupted(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show where ranks were when Ctrl-C came."""
+        """Show the stacks of ranks at Ctrl-C."""
         if self._worlds is not None and self._worlds.interrupted and self._last is not None:
             from rankwise.testing._plugin import tracebacks  # noqa: PLC0415 - for this alone
 
@@ -124,19 +129,19 @@ class Scheduler:
                 terminalreporter.line(f"{title}\n{stack}")
 
     def _prepare(self, session: pytest.Session) -> None:
-        """Find out which tests run in ranks, and which of them comes next; start the ranks' server for them."""
-        following: pytest.Item | None = None
+        """Select the tests that run in ranks, each with the next one, and start the fork server for them."""
+        next_item: pytest.Item | None = None
         for item in reversed(session.items):
             try:
                 size = world_size_of(item)
             except InvalidArgumentError as error:
-                self._problems[item] = str(error)
+                self._marker_errors[item] = str(error)
                 continue
             if size == SERIAL:
                 continue
-            self._following[item] = following
-            following = item
-        if self._following:
+            self._next_items[item] = next_item
+            next_item = item
+        if self._next_items:
             try:
                 require_torch("a test that runs in ranks")
             except MissingDependencyError as error:
@@ -144,53 +149,56 @@ class Scheduler:
             from rankwise.testing._plugin.worlds import Worlds  # noqa: PLC0415 - imports torch
 
             self._worlds = Worlds(self._config)
-            self._note = snapshots.keep_snapshots_of_ranks(self._config, list(self._following))
+            self._note = snapshots.keep_snapshots_of_ranks(self._config, list(self._next_items))
 
-    def _begun(self, item: pytest.Item, nextitem: pytest.Item | None) -> Callable[[], WorldResult] | str:
-        """Return what runs a test to its end, now that ranks have begun it, or why they have not."""
-        ranks, worlds = read_marker(item), self._worlds
-        if ranks is None or worlds is None:
+    def _start(self, item: pytest.Item, nextitem: pytest.Item | None) -> Callable[[], WorldResult] | str:
+        """Start a test in ranks, and return the function that runs it to its end, or the error."""
+        marker, worlds = read_marker(item), self._worlds
+        if marker is None or worlds is None:
             raise TypeError(f"{item.nodeid} is not a test for ranks")
         try:
-            return worlds.begin(item, ranks, int(world_size_of(item)), self._next(item, nextitem))
-        except Exception:  # noqa: BLE001 - whatever it is, it is this test's, and the others go on
+            return worlds.begin(item, marker, int(world_size_of(item)), self._next(item, nextitem))
+        except Exception:  # noqa: BLE001 - any error is reported as this test's, and the other tests run
             return traceback.format_exc()
 
-    def _finished(
+    def _finish(
         self, item: pytest.Item, finish: Callable[[], WorldResult] | str
     ) -> tuple[list[pytest.TestReport], WorldResult | None]:
-        """Return what to report of a test, and how it went, if it has begun."""
+        """Run a test to its end, and return its reports, and its result if it was started."""
         from rankwise.testing._plugin.merged_report import error_report, merged_reports  # noqa: PLC0415 - imports torch
 
         if isinstance(finish, str):
             return [error_report(item, finish)], None
         try:
-            outcome = finish()
-            return merged_reports(item, outcome), outcome
+            world_result = finish()
+            return merged_reports(item, world_result), world_result
         except (Exception, pytest.fail.Exception):  # noqa: BLE001 - as above; pytest-timeout raises the other one
             return [error_report(item, traceback.format_exc())], None
 
     def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Item | None:
-        """Return the next test that runs in ranks, if it is known, and if fixtures of wider scope may stay for it."""
-        # A worker of pytest-xdist runs its tests in another order than that in which it has found them.
-        following = nextitem if hasattr(self._config, "workerinput") else self._following[item]
-        if following is None or following not in self._following:
+        """Return the next test that runs in ranks, if it is known, and if fixtures of wider scope are kept for it."""
+        # A worker of pytest-xdist runs its tests in another order than that of their collection.
+        next_item = nextitem if hasattr(self._config, "workerinput") else self._next_items[item]
+        if next_item is None or next_item not in self._next_items:
             return None
-        # A fixture of wider scope belongs to the world that it was made in. A test that comes twice in a row begins
-        # anew: ranks know it by its name.
-        return (
-            following if world_size_of(following) == world_size_of(item) and following.nodeid != item.nodeid else None
-        )
+        # A fixture of wider scope belongs to the world in which it was made. For a test that comes twice in a row
+        # nothing is kept: on ranks it is one item, and pytest cannot keep the fixtures of an item for itself.
+        is_same_world = world_size_of(next_item) == world_size_of(item)
+        return next_item if is_same_world and next_item.nodeid != item.nodeid else None
 
 
-def _put_away(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-    """End what tests of this process have kept for more tests of the module, or class, and return what went wrong."""
+def _tear_down(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+    """Tear down fixtures that tests of this process have kept for more tests of the module or class.
+
+    Returns:
+        A report of the error, if there was one.
+    """
     if item.session.shouldfail or item.session.shouldstop:
         nextitem = None
     call = pytest.CallInfo.from_call(
-        lambda: item.session._setupstate.teardown_exact(nextitem),  # noqa: SLF001 - as the runner does after its own
+        lambda: item.session._setupstate.teardown_exact(nextitem),  # noqa: SLF001 - as pytest's runner does
         "teardown",
         reraise=(pytest.exit.Exception, KeyboardInterrupt),
     )
-    # Not by the hook: plugins expect there that this process has run the test.
+    # Without the hook `pytest_runtest_makereport`: plugins expect there that this process has run the test.
     return [] if call.excinfo is None else [pytest.TestReport.from_item_and_call(item, call)]

@@ -1,4 +1,4 @@
-"""Plugins that keep what tests have shown in files, as syrupy does: what ranks add, and what is not unused."""
+"""Plugins that keep snapshots in files, as syrupy does: ranks write one after the other, and use some snapshots."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Final
 
 import pytest
 
-# Of syrupy: do not look for snapshots that no test has asked for.
+# The option of syrupy that disables the search for snapshots that no test has used.
 DISABLE_UNUSED: Final = "disable_unused_snapshots"
 _FIXTURE: Final = "snapshot"
-# Where a worker of pytest-xdist tells its controller, which has no tests of its own.
-_OUTPUT: Final = "rankwise_snapshots"
+# The key of `workeroutput` by which a worker of pytest-xdist informs its controller, which has no tests of its own.
+_WORKER_OUTPUT: Final = "rankwise_snapshots"
 _NOTE: Final = (
     "tests in ranks have snapshots, which are not counted here; so snapshots that are not used were not looked for"
 )
 
 
 class SessionFinishLock:
-    """Lets plugins that write first thing at the end of a session do so one rank after the other.
+    """A lock that a rank holds while plugins write files at the end of the session.
 
-    They read a file, and write it with what they add. Fixtures end later, on all ranks at the same time.
+    The plugins read a file, add snapshots and write it. They do so in the first hooks of `pytest_sessionfinish`; later
+    hooks tear down fixtures, on all ranks at the same time, and run without the lock.
     """
 
     def __init__(self, path: str) -> None:
@@ -34,43 +35,46 @@ class SessionFinishLock:
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
     def register(self, manager: pytest.PytestPluginManager) -> None:
-        """Come before plugins that write first thing, and after them."""
+        """Register the hooks that acquire the lock, and release it: as first of the first ones, and behind them."""
         manager.register(_Unlock(self))
         manager.register(self)
 
-    def let_go(self) -> None:
-        """Let the next rank write."""
+    def release(self) -> None:
+        """Release the lock, for the next rank."""
         os.close(self._file)
 
 
 class _Unlock:
-    """The hook that comes after those that come first."""
+    """The hook that releases the lock: it runs after all hooks with `tryfirst`."""
 
-    def __init__(self, turn: SessionFinishLock) -> None:
-        self._turn = turn
+    def __init__(self, lock: SessionFinishLock) -> None:
+        self._lock = lock
 
     def pytest_sessionfinish(self) -> None:
-        self._turn.let_go()
+        self._lock.release()
 
 
 def keep_snapshots_of_ranks(config: pytest.Config, items: list[pytest.Item]) -> str:
-    """Keep the snapshots of tests in ranks from being taken for unused; return what to show of that, "" if nothing.
+    """Prevent that snapshots of tests in ranks are taken for unused.
 
     Args:
-        config: Of pytest's own process, where such tests do not ask for their snapshots.
+        config: The configuration of pytest's own process, in which such tests do not use their snapshots.
         items: The tests that run in ranks.
+
+    Returns:
+        A note for the summary of the run; "" if nothing was changed.
     """
     has_snapshots = any(_FIXTURE in getattr(item, "fixturenames", ()) for item in items)
     if not has_snapshots or getattr(config.option, DISABLE_UNUSED, True):
         return ""
     setattr(config.option, DISABLE_UNUSED, True)
-    getattr(config, "workeroutput", {})[_OUTPUT] = True
+    getattr(config, "workeroutput", {})[_WORKER_OUTPUT] = True
     return _NOTE
 
 
 def keep_snapshots_of_worker(config: pytest.Config, worker: object) -> str:
-    """Do the same in the controller of pytest-xdist, when a worker has ended; return what to show of that."""
-    if not (getattr(worker, "workeroutput", None) or {}).get(_OUTPUT):
+    """Do the same in the controller of pytest-xdist, when a worker has ended, and return the note."""
+    if not (getattr(worker, "workeroutput", None) or {}).get(_WORKER_OUTPUT):
         return ""
     setattr(config.option, DISABLE_UNUSED, True)
     return _NOTE

@@ -1,4 +1,4 @@
-"""What the stacks of ranks say: where each of them is, those in the same place together."""
+"""The stacks of ranks: where each rank is, with the ranks of one location together."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import Final
 from rankwise._text import ranks_text
 
 _RUNNING_TESTS: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/", "/rankwise/launch/")
-# What decorators call the function that they return.
+# The usual names of functions that decorators return.
 _WRAPPERS: Final = frozenset({"wrapper", "wrapped", "inner", "decorated"})
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
 
 def summary(stacks: Mapping[int, str], file: str) -> str:
-    """Return where ranks are in a test's file: "ranks 0, 2 in all_reduce, test_x.py:12; rank 1 in sleep, ..."."""
-    return "; ".join(f"{ranks_text(ranks)} {place}" for place, ranks in _together(stacks, file).items())
+    """Return the locations of ranks in a test's file: "ranks 0, 2 in all_reduce, test_x.py:12; rank 1 in ..."."""
+    return "; ".join(f"{ranks_text(ranks)} {location}" for location, ranks in _by_location(stacks, file).items())
 
 
 def grouped(stacks: Mapping[int, str], file: str) -> list[tuple[str, str]]:
-    """Return stacks, each with a title that names the ranks in that place; one stands for all of them."""
+    """Return one stack for each location, with a title that names the ranks there."""
     return [
-        (f"stack of {ranks_text(ranks)}, {place}", trimmed(stacks[ranks[0]]))
-        for place, ranks in _together(stacks, file).items()
+        (f"stack of {ranks_text(ranks)}, {location}", trimmed(stacks[ranks[0]]))
+        for location, ranks in _by_location(stacks, file).items()
     ]
 
 
 def interrupt_in(file: str, stacks: Mapping[int, str]) -> None:
-    """Raise KeyboardInterrupt as if that had come in a file, on the line where a rank is; return if none is there.
+    """Raise KeyboardInterrupt with the line of a file where a rank is; return if no rank is in that file.
 
-    Pytest names the line that was interrupted, and that is where its own process waits for the ranks.
+    Pytest reports the interrupted line, which would be the one where its own process waits for the ranks.
     """
     for stack in stacks.values():
         line = next((int(frame["line"]) for frame in _frames(stack) if frame["file"] == file), 0)
         if line:
-            exec(compile("\n" * (line - 1) + "raise KeyboardInterrupt", file, "exec"), {})  # noqa: S102 - for its line
+            exec(compile("\n" * (line - 1) + "raise KeyboardInterrupt", file, "exec"), {})  # noqa: S102 - only compiled code can have that line
 
 
 def trimmed(stack: str) -> str:
-    """Return a stack without what runs the test, below it."""
+    """Return a stack without the frames of pytest and rankwise that run the test."""
     lines: list[str] = []
     below = False
     for line in stack.rstrip().splitlines():
@@ -53,11 +53,11 @@ def trimmed(stack: str) -> str:
     return "\n".join(lines)
 
 
-def _together(stacks: Mapping[int, str], file: str) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
+def _by_location(stacks: Mapping[int, str], file: str) -> dict[str, list[int]]:
+    locations: dict[str, list[int]] = {}
     for rank in sorted(stacks):
-        places.setdefault(_place(stacks[rank], file), []).append(rank)
-    return places
+        locations.setdefault(_location(stacks[rank], file), []).append(rank)
+    return locations
 
 
 def _frames(stack: str) -> list[dict[str, str]]:
@@ -65,7 +65,7 @@ def _frames(stack: str) -> list[dict[str, str]]:
     return [match.groupdict() for match in _FRAME.finditer(stack.rpartition("hread 0x")[2])]
 
 
-def _place(stack: str, file: str) -> str:
+def _location(stack: str, file: str) -> str:
     frames = _frames(stack)
     for index, frame in enumerate(frames):
         if frame["file"] == file:
@@ -78,7 +78,7 @@ def _place(stack: str, file: str) -> str:
 
 
 def _called(file: str, line: int) -> str:
-    """Return the function that a line calls, if it is one: it is written in C, and has no frame."""
+    """Return the function that a line calls, if it calls one: a function in C has no frame in the stack."""
     try:
         tree = ast.parse(linecache.getline(file, line).strip().rstrip(":"))
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""The worlds of a run of pytest: what a rank needs to become one, and what a test needs to run there."""
+"""The worlds of a run of pytest: the configuration of their ranks, and the requests that run a test in them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from rankwise._launch.interpreter import search_path
 from rankwise._pickling import dumps
 from rankwise._rendezvous.store import serve
 from rankwise.errors import LaunchError
-from rankwise.testing._plugin import coverage
+from rankwise.testing._plugin import coverage, timeouts
 from rankwise.testing._plugin.collection import name_in_file
 from rankwise.testing._plugin.marker import RanksMarker
 from rankwise.testing._plugin.messages import ItemId, RunConfig, RunTest
 from rankwise.testing._plugin.rank_session import is_picklable, run_rank
-from rankwise.testing._plugin.runner import START_SECONDS, PhaseRunner, WorldResult
+from rankwise.testing._plugin.runner import PhaseRunner, WorldResult
 from rankwise.testing._plugin.snapshots import DISABLE_UNUSED
 from rankwise.testing._plugin.tracebacks import interrupt_in
 from rankwise.testing._plugin.worker_pool import WorkerPool
 from rankwise.testing.environments import fake_torchrun
 
-# Ranks write no reports, choose no tests and start no workers.
+# Options with other values in ranks, which write no reports, select no tests and start no workers.
 _OPTIONS_OF_RANKS: Final[Mapping[str, Any]] = {
     "capture": "no",
     "usepdb": False,
@@ -60,78 +60,80 @@ _OPTIONS_OF_RANKS: Final[Mapping[str, Any]] = {
     "log_file": os.devnull,
     "store_durations": False,
     DISABLE_UNUSED: True,
-    "inline_snapshot": "disable",  # or every rank writes the file of the test anew, and they spoil it
+    "inline_snapshot": "disable",  # otherwise every rank rewrites the test's file, at the same time
 }
-# Plugins that time a test, repeat it or fork it, in one rank alone.
+# Plugins that limit the time of a test, repeat it or fork it, without the other ranks.
 _NOT_IN_RANKS: Final = ("pytest_timeout", "pytest_rerunfailures", "pytest_retry", "flaky", "pytest_forked")
-# Of pytest-xdist, where plugins tell its workers what they need to know.
+# The hook of pytest-xdist in which plugins give values to its workers.
 _CONFIGURE_NODE: Final = "pytest_configure_node"
-# What the parser finds by itself.
-_OF_THE_COMMAND_LINE: Final = frozenset({"file_or_dir", "_raise_print_help"})
+# Options that the parser sets by itself.
+_SET_BY_PARSER: Final = frozenset({"file_or_dir", "_raise_print_help"})
 
 
 class Worlds:
     """The worlds of a run of pytest.
 
     Attributes:
-        left: What tests have left behind: their names, and what it was.
-        interrupted: The stacks of ranks when Ctrl-C came.
+        leaks: The state that tests have left behind, each with the name of its test.
+        interrupted: The stacks of ranks at Ctrl-C.
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self.left: list[tuple[str, str]] = []
+        self.leaks: list[tuple[str, str]] = []
         self.interrupted: dict[int, str] = {}
-        self._conductor: PhaseRunner | None = None
+        self._runner: PhaseRunner | None = None
         self._config = config
-        self._number = 0
+        self._tests = 0
         self._stores: list[Store] = []
-        self._seed = random.randrange(1 << 32)  # noqa: S311 - for examples, not for secrets
+        self._hypothesis_seed = random.randrange(1 << 32)  # noqa: S311 - for examples, not for secrets
         self._is_captured = config.getoption("capture") != "no"
-        self._ranks: WorkerPool | None = self._new_ranks()
+        self._pool: WorkerPool | None = self._new_pool()
 
     def begin(
-        self, item: pytest.Item, ranks: RanksMarker, size: int, following: pytest.Item | None
+        self, item: pytest.Item, marker: RanksMarker, size: int, next_item: pytest.Item | None
     ) -> Callable[[], WorldResult]:
-        """Let ranks begin a test, which are started where they are not there yet, and return what runs it to its end.
+        """Start a test in ranks, and return the function that runs it to its end.
+
+        Ranks that do not exist yet are started.
 
         Args:
             item: The test.
-            ranks: What its marker asks for.
-            size: How many ranks.
-            following: The next test, if it runs in the same world, so that fixtures of wider scope stay for it.
+            marker: Its marker.
+            size: Its world size.
+            next_item: The next test, if it runs in the same world and fixtures of wider scope are kept for it.
         """
-        if self._ranks is None:
-            self._ranks = self._new_ranks()
-        with self._closed_if_broken(item):
-            self._stores.append(self._tell(self._ranks, item, size, following))
-            self._conductor = conductor = PhaseRunner(self._ranks, size, ranks.timeout, self._note_debugger)
-            conductor.gather()
-        return lambda: self._finish(item, conductor)
+        if self._pool is None:
+            self._pool = self._new_pool()
+        with self._closed_on_error(item):
+            self._stores.append(self._send_test(self._pool, item, size, next_item))
+            self._runner = runner = PhaseRunner(self._pool, size, marker.timeout, self._enter_debugger)
+            runner.wait_until_started()
+        return lambda: self._finish(item, runner)
 
     def limit(self, seconds: float, reason: str) -> None:
-        """Stop the test that runs so many seconds from now, if it is not over by then."""
-        if self._conductor is not None:
-            self._conductor.limit(seconds, reason)
+        """Stop the current test in this many seconds, if it is not over by then."""
+        if self._runner is not None:
+            self._runner.limit(seconds, reason)
 
     def close(self, *, gently: bool = True) -> list[str]:
-        """End all ranks, and what they are forked from, and return what went wrong on them then.
+        """End all ranks and the fork server, and return the errors of ranks at their end.
 
         Args:
             gently: Let ranks end by themselves.
         """
-        ranks, self._ranks = self._ranks, None
-        problems = [] if ranks is None else ranks.close(gently=gently)
+        pool, self._pool = self._pool, None
+        problems = [] if pool is None else pool.close(gently=gently)
         coverage.combine(self._base())
         return problems
 
     @contextlib.contextmanager
-    def _closed_if_broken(self, item: pytest.Item) -> Iterator[None]:
-        """Let nothing run on that nobody leads any more; after Ctrl-C, find out where it was."""
+    def _closed_on_error(self, item: pytest.Item) -> Iterator[None]:
+        """End all ranks if the block raises; at Ctrl-C, request their stacks before."""
         try:
             yield
         except KeyboardInterrupt:
-            if self._ranks is not None:
-                self.interrupted = self._ranks.collect_stacks(self._ranks.ranks)
+            if self._pool is not None:
+                self.interrupted = self._pool.collect_stacks(self._pool.ranks)
             self.close(gently=False)
             interrupt_in(str(item.path), self.interrupted)
             raise
@@ -139,115 +141,118 @@ class Worlds:
             self.close(gently=False)
             raise
 
-    def _finish(self, item: pytest.Item, conductor: PhaseRunner) -> WorldResult:
-        """Lead ranks that have begun a test to its end."""
-        with self._closed_if_broken(item):
-            outcome = conductor.conduct()
-            self.left += [(item.nodeid, text) for text in outcome.left]
-            self._tell_warnings(item, outcome)
-            if not any(attempt.joined for attempt in outcome.attempts.values()):
+    def _finish(self, item: pytest.Item, runner: PhaseRunner) -> WorldResult:
+        """Run a test that ranks have started to its end."""
+        with self._closed_on_error(item):
+            world_result = runner.run()
+            self.leaks += [(item.nodeid, text) for text in world_result.leaks]
+            self._report_warnings(item, world_result)
+            if not any(result.keeps_group for result in world_result.by_rank.values()):
                 self._stores.clear()
-            if outcome.is_clean and not self._config.getoption("ranks_fresh"):
-                return outcome
-            return replace(outcome, afterwards=self._retired())
+            if world_result.is_clean and not self._config.getoption("ranks_fresh"):
+                return world_result
+            return replace(world_result, shutdown_errors=self._end_ranks())
 
-    def _retired(self) -> tuple[str, ...]:
-        """End the ranks, and return what went wrong then."""
+    def _end_ranks(self) -> tuple[str, ...]:
+        """End the ranks, and return their errors at the end."""
         try:
-            return () if self._ranks is None else tuple(self._ranks.retire())
-        except LaunchError:  # the outcome tells of it
+            return () if self._pool is None else tuple(self._pool.retire())
+        except LaunchError:  # the fork server has died, which is in the result of the test already
             self.close(gently=False)
             return ()
 
-    def _note_debugger(self) -> None:
-        """Tell plugins of this process, such as pytest-timeout, that somebody debugs."""
+    def _enter_debugger(self) -> None:
+        """Call the hook by which plugins of this process, such as pytest-timeout, notice a debugger."""
         self._config.hook.pytest_enter_pdb(config=self._config, pdb=None)
 
-    def _tell_warnings(self, item: pytest.Item, outcome: WorldResult) -> None:
-        """Tell pytest of the warnings of ranks, each once."""
-        for warned in dict.fromkeys(warned for attempt in outcome.attempts.values() for warned in attempt.warned):
-            if warned.when == "runtest":
-                category = getattr(builtins, warned.category, UserWarning)
-                text = warned.text if category.__name__ == warned.category else f"{warned.category}: {warned.text}"
-                message = warnings.WarningMessage(category(text), category, warned.filename, warned.lineno)
+    def _report_warnings(self, item: pytest.Item, world_result: WorldResult) -> None:
+        """Add the warnings of ranks to those of the run, each once."""
+        recorded = (warning for result in world_result.by_rank.values() for warning in result.warnings)
+        for warning in dict.fromkeys(recorded):
+            if warning.when == "runtest":
+                # A class that is not a built-in one may not exist in this process.
+                category = getattr(builtins, warning.category, UserWarning)
+                text = warning.text if category.__name__ == warning.category else f"{warning.category}: {warning.text}"
+                message = warnings.WarningMessage(category(text), category, warning.filename, warning.lineno)
                 self._config.hook.pytest_warning_recorded.call_historic(
                     kwargs={"warning_message": message, "when": "runtest", "nodeid": item.nodeid, "location": None}
                 )
 
-    def _new_ranks(self) -> WorkerPool:
+    def _new_pool(self) -> WorkerPool:
         return WorkerPool(captured=self._is_captured)
 
-    def _tell(self, warm: WorkerPool, item: pytest.Item, size: int, following: pytest.Item | None) -> Store:
-        """Tell the ranks of a test, once they are there, and return the store that they meet at."""
-        store, port = serve(one_host=True, timeout=START_SECONDS)
+    def _send_test(self, pool: WorkerPool, item: pytest.Item, size: int, next_item: pytest.Item | None) -> Store:
+        """Start the ranks that do not exist yet, send a test to all, and return the store of its rendezvous."""
+        store, port = serve(one_host=True, timeout=timeouts.START_SECONDS)
         environs = fake_torchrun(size, address="127.0.0.1", port=port, run_id=uuid.uuid4().hex)
-        self._number += 1
-        folder = str(self._base() / "ranks" / str(self._number))
-        warm.start(
+        self._tests += 1
+        tmp_path = str(self._base() / "ranks" / str(self._tests))
+        pool.start(
             range(size),
             lambda number: (
                 self._call(item, number),
                 {name: environs[number][name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")},
             ),
-            START_SECONDS,
+            timeouts.START_SECONDS,
         )
-        place, following_place = _place(item), None if following is None else _place(following)
+        item_id, next_item_id = _item_id(item), None if next_item is None else _item_id(next_item)
         errors = self._base() / "errors"
         errors.mkdir(exist_ok=True)
         for number in range(size):
-            rank = warm.ranks[number]
+            rank = pool.ranks[number]
             rank.messages.clear()
-            rank.new_output()
-            environ = environs[number] | {"TORCHELASTIC_ERROR_FILE": str(errors / f"{self._number}-{number}.json")}
-            rank.send(RunTest(place=place, following=following_place, environ=environ, folder=folder))
+            rank.new_output()  # drop the output after the last test
+            environ = environs[number] | {"TORCHELASTIC_ERROR_FILE": str(errors / f"{self._tests}-{number}.json")}
+            rank.send(RunTest(item_id=item_id, next_item_id=next_item_id, environ=environ, tmp_path=tmp_path))
         return store
 
     def _call(self, item: pytest.Item, number: int) -> bytes:
-        """Return what makes a process a rank of this run."""
+        """Return the call that makes a process a rank of this run, pickled."""
         given = vars(self._config.option)
-        options = {name: given[name] for name in given.keys() - _OF_THE_COMMAND_LINE if is_picklable(given[name])}
+        options = {name: given[name] for name in given.keys() - _SET_BY_PARSER if is_picklable(given[name])}
         options |= {name: value for name, value in _OPTIONS_OF_RANKS.items() if name in options}
         if options.get("hypothesis_seed", self) is None:
-            options["hypothesis_seed"] = self._seed  # ranks that draw different examples part ways
-        options["plugins"] = [*options["plugins"], "no:terminal", *map("no:{}".format, self._not_in_ranks())]
+            # Ranks that draw different examples would call different collectives.
+            options["hypothesis_seed"] = self._hypothesis_seed
+        options["plugins"] = [*options["plugins"], "no:terminal", *map("no:{}".format, self._disabled_in_ranks())]
         options["basetemp"] = str(self._base() / f"rank{number}")
         options["rootdir"] = str(self._config.rootpath)
         options["inifilename"] = None if self._config.inipath is None else str(self._config.inipath)
-        # All of the run's, for what conftest files declare; packages by name are found by the file of the test.
+        # All arguments of the run, since conftest files declare options; --pyargs has packages instead of paths.
         args = [str(item.path)] if self._config.getoption("pyargs") else list(self._config.args)
         run = RunConfig(
             options=options,
-            args=[*map("-pno:{}".format, self._switched_off()), *args],
+            args=[*map("-pno:{}".format, self._disabled_plugins()), *args],
             workerinput=self._workerinput,
             markers=self._config.getini("markers"),
-            measured=coverage.settings(self._base()),
-            ends=str(self._base() / "ends"),
-            turns="" if self._is_captured else str(self._base() / "turns"),
+            coverage=coverage.settings(self._base()),
+            finish_lock=str(self._base() / "finish_lock"),
+            output_lock="" if self._is_captured else str(self._base() / "output_lock"),
         )
         return pickle.dumps(FunctionCall(pickled=dumps((run_rank, (run,), {})), search_path=search_path()))
 
-    def _not_in_ranks(self) -> list[str]:
-        """Return the names of plugins that ranks load, for the settings that they declare, and then switch off."""
+    def _disabled_in_ranks(self) -> list[str]:
+        """Return the names of plugins that ranks load, for the options that they declare, and then disable."""
         return [
             name
             for name, plugin in self._config.pluginmanager.list_name_plugin()
             if getattr(plugin, "__name__", "").partition(".")[0] in _NOT_IN_RANKS
         ]
 
-    def _switched_off(self) -> list[str]:
-        """Return the names of plugins that are not loaded in this run."""
+    def _disabled_plugins(self) -> list[str]:
+        """Return the names of plugins that are disabled in this run."""
         return [name for name, plugin in self._config.pluginmanager.list_name_plugin() if plugin is None]
 
     @cached_property
     def _workerinput(self) -> dict[str, Any]:
-        """What plugins give to workers of pytest-xdist, for one of which they take a rank."""
-        given = getattr(self._config, "workerinput", None)  # of this process, if it is one
+        """The values that plugins give to workers of pytest-xdist: they take a rank for one."""
+        given = getattr(self._config, "workerinput", None)  # of this process, if it is a worker itself
         if given is None:
             given = {"workerid": "master", "testrunuid": uuid.uuid4().hex}
             manager = self._config.pluginmanager
             if hasattr(manager.hook, _CONFIGURE_NODE):
                 node = SimpleNamespace(config=self._config, workerinput=given, gateway=SimpleNamespace(id="master"))
-                # What pytest-cov does there works in a run of several workers alone.
+                # But for pytest-cov, whose hook works only in a run of several workers.
                 manager.subset_hook_caller(_CONFIGURE_NODE, [manager.get_plugin("_cov")])(node=node)
         return {name: value for name, value in given.items() if is_picklable(value)}
 
@@ -256,5 +261,5 @@ class Worlds:
         return base
 
 
-def _place(item: pytest.Item) -> ItemId:
+def _item_id(item: pytest.Item) -> ItemId:
     return ItemId(path=str(item.path), name=name_in_file(item))
