@@ -13,7 +13,7 @@ from rankwise._text import ranks_text
 from rankwise.errors import shortened
 from rankwise.testing._plugin import tracebacks
 from rankwise.testing._plugin.messages import PHASES, PhaseReport
-from rankwise.testing._plugin.runner import RankResult, WorldResult
+from rankwise.testing._plugin.results import RankResult, WorldResult
 
 # In pytest's summary of the run; the report of the test has all.
 _FAILURES_IN_SUMMARY: Final = 3

@@ -15,7 +15,7 @@ import pytest
 from rankwise.testing._plugin.messages import PHASES
 
 if TYPE_CHECKING:
-    from rankwise.testing._plugin.runner import WorldResult
+    from rankwise.testing._plugin.results import WorldResult
 
 _MODULE: Final = "pytest_rerunfailures"
 # The plugin's name of pytest's function that runs the phases of a test.

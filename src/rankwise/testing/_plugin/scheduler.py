@@ -15,7 +15,7 @@ from rankwise.testing._plugin.marker import SERIAL, read_marker, world_size_of
 from rankwise.testing._plugin.reruns import Reruns
 
 if TYPE_CHECKING:
-    from rankwise.testing._plugin.runner import WorldResult
+    from rankwise.testing._plugin.results import WorldResult
     from rankwise.testing._plugin.worlds import Worlds
 
 _LEAKS_SHOWN: Final = 10

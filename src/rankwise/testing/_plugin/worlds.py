@@ -29,7 +29,8 @@ from rankwise.testing._plugin.collection import name_in_file
 from rankwise.testing._plugin.marker import RanksMarker
 from rankwise.testing._plugin.messages import ItemId, RunConfig, RunTest
 from rankwise.testing._plugin.rank_session import is_picklable, run_rank
-from rankwise.testing._plugin.runner import PhaseRunner, WorldResult
+from rankwise.testing._plugin.results import WorldResult
+from rankwise.testing._plugin.runner import PhaseRunner
 from rankwise.testing._plugin.snapshots import DISABLE_UNUSED
 from rankwise.testing._plugin.tracebacks import interrupt_in
 from rankwise.testing._plugin.worker_pool import WorkerPool
