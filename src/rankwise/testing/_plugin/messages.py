@@ -19,8 +19,8 @@ which the others wait for it. The next barrier is without it.
 
 A rank may also send SubtestReport, RecordedWarning and DebuggerEvent at any time. It sends Aborted, and nothing more of
 this test, if it cannot run the test to its end. A rank that receives None, or whose connection is closed, while it
-waits for a reply ends, since the test was given up. The last message of a rank that ends by itself is the `Outcome` of
-the fork server's protocol.
+waits for a reply ends, since the test was given up. The last message of a rank that ends by itself is
+the `WorkerResult` of the fork server's protocol.
 """
 
 from __future__ import annotations

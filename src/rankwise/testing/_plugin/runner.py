@@ -156,7 +156,7 @@ class PhaseRunner:
         elif isinstance(message, Aborted):
             self._pytest_exit = self._pytest_exit or message.pytest_exit
             self._handle_end(rank, result, message.text)
-        elif message.traceback:  # the fork server's Outcome: the function that runs the tests has raised
+        elif message.traceback:  # the fork server's WorkerResult: the function that runs the tests has raised
             self._handle_end(rank, result, f"failed outside of the test\n{message.traceback}")
 
     def _handle_start(self, rank: int) -> None:
