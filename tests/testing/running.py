@@ -1,4 +1,4 @@
-"""Running pytest on tests of a project of its own, and reading what it says."""
+"""Running pytest on a project in a temporary folder, and reading its output."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def run(programs: pytest.Pytester, name: str, *args: str) -> pytest.RunResult:
     return programs.runpytest_subprocess("-p", "no:cacheprovider", f"test_{name}.py", *args, timeout=150)
 
 
-def told_of(result: pytest.RunResult, test: str) -> str:
-    """Return what a run says of a test that failed."""
+def failure_report(result: pytest.RunResult, test: str) -> str:
+    """Return the report of a failed test in the output of a run."""
     match = re.search(rf"_+ (ERROR at \w+ of )?{test} _+\n(.*?)\n(_{{5,}} |={{5,}} )", result.stdout.str(), re.DOTALL)
     assert match is not None, result.stdout.str()
     return match[2]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.testing.running import PROGRAMS, run, told_of
+from tests.testing.running import PROGRAMS, failure_report, run
 
 
 def test_a_rank_can_be_debugged_where_output_is_shown(programs: pytest.Pytester) -> None:
@@ -16,17 +16,19 @@ def test_a_rank_can_be_debugged_where_output_is_shown(programs: pytest.Pytester)
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-o", "timeout=3", "test_debugging.py"]
     result = programs.run(*command, stdin=typed, timeout=100)
     result.assert_outcomes(passed=2)
-    told = result.stdout.str()
-    assert "[1] (Pdb) 41" in told
-    assert "[1] a question? " in told
+    output = result.stdout.str()
+    assert "[1] (Pdb) 41" in output
+    assert "[1] a question? " in output
     result.stdout.no_fnmatch_line("*ranks that were replaced*")
 
 
-def test_a_debugger_says_what_it_needs_where_output_is_captured(programs: pytest.Pytester) -> None:
+def test_a_debugger_fails_where_output_is_captured(programs: pytest.Pytester) -> None:
     result = run(programs, "debugging")
     result.assert_outcomes(failed=2)
-    told = told_of(result, "test_a_rank_is_debugged")
+    output = failure_report(result, "test_a_rank_is_debugged")
     failure = "test_debugging.py:19: a debugger was called while output is captured; run pytest with -s"
-    assert told.startswith(f"0 of 2 ranks passed\nrank 1 failed: Failed: {failure}\n{failure}\nrank 0 then failed: ")
-    assert "bdb" not in told
-    assert "reading from stdin while output is captured!  Consider using `-s`" in told_of(result, "test_a_rank_reads")
+    assert output.startswith(f"0 of 2 ranks passed\nrank 1 failed: Failed: {failure}\n{failure}\nrank 0 then failed: ")
+    assert "bdb" not in output
+    assert "reading from stdin while output is captured!  Consider using `-s`" in failure_report(
+        result, "test_a_rank_reads"
+    )

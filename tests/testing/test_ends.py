@@ -1,26 +1,26 @@
-"""How tests in ranks end: late, badly, with fixtures that outlive them; and what the next ones find."""
+"""How tests in ranks end: late, with errors, with fixtures that outlive them; and the state for the next tests."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.testing.running import run, told_of
+from tests.testing.running import failure_report, run
 
 
 def test_what_happens_at_the_end_is_told(programs: pytest.Pytester) -> None:
     result = run(programs, "ending")
     result.assert_outcomes(passed=4, failed=1, xfailed=1, errors=1)
-    told = told_of(result, "test_one_exits_when_the_other_has_failed")
-    assert told.startswith("0 of 2 ranks passed\nrank 1 failed: ValueError: no data\n")
-    assert told.endswith("rank 0 ended with exit code 7")
-    told = told_of(result, "test_leaves_something")
-    assert "rank 0 ended with exit code 3 while it tore down its fixtures of wider scope" in told
+    output = failure_report(result, "test_one_exits_when_the_other_has_failed")
+    assert output.startswith("0 of 2 ranks passed\nrank 1 failed: ValueError: no data\n")
+    assert output.endswith("rank 0 ended with exit code 7")
+    output = failure_report(result, "test_leaves_something")
+    assert "rank 0 ended with exit code 3 while it tore down its fixtures of wider scope" in output
 
 
 def test_a_run_that_stops_tells_all(programs: pytest.Pytester) -> None:
     result = run(programs, "mixed", "-x")
     result.assert_outcomes(passed=1, failed=1, errors=1)
-    assert "a bad end of the module" in told_of(result, "test_in_ranks")
+    assert "a bad end of the module" in failure_report(result, "test_in_ranks")
     assert "ranks 0-1 failed: ValueError: no data" in result.stdout.str()
 
 
@@ -64,7 +64,7 @@ def test_what_the_next_file_does_is_not_this_ones(programs: pytest.Pytester) -> 
     )
     result = programs.runpytest_subprocess("-p", "no:cacheprovider", *(f"test_{name}.py" for name in "abc"), ".")
     result.assert_outcomes(passed=1, errors=3)
-    assert "RuntimeError: not on ranks" in told_of(result, "test_b")
-    assert "neither on ranks" in told_of(result, "test_c")
-    assert "cannot contain [] parametrization" in told_of(result, "test_d")
+    assert "RuntimeError: not on ranks" in failure_report(result, "test_b")
+    assert "neither on ranks" in failure_report(result, "test_c")
+    assert "cannot contain [] parametrization" in failure_report(result, "test_d")
     result.stdout.no_fnmatch_line("*ranks that were replaced*")

@@ -47,7 +47,7 @@ BUILT: dict[str, Callable[[], Environs]] = {
 
 
 @pytest.mark.parametrize("scenario", BUILT)
-def test_builders_agree_with_what_was_recorded(scenario: str) -> None:
+def test_builders_agree_with_recordings(scenario: str) -> None:
     recorded = json.loads((DATA / f"{scenario}.json").read_text())
     built = BUILT[scenario]()
     # On one host it has the name of the machine that recorded it.

@@ -10,7 +10,7 @@ import rankwise as rw
 from rankwise.testing.fakes import Recorded, fake_group, recording
 
 
-def test_what_is_called_is_recorded() -> None:
+def test_calls_are_recorded() -> None:
     with recording(rank=1, world_size=3) as comm:
         assert rw.get_rank() == 1
         assert rw.topology().local_world_size == 3

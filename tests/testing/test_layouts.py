@@ -1,4 +1,4 @@
-"""Where projects keep their tests: ranks find there what pytest's own process finds."""
+"""Where projects keep their tests: ranks find the same fixtures there as pytest's own process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.testing.running import told_of
+from tests.testing.running import failure_report
 
 OUTER = """
 import pytest
@@ -67,4 +67,4 @@ def test_a_file_that_pytest_would_not_find_by_itself(programs: pytest.Pytester) 
         """,
     )
     result = programs.runpytest_subprocess("-p", "no:cacheprovider", "checks.py", timeout=150)
-    assert told_of(result, "test_it").startswith("0 of 2 ranks passed\nranks 0-1 failed: assert [2] == [3]")
+    assert failure_report(result, "test_it").startswith("0 of 2 ranks passed\nranks 0-1 failed: assert [2] == [3]")

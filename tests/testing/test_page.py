@@ -1,4 +1,4 @@
-"""What docs/testing.md shows works as it stands."""
+"""The examples of docs/testing.md, run as they are."""
 
 from __future__ import annotations
 

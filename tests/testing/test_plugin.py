@@ -15,7 +15,7 @@ import psutil
 import pytest
 from coverage import CoverageData
 
-from tests.testing.running import PROGRAMS, run, told_of
+from tests.testing.running import PROGRAMS, failure_report, run
 
 
 def test_worlds_that_pass(programs: pytest.Pytester) -> None:
@@ -28,42 +28,46 @@ def test_worlds_that_fail(programs: pytest.Pytester) -> None:
     result = run(programs, "failing", "--junitxml=report.xml")
     result.assert_outcomes(passed=3, failed=11, errors=3)
 
-    told = told_of(result, "test_on_one_rank")
-    assert told.startswith("3 of 4 ranks passed\nrank 2 failed: AssertionError: this is not for rank two")
-    assert "At index 0 diff: 2 != 2" not in told
-    assert re.search(r"Captured stdout call \(rank 2\) -+\nwords of rank 2\n", told)
-    assert "Captured log call (ranks 0-3)" in told
+    output = failure_report(result, "test_on_one_rank")
+    assert output.startswith("3 of 4 ranks passed\nrank 2 failed: AssertionError: this is not for rank two")
+    assert "At index 0 diff: 2 != 2" not in output
+    assert re.search(r"Captured stdout call \(rank 2\) -+\nwords of rank 2\n", output)
+    assert "Captured log call (ranks 0-3)" in output
 
-    told = told_of(result, "test_on_all_ranks_alike")
-    assert told.startswith("0 of 4 ranks passed\nranks 0-3 failed: ValueError: no data")
-    assert told.count("raise ValueError") == 1
-    assert re.search(r"Captured stdout call \(ranks 0-3\) -+\nwords of all", told)
+    output = failure_report(result, "test_on_all_ranks_alike")
+    assert output.startswith("0 of 4 ranks passed\nranks 0-3 failed: ValueError: no data")
+    assert output.count("raise ValueError") == 1
+    assert re.search(r"Captured stdout call \(ranks 0-3\) -+\nwords of all", output)
 
-    told = told_of(result, "test_on_all_ranks_differently")
-    assert all(f"rank {rank} failed: assert {rank} == 17" in told for rank in range(4))
-    assert told.count(">       assert") == 1
+    output = failure_report(result, "test_on_all_ranks_differently")
+    assert all(f"rank {rank} failed: assert {rank} == 17" in output for rank in range(4))
+    assert output.count(">       assert") == 1
 
     for test in ("test_while_others_wait", "test_while_others_wait_in_torch"):
-        told = told_of(result, test)
-        assert told.startswith("0 of 4 ranks passed\nrank 1 failed: ValueError: no data"), told
-        assert told.count("then failed") >= 1
-    assert "ranks 0, 2-3 then failed" in told_of(result, "test_while_others_wait")
+        output = failure_report(result, test)
+        assert output.startswith("0 of 4 ranks passed\nrank 1 failed: ValueError: no data"), output
+        assert output.count("then failed") >= 1
+    assert "ranks 0, 2-3 then failed" in failure_report(result, "test_while_others_wait")
 
-    assert told_of(result, "test_fixture").startswith("3 of 4 ranks passed\nrank 0 failed: RuntimeError: bad beginning")
+    assert failure_report(result, "test_fixture").startswith(
+        "3 of 4 ranks passed\nrank 0 failed: RuntimeError: bad beginning"
+    )
     assert "no rank runs the body" not in result.stdout.str()
-    assert told_of(result, "test_end_of_a_fixture").startswith("3 of 4 ranks passed\nrank 3 failed")
+    assert failure_report(result, "test_end_of_a_fixture").startswith("3 of 4 ranks passed\nrank 3 failed")
 
-    told = told_of(result, "test_killed")
-    assert told.startswith("0 of 4 ranks passed\nrank 1 was killed by SIGKILL")
-    assert re.search(r"Captured stdout call \(rank 1\) -+\nlast words of rank 1\n", told)
-    told = told_of(result, "test_crashed")
-    assert "rank 1 was killed by SIGSEGV" in told
-    assert re.search(r'test_failing.py", line \d+ in test_crashed', told)
-    assert "rank 1 ended with exit code 3" in told_of(result, "test_ended")
-    assert "rank 1 failed: SystemExit: 3" in told_of(result, "test_left")
-    assert "the process that ranks are forked from was killed by SIGKILL" in told_of(result, "test_server_killed")
-    assert "bad end of the module" in told_of(result, "test_the_next_one_is_not_poisoned")
-    assert "ranks 0-3 [XPASS(strict)]" in told_of(result, "test_unexpectedly_passed")
+    output = failure_report(result, "test_killed")
+    assert output.startswith("0 of 4 ranks passed\nrank 1 was killed by SIGKILL")
+    assert re.search(r"Captured stdout call \(rank 1\) -+\nlast words of rank 1\n", output)
+    output = failure_report(result, "test_crashed")
+    assert "rank 1 was killed by SIGSEGV" in output
+    assert re.search(r'test_failing.py", line \d+ in test_crashed', output)
+    assert "rank 1 ended with exit code 3" in failure_report(result, "test_ended")
+    assert "rank 1 failed: SystemExit: 3" in failure_report(result, "test_left")
+    assert "the process that ranks are forked from was killed by SIGKILL" in failure_report(
+        result, "test_server_killed"
+    )
+    assert "bad end of the module" in failure_report(result, "test_the_next_one_is_not_poisoned")
+    assert "ranks 0-3 [XPASS(strict)]" in failure_report(result, "test_unexpectedly_passed")
 
     for line in (
         "*::test_on_one_rank - AssertionError: this is not for ra*",
@@ -82,18 +86,18 @@ def test_worlds_that_do_not_end(programs: pytest.Pytester) -> None:
     result = run(programs, "stopped")
     result.assert_outcomes(passed=1, failed=3, errors=1)
 
-    told = told_of(result, "test_one_sleeps")
+    output = failure_report(result, "test_one_sleeps")
     where = r"ranks 0, 2 in all_reduce, test_stopped.py:\d+; rank 1 in sleep, test_stopped.py:\d+"
-    assert re.match(rf"0 of 3 ranks passed\ntimeout: not over within 5 s: {where}\n", told), told
-    assert re.search(r"stack of rank 1, in sleep.*\n.*\n.*line \d+ in test_one_sleeps\n(?!  File)", told)
-    assert "words of rank 1" in told
+    assert re.match(rf"0 of 3 ranks passed\ntimeout: not over within 5 s: {where}\n", output), output
+    assert re.search(r"stack of rank 1, in sleep.*\n.*\n.*line \d+ in test_one_sleeps\n(?!  File)", output)
+    assert "words of rank 1" in output
 
-    told = told_of(result, "test_one_fails_and_the_others_sleep")
-    assert told.startswith("0 of 3 ranks passed\nrank 1 failed: ValueError: no data")
-    assert "stopped: not over 2 s after rank 1 had failed: ranks 0, 2 in sleep" in told
+    output = failure_report(result, "test_one_fails_and_the_others_sleep")
+    assert output.startswith("0 of 3 ranks passed\nrank 1 failed: ValueError: no data")
+    assert "stopped: not over 2 s after rank 1 had failed: ranks 0, 2 in sleep" in output
 
-    assert "timeout: not over within 5 s: rank 2 in sleep" in told_of(result, "test_a_fixture_sleeps")
-    assert "ranks 0-2 in init_process_group" in told_of(result, "test_nobody_joins")
+    assert "timeout: not over within 5 s: rank 2 in sleep" in failure_report(result, "test_a_fixture_sleeps")
+    assert "ranks 0-2 in init_process_group" in failure_report(result, "test_nobody_joins")
     assert not psutil.pid_exists(int((programs.path / "child").read_text()))
 
 
@@ -115,7 +119,7 @@ def test_worlds_that_skip(programs: pytest.Pytester) -> None:
 def test_worlds_that_leak(programs: pytest.Pytester) -> None:
     result = run(programs, "leaking", "-v")
     result.assert_outcomes(passed=14)
-    told = result.stdout.str().partition("ranks that were replaced")[2]
+    output = result.stdout.str().partition("ranks that were replaced")[2]
     for leak, text in {
         "environment": "environment: LEFT",
         "directory": "working directory: ",
@@ -131,7 +135,7 @@ def test_worlds_that_leak(programs: pytest.Pytester) -> None:
         "handler": "handler of signal 10: ",
         "gradients_off": "gradients: True became False",
     }.items():
-        assert re.search(rf"test_leaves\[leave_{leak}\]: {text}", told), told
+        assert re.search(rf"test_leaves\[leave_{leak}\]: {text}", output), output
     for rank in range(2):
         assert not psutil.pid_exists(int((programs.path / f"child{rank}").read_text()))
 
@@ -139,7 +143,7 @@ def test_worlds_that_leak(programs: pytest.Pytester) -> None:
 def test_markers_that_cannot_be_used(programs: pytest.Pytester) -> None:
     result = run(programs, "settings")
     result.assert_outcomes(errors=12)
-    told = result.stdout.str()
+    output = result.stdout.str()
     for text in (
         'ranks wants sizes: numbers of ranks, or "serial"',
         'takes numbers of ranks from 1 to 256, or "serial", got 0',
@@ -152,7 +156,7 @@ def test_markers_that_cannot_be_used(programs: pytest.Pytester) -> None:
         "backend='none': 'none' is not in this build of torch",
         "device='meta' is not on this host",
     ):
-        assert text in told, told
+        assert text in output, output
 
 
 def processes(programs: pytest.Pytester) -> list[list[str]]:
@@ -172,7 +176,7 @@ def test_xdist(programs: pytest.Pytester) -> None:
     shutil.copy(PROGRAMS / "failing.py", programs.path / "test_failing.py")
     result = run(programs, "passing", "-n", "2", "test_failing.py", "-k", "passing or one_rank or fixture")
     result.assert_outcomes(passed=32, failed=1, errors=2)
-    assert "rank 2 failed: AssertionError: this is not for rank two" in told_of(result, "test_on_one_rank")
+    assert "rank 2 failed: AssertionError: this is not for rank two" in failure_report(result, "test_on_one_rank")
 
 
 def test_coverage_of_what_only_ranks_run(programs: pytest.Pytester) -> None:
@@ -211,9 +215,9 @@ def test_coverage_where_a_rank_is_killed_while_it_writes(programs: pytest.Pytest
 def test_pytest_timeout_ends_a_world(programs: pytest.Pytester) -> None:
     result = run(programs, "slow", "-k", "not interrupted")
     result.assert_outcomes(passed=1, failed=2, errors=1)
-    assert "Timeout (>3.0s)" in told_of(result, "test_ends_ranks_that_end_late")
+    assert "Timeout (>3.0s)" in failure_report(result, "test_ends_ranks_that_end_late")
     for test in ("test_sleeps", "test_sleeps_beside_a_timer"):
-        assert re.search(r"Timeout.*3.*: ranks 0-1 in sleep, test_slow.py:\d+", told_of(result, test))
+        assert re.search(r"Timeout.*3.*: ranks 0-1 in sleep, test_slow.py:\d+", failure_report(result, test))
 
 
 def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
@@ -229,10 +233,10 @@ def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
             time.sleep(0.05)
         started = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGINT)
-        told, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=200)
     place = f"test_slow.py:{len((PROGRAMS / 'slow.py').read_text().splitlines())}"
-    assert f"stack of ranks 0-1, in sleep, {place}\n" in told.decode()
-    assert f"{place}: KeyboardInterrupt\n" in told.decode()
+    assert f"stack of ranks 0-1, in sleep, {place}\n" in output.decode()
+    assert f"{place}: KeyboardInterrupt\n" in output.decode()
     _, alive = psutil.wait_procs(started, timeout=5)
     assert not alive
 
@@ -261,7 +265,7 @@ def test_what_few_tests_do(programs: pytest.Pytester, monkeypatch: pytest.Monkey
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     result = run(programs, "unusual", "-rA", "--setup-show", "--log-file=run.log")
-    told = result.stdout.str()
+    output = result.stdout.str()
     for line in (
         "SUBFAILED*bad*test_a_subtest_fails*",
         "FAILED *::test_a_subtest_fails - contains 2 failed subtests*",
@@ -271,9 +275,9 @@ def test_what_few_tests_do(programs: pytest.Pytester, monkeypatch: pytest.Monkey
         "SUBFAILED*worse*test_a_subtest_fails*",
     ):
         result.stdout.fnmatch_lines([f"*{line}"])
-    assert "a bad end of the session" in told
-    assert told.count("DeprecationWarning: mind the gap") == 1
-    replaced = told.partition("new processes:\n")[2].partition("=====")[0]
+    assert "a bad end of the session" in output
+    assert output.count("DeprecationWarning: mind the gap") == 1
+    replaced = output.partition("new processes:\n")[2].partition("=====")[0]
     assert re.findall(r"::(test_\w+)", replaced) == ["test_begins_what_ends_badly"], replaced
     result.assert_outcomes(passed=17, failed=5, skipped=1, errors=1, warnings=1)
 

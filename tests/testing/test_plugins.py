@@ -1,4 +1,4 @@
-"""The plugin beside others: hooks that come before its own, and what plugins expect of workers of pytest-xdist."""
+"""The plugin beside others: hooks that come before its own, and values that plugins give to workers of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.testing.running import PROGRAMS, run, told_of
+from tests.testing.running import PROGRAMS, failure_report, run
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +21,11 @@ def test_hooks_that_come_first(programs: pytest.Pytester, options: tuple[str, ..
     programs.makeini("[pytest]\naddopts = --strict-markers --strict-config\ntimeout = 100\ntimeout_method = signal")
     result = run(programs, "hooked", *options)
     result.assert_outcomes(passed=8, failed=2, errors=2)
-    told = result.stdout.str()
-    assert "ranks 0-1 failed: ValueError: refused\n" in told
-    assert "ranks 0-1 failed: ValueError: refused again\n" in told
+    output = result.stdout.str()
+    assert "ranks 0-1 failed: ValueError: refused\n" in output
+    assert "ranks 0-1 failed: ValueError: refused again\n" in output
     for test in ("test_reported_late", "test_reported_never"):
-        assert "a plugin runs tests in its own way" in told_of(result, test)
+        assert "a plugin runs tests in its own way" in failure_report(result, test)
 
 
 @pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
@@ -41,8 +41,8 @@ def test_reruns_run_in_ranks_again(programs: pytest.Pytester, monkeypatch: pytes
     result = run(programs, "rerunning", "-rA", "-v")
     outcomes = result.parseoutcomes()
     assert (outcomes["passed"], outcomes["failed"], outcomes["rerun"]) == (4, 2, 6)
-    assert "ranks 0-1 failed: ValueError: attempt 2" in told_of(result, "test_fails_always")
-    assert "ranks 0-1 failed: ValueError: another one" in told_of(result, "test_only_of_one_error")
+    assert "ranks 0-1 failed: ValueError: attempt 2" in failure_report(result, "test_fails_always")
+    assert "ranks 0-1 failed: ValueError: another one" in failure_report(result, "test_only_of_one_error")
     result.stdout.no_fnmatch_line("*ranks that were replaced*")
 
 

@@ -37,8 +37,8 @@ def test_reported_late(world: Session) -> None: ...
 def test_reported_never(world: Session) -> None: ...
 
 
-def test_ranks_are_told_what_workers_are(told: tuple[str, int]) -> None:
-    assert told == (f"for {os.environ.get('PYTEST_XDIST_WORKER', 'master')}", 17)
+def test_ranks_have_the_values_of_workers(worker_values: tuple[str, int]) -> None:
+    assert worker_values == (f"for {os.environ.get('PYTEST_XDIST_WORKER', 'master')}", 17)
 
 
 def test_ranks_have_the_plugins_of_the_run(request: pytest.FixtureRequest) -> None:

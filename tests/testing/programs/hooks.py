@@ -1,4 +1,4 @@
-"""What other plugins do: their hooks come first, they tell workers of pytest-xdist something, they run tests."""
+"""Hooks as in other plugins: they come first, give values to workers of pytest-xdist, and run tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from _pytest.runner import runtestprotocol
 
-TOLD = pytest.StashKey[tuple[str, int]]()
+WORKER_VALUES = pytest.StashKey[tuple[str, int]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,12 +21,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     given = getattr(config, "workerinput", None)
     if given is not None:
-        config.stash[TOLD] = (given["word"], given["draws"])
+        config.stash[WORKER_VALUES] = (given["word"], given["draws"])
 
 
 @pytest.fixture
-def told(pytestconfig: pytest.Config) -> tuple[str, int]:
-    return pytestconfig.stash[TOLD]
+def worker_values(pytestconfig: pytest.Config) -> tuple[str, int]:
+    return pytestconfig.stash[WORKER_VALUES]
 
 
 @pytest.hookimpl(optionalhook=True)

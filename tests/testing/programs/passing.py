@@ -18,7 +18,7 @@ from rankwise._session.session import Session
 
 pytestmark = pytest.mark.ranks(2)
 
-# Of this process, so a test finds what an earlier one has put there, if it runs in the same one.
+# The memory of this process: a test finds values of an earlier one if both run in the same process.
 SEEN: dict[str, int] = {}
 
 

@@ -1,4 +1,4 @@
-"""Tests in ranks, each with what another plugin brings."""
+"""Tests in ranks, each with a feature of another plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test after which a rank is killed while it writes what it has covered."""
+"""A test after which a rank is killed while it writes its coverage."""
 
 from __future__ import annotations
 

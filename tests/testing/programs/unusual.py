@@ -1,4 +1,4 @@
-"""Tests that do what few tests do."""
+"""Tests of unusual kinds."""
 
 from __future__ import annotations
 
