@@ -74,5 +74,5 @@ def test_the_plugin_says_so_in_a_line(without_torch: dict[str, str]) -> None:
     assert "ERROR: a test that runs in ranks needs PyTorch" in ended.stderr, ended.stdout
     assert "INTERNALERROR" not in ended.stdout + ended.stderr
     alone = run(without_torch, *pytest_alone, "-k", "alone")
-    assert "MissingDependencyError: the fixture `world` needs PyTorch" in alone.stdout
+    assert "MissingDependencyError: the fixture `session` (or `world`) needs PyTorch" in alone.stdout
     assert "1 passed, 1 deselected, 1 error" in alone.stdout

@@ -33,7 +33,7 @@ def test_options_with_which_no_test_runs(programs: pytest.Pytester, option: str)
     result = run(programs, "hooked", option, "-k", "body")
     assert result.ret == 0
     assert not (programs.path / "ran").exists()
-    assert re.search(r"SETUP +F world\n", result.stdout.str())
+    assert re.search(r"SETUP +F world\b", result.stdout.str())
 
 
 def test_reruns_run_in_ranks_again(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

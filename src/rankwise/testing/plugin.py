@@ -71,16 +71,37 @@ def _size(request: pytest.FixtureRequest) -> int | str:
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest) -> Iterator[Session]:
-    """The session of this process in the test's world, as `rankwise.init()` returns it.
-
-    In a world of ranks it has a process group, of this test alone. In the serial one nothing is joined.
-    """
-    require_torch("the fixture `world`")
+def _rankwise_session(request: pytest.FixtureRequest) -> Iterator[Session]:
+    """The session that `session` and `world` return."""
+    require_torch("the fixture `session` (or `world`)")
     from rankwise.testing._plugin.fixtures import joined_session, serial_session  # noqa: PLC0415 - imports torch
 
     with joined_session(request.node) if _is_rank(request.config) else serial_session(request.node) as session:
         yield session
+
+
+@pytest.fixture
+def session(request: pytest.FixtureRequest) -> Session:
+    """The session of this process in the test's world, as `rankwise.init()` returns it.
+
+    In a world of ranks it has a process group, of this test alone. In the serial one nothing is joined.
+    """
+    # Many projects have a `session` of another kind. Their own fixtures override this one. That of another plugin does
+    # so only if it was loaded later; if it was loaded earlier, this fixture overrides it, and returns its value.
+    try:
+        other: Session = request.getfixturevalue("session")
+    except pytest.FixtureLookupError as error:
+        if error.argname != "session":
+            raise
+        own: Session = request.getfixturevalue("_rankwise_session")
+        return own
+    return other
+
+
+@pytest.fixture
+def world(_rankwise_session: Session) -> Session:
+    """The same object as `session`: that fixture's first name."""
+    return _rankwise_session
 
 
 def _is_rank(config: pytest.Config) -> bool:
