@@ -11,7 +11,7 @@ from typing import Final
 
 from rankwise._text import ranks_text
 
-_RUNNING_TESTS: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/", "/rankwise/launch/")
+_RUNNING_TESTS: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/", "/rankwise/_launch/")
 # The usual names of functions that decorators return.
 _WRAPPERS: Final = frozenset({"wrapper", "wrapped", "inner", "decorated"})
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
