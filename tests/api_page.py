@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
 _HEAD = """# API
 
-The public names of `rankwise`. `help(rankwise.NAME)` prints the arguments, results and errors of each. *Local* functions
-do not communicate; *Collective* ones must be called by all ranks. This page is made of the docstrings, by
+The public names of `rankwise`. `help(rankwise.NAME)` prints the arguments, results and errors of each. *Local*
+functions do not communicate; *Collective* ones must be called by all ranks. This page is made of the docstrings, by
 `python -m tests.api_page`. Which names are public, and how long they stay: [versioning.md](versioning.md).
 
 | group | names |
