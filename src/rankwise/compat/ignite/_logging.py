@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Final, TextIO
+from typing import Final
 
 from rankwise.compat.ignite._identity import session_or_none
 
 _FORMAT: Final = "%(asctime)s %(name)s %(levelname)s: %(message)s"
 
 
-class _CurrentStderr(logging.StreamHandler[TextIO]):
+class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]  # can be subscripted from Python 3.11 on
     """Writes to what `sys.stderr` is when something is logged, which may have been replaced since it was made."""
 
     def emit(self, record: logging.LogRecord) -> None:
