@@ -48,9 +48,14 @@ os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 # may write there, gone in a moment: eight characters alone, to which the names of all other files add something.
 HARNESS = re.compile(r"pytest-of-.*|pymp-.*|[a-z0-9_]{8}")
 
-# Started in the background of a shell, a run ignores SIGINT and SIGQUIT, and so does whatever it starts; but tests send
-# the one, and compare what programs do with both.
-for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+# A run ignores SIGINT and SIGQUIT in the background of a shell, SIGHUP under nohup, and so do the programs that it
+# starts; but tests send these signals. SIGHUP stays without effect here: programs start with the default of a signal
+# that has a handler.
+for _signal, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, lambda *_: None),
+):
     if signal.getsignal(_signal) == signal.SIG_IGN:
         signal.signal(_signal, _handler)
 
