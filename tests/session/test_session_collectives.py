@@ -27,7 +27,7 @@ def test_one_rank_may_work_longer_than_the_timeout() -> None:
 def test_ranks_must_all_check_or_none() -> None:
     port = free_port()
     environs = [plain(rank, 2, port, RANKWISE_CHECK=str(rank)) for rank in range(2)]
-    for process in run_ranks("patience.py", environs, fresh=True):
+    for process in run_ranks("patience.py", environs):
         assert process.returncode == 1
         assert "rank 0 has check=False, but rank 1 has check=True" in process.stderr
 
