@@ -18,10 +18,38 @@ from coverage import CoverageData
 from tests.testing.running import PROGRAMS, failure_report, run
 
 
-def test_worlds_that_pass(programs: pytest.Pytester) -> None:
-    result = run(programs, "passing", "-W", "error", "--strict-markers")
-    result.assert_outcomes(passed=31)
+def test_worlds_that_pass_or_skip_and_markers_that_cannot_be_used(programs: pytest.Pytester) -> None:
+    """In one run, since most of each would be its start."""
+    for name in ("skipping", "settings"):
+        shutil.copy(PROGRAMS / f"{name}.py", programs.path / f"test_{name}.py")
+    files = ("test_skipping.py", "test_settings.py")
+    result = run(programs, "passing", *files, "-W", "error", "--strict-markers", "-rsxX")
+    result.assert_outcomes(passed=31, skipped=4, xfailed=3, xpassed=1, errors=12)
     result.stdout.no_fnmatch_line("*ranks that were replaced*")
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED * by a marker",
+            "SKIPPED * on all",
+            "SKIPPED * on one (rank 1 of 3)",
+            "SKIPPED * in a fixture (rank 2 of 3)",
+            "XFAIL *test_expected_on_one_rank - known",
+        ],
+        consecutive=False,
+    )
+    told = result.stdout.str()
+    for text in (
+        'ranks wants sizes: numbers of ranks, or "serial"',
+        'takes numbers of ranks from 1 to 256, or "serial", got 0',
+        """takes numbers of ranks from 1 to 256, or "serial", got 'four'""",
+        "has the same size twice",
+        "does not take time; it takes backend, timeout and device",
+        "wants a timeout in seconds, above 0, got 0",
+        "ranks(1, 2) cannot make several tests of this one: it is a method of unittest.TestCase",
+        "device='nowhere' is no device",
+        "backend='none': 'none' is not in this build of torch",
+        "device='meta' is not on this host",
+    ):
+        assert text in told, told
 
 
 def test_worlds_that_fail(programs: pytest.Pytester) -> None:
@@ -101,21 +129,6 @@ def test_worlds_that_do_not_end(programs: pytest.Pytester) -> None:
     assert not psutil.pid_exists(int((programs.path / "child").read_text()))
 
 
-def test_worlds_that_skip(programs: pytest.Pytester) -> None:
-    result = run(programs, "skipping", "-rsxX")
-    result.assert_outcomes(skipped=4, xfailed=3, xpassed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "SKIPPED * by a marker",
-            "SKIPPED * on all",
-            "SKIPPED * on one (rank 1 of 3)",
-            "SKIPPED * in a fixture (rank 2 of 3)",
-            "XFAIL *test_expected_on_one_rank - known",
-        ],
-        consecutive=False,
-    )
-
-
 def test_worlds_that_leak(programs: pytest.Pytester) -> None:
     result = run(programs, "leaking", "-v")
     result.assert_outcomes(passed=14)
@@ -140,29 +153,11 @@ def test_worlds_that_leak(programs: pytest.Pytester) -> None:
         assert not psutil.pid_exists(int((programs.path / f"child{rank}").read_text()))
 
 
-def test_markers_that_cannot_be_used(programs: pytest.Pytester) -> None:
-    result = run(programs, "settings")
-    result.assert_outcomes(errors=12)
-    output = result.stdout.str()
-    for text in (
-        'ranks wants sizes: numbers of ranks, or "serial"',
-        'takes numbers of ranks from 1 to 256, or "serial", got 0',
-        """takes numbers of ranks from 1 to 256, or "serial", got 'four'""",
-        "has the same size twice",
-        "does not take time; it takes backend, timeout and device",
-        "wants a timeout in seconds, above 0, got 0",
-        "ranks(1, 2) cannot make several tests of this one: it is a method of unittest.TestCase",
-        "device='nowhere' is no device",
-        "backend='none': 'none' is not in this build of torch",
-        "device='meta' is not on this host",
-    ):
-        assert text in output, output
-
-
 def processes(programs: pytest.Pytester) -> list[list[str]]:
     return [(programs.path / f"processes{rank}").read_text().split() for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_ranks_are_kept_and_may_be_fresh(programs: pytest.Pytester) -> None:
     run(programs, "fresh").assert_outcomes(passed=2)
     assert [len(set(known)) for known in processes(programs)] == [1, 1]
@@ -172,6 +167,7 @@ def test_ranks_are_kept_and_may_be_fresh(programs: pytest.Pytester) -> None:
     assert [len(set(known)) for known in processes(programs)] == [2, 2]
 
 
+@pytest.mark.slow
 def test_xdist(programs: pytest.Pytester) -> None:
     shutil.copy(PROGRAMS / "failing.py", programs.path / "test_failing.py")
     result = run(programs, "passing", "-n", "2", "test_failing.py", "-k", "passing or one_rank or fixture")
@@ -191,6 +187,7 @@ def test_coverage_of_what_only_ranks_run(programs: pytest.Pytester) -> None:
     data.close()
 
 
+@pytest.mark.slow
 def test_coverage_that_is_not_measured_in_parallel(programs: pytest.Pytester) -> None:
     for name in ("covered", "test_covering"):
         shutil.copy(PROGRAMS / f"{name.removeprefix('test_')}.py", programs.path / f"{name}.py")
@@ -201,6 +198,7 @@ def test_coverage_that_is_not_measured_in_parallel(programs: pytest.Pytester) ->
     assert [path.name for path in programs.path.glob(".coverage*")] == [".coverage"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("coverage", "run", "-m", "pytest"), ("pytest", "--cov=covered")])
 def test_coverage_where_a_rank_is_killed_while_it_writes(programs: pytest.Pytester, command: tuple[str, ...]) -> None:
     for name in ("covered", "saving"):
@@ -212,6 +210,7 @@ def test_coverage_where_a_rank_is_killed_while_it_writes(programs: pytest.Pytest
     assert [path.name for path in programs.path.glob(".coverage*")] == [".coverage"]
 
 
+@pytest.mark.slow
 def test_pytest_timeout_ends_a_world(programs: pytest.Pytester) -> None:
     result = run(programs, "slow", "-k", "not interrupted")
     result.assert_outcomes(passed=1, failed=2, errors=1)
@@ -220,6 +219,7 @@ def test_pytest_timeout_ends_a_world(programs: pytest.Pytester) -> None:
         assert re.search(r"Timeout.*3.*: ranks 0-1 in sleep, test_slow.py:\d+", failure_report(result, test))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
     shutil.copy(PROGRAMS / "slow.py", programs.path / "test_slow.py")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "interrupted", "test_slow.py"]
@@ -248,6 +248,7 @@ def test_importing_the_plugin_does_not_import_torch(programs: pytest.Pytester) -
     programs.runpytest_subprocess().assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_what_few_tests_do(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {
         "RANK": "1",
@@ -282,6 +283,7 @@ def test_what_few_tests_do(programs: pytest.Pytester, monkeypatch: pytest.Monkey
     result.assert_outcomes(passed=17, failed=5, skipped=1, errors=1, warnings=1)
 
 
+@pytest.mark.slow
 def test_a_rank_ends_the_run(programs: pytest.Pytester) -> None:
     result = run(programs, "exiting", "--junitxml=report.xml")
     assert result.ret == 7
