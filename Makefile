@@ -2,14 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
+# The tests that a lane runs, all by default; and the first seed of a soak run.
+TESTS :=
+SEED := $(shell date +%s)
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-slow soak check format bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/rankwise launch -n 4 examples/digits.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m "not slow" $(TESTS)
+
+test-slow: $(VENV)/.installed
+	$(PYTEST) -m slow $(TESTS)
+
+soak: $(VENV)/.installed
+	$(PYTEST) -m soak --soak-seed $(SEED) $(TESTS)
 
 check: $(VENV)/.installed
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure

@@ -21,7 +21,7 @@ from rankwise._comm.group import Comm
 from rankwise._session.current import opened_session, reset_current
 from rankwise._session.session import Session
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "tests.lanes"]
 
 torch.set_num_threads(1)
 

@@ -27,6 +27,7 @@ BIN = Path(sys.executable).parent
 RUN_ALL = "import runpy, sys\nfor script in sys.argv[1:]:\n    runpy.run_path(script, run_name='__main__')\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_example_of_the_guide_runs(ranks: int, tmp_path: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)

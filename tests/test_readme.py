@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rankwise as rw
 from tests.session.worlds import clean_environ
 
@@ -32,6 +34,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert max(losses) < 0.1
 
 
+@pytest.mark.slow
 def test_the_commands_run(tmp_path: Path) -> None:
     """All but those of other launchers, which are started in tests/clusters."""
     section = README.partition("## From the command line")[2].partition("\n## ")[0]

@@ -14,6 +14,7 @@ import rankwise as rw
 from rankwise.testing.fakes import fake_group
 
 SOURCE = Path(rw.__file__).parent
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_environment_is_read_in_one_place_and_written_for_children_only() -> None:
@@ -42,6 +43,20 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
     }
     wanted = {"_torch.py", "compat/mmcv.py", "_launch/forkserver/worker.py", "testing/_plugin/rank_session.py"}
     assert writing == wanted, "in C alone; where mmcv's users read it; in the child itself, twice"
+
+
+def test_the_lanes_of_ci_are_those_of_contributing() -> None:
+    """Each lane of the Makefile is documented, and every test is in exactly one of those that CI runs."""
+    makefile, contributing = ((ROOT / name).read_text() for name in ("Makefile", "CONTRIBUTING.md"))
+    command = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
+    assert f"CI runs `{command}`" in contributing
+    lanes = dict(re.findall(r"^([\w-]+): .*\n\t\$\(PYTEST\) -m (\"[^\"]+\"|\w+)", makefile, re.MULTILINE))
+    assert {lane: marker for lane, marker in lanes.items() if lane in command.split()} == {
+        "test": '"not slow"',
+        "test-slow": "slow",
+    }
+    for lane in lanes:
+        assert f"| `make {lane}` |" in contributing
 
 
 def calls_in_rankwise(talk: Callable[[], object]) -> int:

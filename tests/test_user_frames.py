@@ -96,6 +96,7 @@ def test_places_in_messages_are_the_users(comm: Comm) -> None:
     assert summary_with_location(rw.RankwiseError("never raised")) == "RankwiseError: never raised"
 
 
+@pytest.mark.slow
 def test_development_mode_shows_all_frames(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import rankwise as rw\nrw.gather(1, dst=9)\n")

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parents[1] / "launch" / "programs"
@@ -45,6 +46,7 @@ def test_ranks_do_not_take_their_launchers_place_for_theirs() -> None:
     assert json.loads(ended.stdout)[0] == [0, 1]
 
 
+@pytest.mark.slow
 def test_launch_runs_a_module() -> None:
     ended = rankwise("launch", "-n", "2", "--no-prefix", "-m", "tests.launch.programs.train", "--lr", "0.1")
     assert ended.returncode == 0, ended.stderr
@@ -55,7 +57,7 @@ def test_launch_runs_a_module() -> None:
     ("how", "status", "said"),
     [
         ("raise", 1, "raised ValueError"),
-        ("3", 3, "ended with exit code 3"),
+        pytest.param("3", 3, "ended with exit code 3", marks=pytest.mark.slow),
         ("kill", 137, "was killed by SIGKILL (out of memory?)"),
     ],
 )
@@ -135,6 +137,7 @@ def test_a_working_directory_that_was_deleted_is_an_error(tmp_path: Path) -> Non
         assert ended.stderr.count("Traceback") == ("-c" in command) * 2, "of the call alone, and its cause"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.device_count() > 0, reason="this host has a GPU")
 def test_a_rank_for_each_gpu_needs_one() -> None:
     ended = rankwise("launch", "-n", "gpu", "x.py")
@@ -211,7 +214,7 @@ def test_env_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", variants([signal.SIGTERM, signal.SIGINT], fast=[signal.SIGTERM]))
 def test_a_signal_to_the_launcher_ends_every_rank(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "wait.py"
     script.write_text("import time\nprint('up')\ntime.sleep(60)\n")
@@ -240,6 +243,7 @@ def test_a_signal_to_the_launcher_ends_every_rank(number: signal.Signals, tmp_pa
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
     ended = rankwise("launch", "-n", "2", str(PROGRAMS / "train.py"), TMPDIR=str(tmp_path))
     assert ended.returncode == 0

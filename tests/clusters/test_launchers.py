@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.session.worlds import PROGRAMS, clean_environ, free_port
 
 BIN = Path(sys.executable).parent
@@ -41,6 +43,7 @@ def test_torchrun() -> None:
     assert [place["local_rank"] for place in places] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_torchrun_with_a_store_of_rank_zeros_own() -> None:
     places = run([str(BIN / "torchrun"), "--nproc-per-node=2", f"--master-port={free_port()}", JOIN])
     check(places, 2)
@@ -53,6 +56,7 @@ def test_mpirun(mpirun: tuple[str, ...]) -> None:
     assert all(place["node_rank"] == 0 for place in places)
 
 
+@pytest.mark.slow
 def test_mpichs_other_launcher_is_refused_until_it_is_read() -> None:
     """It sets no variable that Hydra does not, and leaves out those that a reader needs."""
     command = [str(BIN / "mpiexec.gforker"), "-n", "2", PYTHON, JOIN]
@@ -62,6 +66,7 @@ def test_mpichs_other_launcher_is_refused_until_it_is_read() -> None:
         assert f"PMI_RANK={rank} and PMI_SIZE=2 (PMI, as of mpiexec.gforker)" in ended.stderr
 
 
+@pytest.mark.slow
 def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], tmp_path: Path) -> None:
     """The innermost is the one that is believed, although its ranks have the variables of both."""
     show = [str(BIN / "rankwise"), "env", "--json"]
@@ -99,11 +104,13 @@ def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], 
     assert found == [({"rankwise"}, [(0, 1)]), ({"torchrun"}, both), ({inner}, both)]
 
 
+@pytest.mark.slow
 def test_mpirun_of_shells(mpirun: tuple[str, ...]) -> None:
     """Ranks wrapped in shells have other parents, and still meet."""
     check(run([*mpirun, "-n", "2", "sh", "-c", f"true; {PYTHON} {JOIN}; true"]), 2)
 
 
+@pytest.mark.slow
 def test_two_mpiruns_side_by_side_do_not_meet(mpirun: tuple[str, ...]) -> None:
     both = [
         subprocess.Popen([*mpirun, "-n", "2", PYTHON, JOIN], env=clean_environ(), stdout=subprocess.PIPE, text=True)
@@ -120,6 +127,7 @@ def test_two_mpiruns_side_by_side_do_not_meet(mpirun: tuple[str, ...]) -> None:
             process.communicate()
 
 
+@pytest.mark.slow
 def test_srun_on_one_node(cluster: dict[str, str]) -> None:
     places = run(["srun", "-N1", "-n3", PYTHON, JOIN], **cluster)
     check(places, 3)
@@ -137,6 +145,7 @@ def test_srun_on_two_uneven_nodes(cluster: dict[str, str]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_two_steps_of_one_job_do_not_meet(cluster: dict[str, str]) -> None:
     step = f"srun --exact -N1 -n2 {PYTHON} {JOIN}"
     ended = subprocess.run(
@@ -164,11 +173,13 @@ def test_a_batch_shell_is_alone(cluster: dict[str, str]) -> None:
     assert "has 3 tasks, but this process runs alone: prefix it with srun" in ended.stderr
 
 
+@pytest.mark.slow
 def test_torchrun_inside_srun(cluster: dict[str, str]) -> None:
     places = run(["srun", "-N1", "-n1", str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", JOIN], **cluster)
     check(places, 2)
 
 
+@pytest.mark.slow
 def test_the_batch_script_of_the_guide(cluster: dict[str, str], tmp_path: Path) -> None:
     """Unchanged except for sizes: this cluster has no GPUs, and the names of its nodes do not resolve."""
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()

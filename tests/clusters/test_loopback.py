@@ -44,6 +44,7 @@ def addresses(process: subprocess.Popen[str]) -> set[str]:
     return set(out.split())
 
 
+@pytest.mark.slow
 def test_the_host_is_far(tmp_path: Path) -> None:
     """Without care, gloo listens where the whole network can reach it: what the tests below look for can be found."""
     program = (
@@ -55,6 +56,7 @@ def test_the_host_is_far(tmp_path: Path) -> None:
     assert addresses(on_far_host(tmp_path, sys.executable, "-c", program)) == {"10.9.9.9"}
 
 
+@pytest.mark.slow
 def test_hand_set_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
     shell = 'for rank in 0 1 2; do RANK=$rank "$@" & done; wait'
     variables = plain(0, 3, free_port())
@@ -72,6 +74,7 @@ def test_launched_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
     assert found <= LOOPBACK
 
 
+@pytest.mark.slow
 def test_alone_listens_on_loopback_only(tmp_path: Path) -> None:
     found = addresses(on_far_host(tmp_path, sys.executable, LISTENERS))
     assert found <= LOOPBACK

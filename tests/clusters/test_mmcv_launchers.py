@@ -15,6 +15,9 @@ TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 JOIN = str(PROGRAMS / "join_mmcv.py")
 
 
+pytestmark = pytest.mark.slow
+
+
 def check(told: list[dict[str, Any]], size: int) -> None:
     """Check that ranks have joined each other, and find themselves in the environment."""
     assert [said["rank"] for said in told] == list(range(size))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.clusters.test_two_hosts import on_two_hosts, pytestmark  # noqa: F401 - both need network namespaces
+import pytest
+
+from tests.clusters.test_two_hosts import needs_namespaces, on_two_hosts
+
+pytestmark = [needs_namespaces, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parent / "programs" / "missed.py"
 

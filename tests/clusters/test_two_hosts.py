@@ -16,10 +16,11 @@ from tests.session.worlds import clean_environ
 HERE = Path(__file__).parent
 NEEDED = ("unshare", "ip", "mount", "hostname")
 
-pytestmark = pytest.mark.skipif(
+needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, NEEDED)),
     reason=f"not root, or one of {', '.join(NEEDED)} is missing: network namespaces cannot be made",
 )
+pytestmark = needs_namespaces
 
 
 def on_two_hosts(folder: Path, shell: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -46,6 +47,7 @@ def test_the_hosts_are_two(tmp_path: Path) -> None:
     assert sorted(ended.stdout.splitlines()) == ["0 left 10.9.9.1/24", "1 right 10.9.9.2/24"], ended.stderr
 
 
+@pytest.mark.slow
 def test_virtex_launches_on_two_machines(tmp_path: Path) -> None:
     program = adapted("train_virtex.py", tmp_path)
     options = "--num-machines 2 --num-gpus-per-machine 2 --dist-url tcp://10.9.9.1:23456"
@@ -55,6 +57,7 @@ def test_virtex_launches_on_two_machines(tmp_path: Path) -> None:
     assert line.startswith("of 4: rank 1.5, loss ")
 
 
+@pytest.mark.slow
 def test_the_launch_variant_launches_on_two_machines(tmp_path: Path) -> None:
     options = "--no_prefix --nnodes=2 --nproc_per_node=2 --master_addr=left --master_port=29501 --node_rank=$HOST"
     command = f'exec "$PYTHON" -m rankwise.compat.torch_launch {options} --use_env=False "$1"'
@@ -64,6 +67,7 @@ def test_the_launch_variant_launches_on_two_machines(tmp_path: Path) -> None:
     assert sorted(ended.stdout.splitlines()) == lines
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_on_one_machine_ends_the_world_on_both(tmp_path: Path) -> None:
     options = "--nnodes=2 --nproc_per_node=2 --master_addr=left --node_rank=$HOST"
     command = f'"$PYTHON" -m rankwise.compat.torch_launch {options} "$1" 3; echo "$HOST ended with $?"'

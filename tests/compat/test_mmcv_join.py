@@ -141,6 +141,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert "JoinTimeoutError: rank 1 of 2 did not arrive within 2 s" in end.stderr
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_an_error_on_all_ranks() -> None:
     """The ranks of the original each look for themselves, and choose another one each."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

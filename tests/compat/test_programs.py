@@ -12,6 +12,9 @@ import pytest
 from tests.compat.adapted import PROGRAMS, adapted
 from tests.session.worlds import clean_environ
 
+# The functions of each drop-in have faster tests.
+pytestmark = pytest.mark.slow
+
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "--no-prefix", "-n"]
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from rankwise.compat import torch_launch
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 LAUNCH = [sys.executable, "-m", "rankwise.compat.torch_launch"]
@@ -93,7 +94,7 @@ def test_a_count_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert end.value.code == 2
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", variants([1, 2, 4], fast=[2]))
 def test_ranks_are_told_their_place(size: int, tmp_path: Path) -> None:
     script = write(tmp_path / "show.py", SHOW)
     found = told(launch("--no_prefix", f"--nproc_per_node={size}", script, "--lr", "two words", cwd=tmp_path))
@@ -106,6 +107,7 @@ def test_ranks_are_told_their_place(size: int, tmp_path: Path) -> None:
     assert len({place["MASTER_PORT"] for _, place in found}) == 1
 
 
+@pytest.mark.slow
 def test_local_rank_is_an_argument_only_without_use_env(tmp_path: Path) -> None:
     """The original's documentation says so, and its code never passes it."""
     script = write(tmp_path / "show.py", SHOW)
@@ -113,6 +115,7 @@ def test_local_rank_is_an_argument_only_without_use_env(tmp_path: Path) -> None:
     assert [args for args, _ in found] == [["--lr", "1", f"--local_rank={rank}"] for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_programs_of_any_kind_run(tmp_path: Path) -> None:
     """With the run bit it is a program, as in the original; a Python script need not have it, nor a first line."""
     write(tmp_path / "run.sh", "#!/bin/sh\necho shell $RANK $*\n", 0o755)
@@ -130,6 +133,7 @@ def test_programs_of_any_kind_run(tmp_path: Path) -> None:
         assert (ended.returncode, ended.stdout) == (0, wanted), ended.stderr
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_said(tmp_path: Path) -> None:
     write(tmp_path / "run.sh", "#!/bin/sh\n")
     write(tmp_path / "odd.sh", "#!/no/such/shell\n", 0o755)
@@ -148,6 +152,7 @@ def test_what_cannot_run_is_said(tmp_path: Path) -> None:
         assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_second_job_finds_a_port(tmp_path: Path) -> None:
     """The original's is 29500 for all, which is what its users report most."""
     script = write(tmp_path / "show.py", SHOW)
@@ -162,6 +167,7 @@ def test_a_second_job_finds_a_port(tmp_path: Path) -> None:
         assert place["MASTER_PORT"] != "29500"
 
 
+@pytest.mark.slow
 def test_a_port_of_ones_own_is_kept_or_refused(tmp_path: Path) -> None:
     script = write(tmp_path / "show.py", SHOW)
     port = str(free_port())
@@ -184,6 +190,7 @@ def test_a_dead_rank_ends_the_others_at_once(tmp_path: Path) -> None:
     assert not [pid for pid in ended.stdout.split() if psutil.pid_exists(int(pid))]
 
 
+@pytest.mark.slow
 def test_the_status_of_the_first_failure_is_kept_and_ranks_may_be_started_again(tmp_path: Path) -> None:
     script = write(tmp_path / "fail.sh", "#!/bin/sh\necho again\nexit 7\n", 0o755)
     ended = launch("--max_restarts=1", script, cwd=tmp_path)
@@ -192,7 +199,10 @@ def test_the_status_of_the_first_failure_is_kept_and_ranks_may_be_started_again(
 
 @pytest.mark.parametrize(
     ("number", "heard", "status"),
-    [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130), (signal.SIGHUP, "TERM", 129)],
+    variants(
+        [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130), (signal.SIGHUP, "TERM", 129)],
+        fast=[(signal.SIGTERM, "TERM", 143)],
+    ),
 )
 def test_signals_are_passed_on(number: signal.Signals, heard: str, status: int, tmp_path: Path) -> None:
     """The original ends of them alone, and its ranks keep their GPUs."""

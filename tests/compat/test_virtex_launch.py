@@ -14,10 +14,11 @@ import torch
 import rankwise as rw
 from rankwise.compat import virtex as dist
 from tests.compat.adapted import PROGRAMS
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", variants([2, 4], fast=[2]))
 def test_a_job_is_joined_and_its_results_come_back(size: int) -> None:
     """The original wants CUDA and a function that pickle can carry, always takes port 23456, and drops results."""
     offset = 10
@@ -120,6 +121,7 @@ def test_machines_need_not_be_started_in_order() -> None:
     assert ended == {0: [[0, 4, 2], [1, 4, 2]], 1: [[2, 4, 2], [3, 4, 2]]}
 
 
+@pytest.mark.slow
 def test_a_worker_may_be_started_by_hand() -> None:
     """As programs do that call `_job_worker` in processes of their own."""
     port = free_port()

@@ -281,6 +281,7 @@ def test_modules_that_wrap_others_are_known(comm: Comm) -> None:
     assert vis4d.is_module_wrapper(nn.Sequential(nn.DataParallel(model)))
 
 
+@pytest.mark.slow
 def test_wrappers_of_torchs_are_known(tmp_path: Path) -> None:
     """DDP, and what the original does not know: FSDP 1 and 2, and what torch.compile returns."""
     ended = subprocess.run(

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 EXAMPLES = settings(
-    max_examples=150, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=50, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)

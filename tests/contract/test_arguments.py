@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, seed, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.parameter import is_lazy
 
@@ -208,10 +209,12 @@ def made(template: Any) -> Any:
 
 
 @pytest.mark.ranks(2, 3)
-def test_random_arguments_on_some_ranks(comm: Comm) -> None:
+@pytest.mark.slow_with_ranks(3)
+@pytest.mark.soak(100)
+def test_random_arguments_on_some_ranks(comm: Comm, seed: int) -> None:
     """Arguments of all kinds, several at once, in containers, on one rank or on all: all ranks return, or all raise."""
 
-    @seed(4)
+    @hypothesis.seed(seed)
     @settings(EXAMPLES, max_examples=60)
     @given(st.data())
     def check(data: st.DataObject) -> None:

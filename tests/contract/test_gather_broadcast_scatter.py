@@ -12,7 +12,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Comm
 
-pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
+pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
 
 DTYPES = [
     torch.bool,

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 import rankwise as rw
 from rankwise._comm.group import Comm
 
-pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("torch_random")]
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.usefixtures("torch_random")]
 
 LENGTH = 5000
 

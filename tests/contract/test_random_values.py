@@ -9,19 +9,20 @@ import functools
 import operator
 from typing import Any
 
+import hypothesis
 import pytest
-from hypothesis import given, seed
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rankwise as rw
 from rankwise._comm.group import Comm
 from tests.contract import random_values as model
 
-pytestmark = pytest.mark.ranks("serial", 2, 3)
+pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.soak(50)]
 
 
-def test_all_reduce_of_random_values(comm: Comm) -> None:
-    @seed(1)
+def test_all_reduce_of_random_values(comm: Comm, seed: int) -> None:
+    @hypothesis.seed(seed)
     @model.EXAMPLES
     @given(model.templates, st.sampled_from(["sum", "product"]))
     def check(template: Any, op: str) -> None:
@@ -33,8 +34,8 @@ def test_all_reduce_of_random_values(comm: Comm) -> None:
     check()
 
 
-def test_random_values_are_gathered_unchanged(comm: Comm) -> None:
-    @seed(2)
+def test_random_values_are_gathered_unchanged(comm: Comm, seed: int) -> None:
+    @hypothesis.seed(seed)
     @model.EXAMPLES
     @given(st.lists(model.templates, min_size=comm.size, max_size=comm.size), st.integers(0, comm.size - 1))
     def check(each: list[Any], one: int) -> None:
@@ -49,8 +50,8 @@ def test_random_values_are_gathered_unchanged(comm: Comm) -> None:
     check()
 
 
-def test_random_divergences_are_found(comm: Comm) -> None:
-    @seed(3)
+def test_random_divergences_are_found(comm: Comm, seed: int) -> None:
+    @hypothesis.seed(seed)
     @model.EXAMPLES
     @given(st.data())
     def check(data: st.DataObject) -> None:

@@ -19,7 +19,7 @@ from rankwise._comm.control import agreement
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
 
-pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
+pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
 
 
 class OnlyHereError(Exception):

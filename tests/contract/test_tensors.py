@@ -10,7 +10,11 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Comm
 
-pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.usefixtures("torch_random")]
+pytestmark = [
+    pytest.mark.ranks("serial", 1, 2, 3, 4),
+    pytest.mark.slow_with_ranks(4),
+    pytest.mark.usefixtures("torch_random"),
+]
 
 
 def test_all_reduce_in_place(comm: Comm) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.session.worlds import clean_environ
 
 BIN = Path(sys.executable).parent
@@ -21,6 +23,7 @@ RUNS = {
 LAUNCHERS = {"alone": "none", "rankwise launch": "rankwise", "torchrun": "torchrun", "mpiexec": "mpich"}
 
 
+@pytest.mark.slow
 def test_every_way_to_run_it_is_as_accurate(tmp_path: Path) -> None:
     accuracies = {}
     environ = clean_environ(COLUMNS="100", TMPDIR=str(tmp_path))

@@ -14,6 +14,7 @@ RANKWISE = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "said"),
     [

@@ -149,6 +149,7 @@ def test_what_raised_first_is_the_cause_though_it_ends_last() -> None:
     assert caught.value.exitcode == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_slow_to_end_keeps_its_exit_code() -> None:
     """It is told to end while it ends, since the other one has missed it and is quicker."""
 
@@ -196,6 +197,7 @@ def test_the_crash_of_a_ranks_child_is_shown(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.count("Fatal Python error: Segmentation fault") == 2
 
 
+@pytest.mark.slow
 def test_large_arguments_results_and_errors_travel() -> None:
     weights = torch.arange(3_000_000)
     assert [int(result.sum()) for result in rw.launch(lambda w: w + 1, weights, nproc=2)] == [
@@ -216,6 +218,7 @@ def test_large_arguments_results_and_errors_travel() -> None:
     assert "characters left out" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_callers_process_stays_as_it_is() -> None:
     """After a success, and after a failure whose error is kept."""
 
@@ -237,6 +240,7 @@ def test_the_callers_process_stays_as_it_is() -> None:
     assert isinstance(kept.value.__cause__, ValueError)
 
 
+@pytest.mark.slow
 def test_functions_of_a_script_without_a_guard_run(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
@@ -255,11 +259,13 @@ def knows_of_the_agent() -> bool:
     return store.check(["rankwise-agent/torchelastic/role_info/0"])
 
 
+@pytest.mark.slow
 def test_the_launcher_of_one_host_keeps_to_itself_who_its_ranks_are() -> None:
     """Read back from where others can write, it could tell the ranks that there are other hosts."""
     assert rw.launch(knows_of_the_agent, nproc=1) == [False]
 
 
+@pytest.mark.slow
 def test_launches_side_by_side() -> None:
     with ThreadPoolExecutor(max_workers=2) as pool:
         both = [pool.submit(rw.launch, add, offset, nproc=2) for offset in (0, 10)]
@@ -283,6 +289,7 @@ def test_what_cannot_be_carried_is_refused_before_anything_starts() -> None:
         rw.launch(lambda: lock, nproc=2)
 
 
+@pytest.mark.slow
 def test_a_callers_session_stays_as_it_is() -> None:
     with rw.init() as session:
         assert rw.launch(add, 0, nproc=2) == [1, 1]
@@ -290,6 +297,7 @@ def test_a_callers_session_stays_as_it_is() -> None:
         assert session.world_size == 1
 
 
+@pytest.mark.slow
 def test_functions_run_on_several_hosts() -> None:
     """Each host has a launcher of its own, and gets what its own ranks return."""
     endpoint = f"127.0.0.1:{free_port()}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"]
@@ -96,6 +97,7 @@ def test_ctrl_c_reaches_what_a_program_has_started(tmp_path: Path) -> None:
     assert launcher.returncode == 130
 
 
+@pytest.mark.slow
 def test_what_fails_at_ctrl_c_is_told(tmp_path: Path) -> None:
     script = SAVES.replace('    print("saved", flush=True)\n', "    raise OSError('disk full')\n").replace("2.5", "0.5")
     with launched(script, tmp_path) as launcher:
@@ -110,6 +112,7 @@ def test_what_fails_at_ctrl_c_is_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_failed_and_does_not_end_is_a_failure_after_a_while(tmp_path: Path) -> None:
     with launched(STAYS, tmp_path, "--grace", "0.5") as launcher:
         _, said = launcher.communicate(timeout=SECONDS)
@@ -118,7 +121,9 @@ def test_a_rank_that_failed_and_does_not_end_is_a_failure_after_a_while(tmp_path
     assert "ValueError: the loss is not a number\n\nrank 0 then was stopped (SIGTERM)\nrank 1 did not end" in said
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), variants([(signal.SIGINT, 130), (signal.SIGTERM, 143)], fast=[(signal.SIGTERM, 143)])
+)
 def test_what_a_rank_has_raised_is_told_when_the_launcher_is_stopped(
     number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
@@ -138,6 +143,7 @@ def test_what_a_rank_has_raised_is_told_when_the_launcher_is_stopped(
     assert "ValueError: the loss is not a number" in said
 
 
+@pytest.mark.slow
 def test_a_blocked_sigchld_does_no_harm_and_ranks_have_it_as_it_was(tmp_path: Path) -> None:
     blocked = after("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})")
     script = "import signal\nprint(signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
@@ -146,6 +152,7 @@ def test_a_blocked_sigchld_does_no_harm_and_ranks_have_it_as_it_was(tmp_path: Pa
     assert launcher.returncode == 0
 
 
+@pytest.mark.slow
 def test_what_is_ignored_at_the_start_is_ignored_by_launcher_and_ranks(tmp_path: Path) -> None:
     ignoring = after(
         "for name in ('SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGCHLD'):\n"
@@ -171,6 +178,7 @@ def test_what_is_ignored_at_the_start_is_ignored_by_launcher_and_ranks(tmp_path:
     assert launcher.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_program_starts_with_signals_as_a_shell_starts_it() -> None:
     ended = subprocess.run(
         [*LAUNCH, "--no-python", "bash", "-c", "yes | head -1; trap '' PIPE; grep SigIgn /proc/self/status"],

@@ -15,6 +15,7 @@ import rankwise as rw
 from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
 from rankwise._rendezvous.nodes import Nodes
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port, garbage_thrown
 
 
@@ -80,6 +81,7 @@ def test_a_first_host_that_does_not_come_is_missed() -> None:
     assert "host 1 did not find host 0 within 2 s" in str(error)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_an_error_on_every_host(taken_port: int) -> None:
     first = launch_on(taken_port, 0)
     assert isinstance(first, rw.LaunchError)
@@ -104,13 +106,14 @@ def test_a_port_that_is_taken_is_an_error_on_every_host(taken_port: int) -> None
     assert "another program has the port" in second.stderr
 
 
+@pytest.mark.slow
 def test_two_hosts_of_one_number_are_told() -> None:
     ended = launch_all(0, 1, 1, most=3)
     assert any("two launchers are host 1 of 3" in str(error) for error in ended)
     assert any("host 2 of 3 did not come" in str(error) for error in ended)
 
 
-@pytest.mark.parametrize("options", [{"timeout": "soon"}, {}])
+@pytest.mark.parametrize("options", variants([{"timeout": "soon"}, {}], fast=[{}]))
 def test_hosts_that_cannot_be_are_refused(options: dict[str, str]) -> None:
     nodes = Nodes(
         min_nodes=2, max_nodes=2, backend="static", endpoint="127.0.0.1:1", run_id="test", node_rank=2, options=options
@@ -119,6 +122,8 @@ def test_hosts_that_cannot_be_are_refused(options: dict[str, str]) -> None:
         launch_call(FunctionCall.of(who_am_i, ()), nproc=1, nodes=nodes)
 
 
-def test_launchers_find_each_other_while_garbage_is_thrown_at_them() -> None:
-    with garbage_thrown(3):
+@pytest.mark.slow
+@pytest.mark.soak(30)
+def test_launchers_find_each_other_while_garbage_is_thrown_at_them(seed: int) -> None:
+    with garbage_thrown(seed):
         assert launch_all(0, 1, timeout="30") == [[40, 41], [42, 43]]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 HERE = Path(__file__).parent
@@ -75,6 +76,7 @@ ENDINGS = {
     "stderr": "import sys\nprint('out')\nprint('err', file=sys.stderr)",
     "closed stdout": "import sys\nsys.stdout.close()",
 }
+FAST = {"raise", "SIGKILL", "unclosed file"}
 
 
 def run(command: list[str], *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -96,8 +98,15 @@ def without_addresses(text: bytes) -> bytes:
     return re.sub(rb"0x[0-9a-f]+", b"0x", text)
 
 
-@pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
-@pytest.mark.parametrize("target", [["programs/probe.py"], ["-m", "programs.probe"]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    ("target", "extra"),
+    [
+        pytest.param(["programs/probe.py"], [], id="script-forked"),
+        pytest.param(["programs/probe.py"], ["--no-preload"], id="script-fresh", marks=pytest.mark.slow),
+        pytest.param(["-m", "programs.probe"], [], id="module-forked", marks=pytest.mark.slow),
+        pytest.param(["-m", "programs.probe"], ["--no-preload"], id="module-fresh", marks=pytest.mark.slow),
+    ],
+)
 def test_a_script_sees_what_it_sees_under_python(target: list[str], extra: list[str]) -> None:
     args = [*target, "--lr", "0.1", "two words", ""]
     wanted = run(PYTHON, *args, cwd=HERE)
@@ -110,7 +119,7 @@ def test_a_script_sees_what_it_sees_under_python(target: list[str], extra: list[
     assert found.stdout.splitlines()[1:] == wanted.stdout.splitlines()[1:] == [b"a thread", b"at exit"]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", variants(ENDINGS, fast=FAST))
 def test_a_script_ends_as_it_ends_under_python(ending: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ENDINGS[ending])
@@ -128,6 +137,7 @@ def test_a_script_ends_as_it_ends_under_python(ending: str, tmp_path: Path) -> N
     assert (file.read_bytes() if file.exists() else None) == written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
 def test_streams_are_unbuffered_where_python_is_told_so(extra: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -137,6 +147,7 @@ def test_streams_are_unbuffered_where_python_is_told_so(extra: list[str], tmp_pa
             assert run(["env", setting, *command], str(script)).stdout == wanted
 
 
+@pytest.mark.slow
 def test_a_number_of_threads_that_is_set_too_late_is_told(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -159,6 +170,7 @@ def test_nothing_is_left_open_that_python_would_warn_of(tmp_path: Path) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, b"x\n", b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
 def test_a_script_is_shown_by_its_command_and_can_execute_itself_again(extra: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -177,6 +189,7 @@ def test_a_script_is_shown_by_its_command_and_can_execute_itself_again(extra: li
     assert again == "again ['--lr', 'two words'] 0"
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_at_the_end_is_told_as_under_python(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('x', end='')\n")
@@ -186,6 +199,7 @@ def test_output_that_cannot_be_written_at_the_end_is_told_as_under_python(tmp_pa
     assert found.stderr.startswith(wanted.stderr)
 
 
+@pytest.mark.slow
 def test_a_folder_and_an_archive_run(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__main__.py").write_text("import helper, sys\nprint(helper.X, __name__, __file__, sys.argv)\n")
@@ -196,11 +210,13 @@ def test_a_folder_and_an_archive_run(tmp_path: Path) -> None:
         assert (found.returncode, found.stdout) == (0, wanted.stdout), found.stderr
 
 
+@pytest.mark.slow
 def test_a_program_runs() -> None:
     found = run(LAUNCH, "--no-python", "sh", "-c", "echo $RANK $WORLD_SIZE $0; exit 4", "zero")
     assert (found.returncode, found.stdout) == (4, b"0 1 zero\n")
 
 
+@pytest.mark.slow
 def test_a_data_loader_has_workers(tmp_path: Path) -> None:
     script = tmp_path / "load.py"
     script.write_text(

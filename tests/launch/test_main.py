@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rankwise
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -32,7 +33,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", variants(WAYS, fast=["script"]))
 def test_ranks_find_what_the_script_has_defined_and_done(way: str, tmp_path: Path) -> None:
     """Where there is nothing to import, all but what its top level has done."""
     if way == "archive":
@@ -56,6 +57,7 @@ def test_ranks_find_what_the_script_has_defined_and_done(way: str, tmp_path: Pat
     assert loaded == ([[3.0]] if has_file else [])
 
 
+@pytest.mark.slow
 def test_children_of_every_start_method_start_ranks() -> None:
     ended = run("nested.py")
     assert ended.stdout.splitlines() == [f"{method} [10, 11] True" for method in ("spawn", "forkserver", "fork")] + [
@@ -68,6 +70,7 @@ def test_a_script_that_guards_nothing_is_not_imported() -> None:
     assert ended.stdout == "[0, 20] True\n", ended.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_starts_ranks_when_it_is_imported_is_an_error() -> None:
     """And the ranks do not start ranks of their own, and so on."""
     ended = run("unguarded.py", "also when imported")
@@ -76,6 +79,7 @@ def test_a_script_that_starts_ranks_when_it_is_imported_is_an_error() -> None:
     assert ended.stdout == ""
 
 
+@pytest.mark.slow
 def test_packages_that_only_the_caller_finds_are_found_by_ranks(tmp_path: Path) -> None:
     """As in a notebook that puts a folder first in `sys.path`; nothing in there stands in for what all find."""
     (tmp_path / "vendored").mkdir()

@@ -36,6 +36,7 @@ def small_group() -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_kernel_killed_is_said_to_be(small_group: Path, tmp_path: Path) -> None:
     script = tmp_path / "grow.py"
     script.write_text("import os\nif os.environ['RANK'] == '1':\n    data = b'x' * (4 << 30)\n")

@@ -76,6 +76,7 @@ def client(*cells: str) -> NotebookClient:
     return NotebookClient(notebook, kernel_name="python3", timeout=200)
 
 
+@pytest.mark.slow
 def test_a_notebook_sees_what_ranks_print_and_return() -> None:
     notebook = client(TRAIN, SAVE).execute()
     outputs = notebook.cells[0].outputs
@@ -86,6 +87,7 @@ def test_a_notebook_sees_what_ranks_print_and_return() -> None:
     assert classes == "(True, True, [True, True])", "its own, in ranks and in what they write"
 
 
+@pytest.mark.slow
 def test_a_notebook_can_interrupt_ranks() -> None:
     running = client(TRAIN, WAIT, "print('goes on')")
     pids: list[int] = []

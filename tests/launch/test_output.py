@@ -85,6 +85,7 @@ def test_a_function_prints_where_its_caller_does(capsys: pytest.CaptureFixture[s
     assert sorted(seen.err.splitlines()) == ["[0] err 0", "[1] err 1"]
 
 
+@pytest.mark.slow
 def test_long_lines_of_many_ranks_are_not_torn(tmp_path: Path) -> None:
     script = tmp_path / "talk.py"
     script.write_text("import os\nfor _ in range(50):\n    print(os.environ['RANK'] * 20_000)\n")
@@ -96,6 +97,7 @@ def test_long_lines_of_many_ranks_are_not_torn(tmp_path: Path) -> None:
     assert sorted(lines) == [f"[{rank}] {str(rank) * 20_000}" for rank in (0, 2) for _ in range(50)]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colours_and_one_rank_gets_the_terminal(tmp_path: Path) -> None:
     script = tmp_path / "tty.py"
     script.write_text("import sys\nprint(sys.stdout.isatty())\n")
@@ -109,6 +111,7 @@ def test_a_terminal_gets_colours_and_one_rank_gets_the_terminal(tmp_path: Path) 
         os.close(ours)
 
 
+@pytest.mark.slow
 def test_a_terminal_is_told_that_ranks_start_and_how_long_they_took(tmp_path: Path) -> None:
     script = tmp_path / "talk.py"
     script.write_text("print('x')\n")
@@ -124,6 +127,7 @@ def test_a_terminal_is_told_that_ranks_start_and_how_long_they_took(tmp_path: Pa
     ), repr(said)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_ranks(tmp_path: Path) -> None:
     script = tmp_path / "talk.py"
     script.write_text("import time\nfor _ in range(3000):\n    print('line')\n    time.sleep(0.01)\n")

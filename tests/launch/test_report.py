@@ -110,6 +110,7 @@ def test_ranks_that_raised_alike_share_a_line() -> None:
     assert stopped == "ranks 5-6 then were stopped (SIGTERM)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
 def test_a_message_of_several_lines_is_reported(extra: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"

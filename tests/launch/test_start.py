@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", "--no-python"]
@@ -36,7 +37,7 @@ def run(*command: str, prepare: Callable[[], None] | None = None, **variables: s
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("caller", ["command", "function"])
+@pytest.mark.parametrize("caller", variants(["command", "function"], fast=["command"]))
 def test_a_fork_server_that_ends_before_it_is_asked_is_told(caller: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif 'server' in ' '.join(sys.orig_argv[1:3]):\n    os._exit(7)\n"
@@ -49,6 +50,7 @@ def test_a_fork_server_that_ends_before_it_is_asked_is_told(caller: str, tmp_pat
     assert "KeyError" not in ended.stderr
 
 
+@pytest.mark.slow
 @NAMESPACES
 def test_a_loopback_interface_that_is_down_is_told() -> None:
     ended = run(*ELSEWHERE, "--net", *LAUNCH, "true")
@@ -57,7 +59,7 @@ def test_a_loopback_interface_that_is_down_is_told() -> None:
     assert "Network is unreachable" in ended.stderr
 
 
-@pytest.mark.parametrize("most", [10, 12, 14, 16])
+@pytest.mark.parametrize("most", variants([10, 12, 14, 16], fast=[12]))
 def test_a_lack_of_descriptors_is_told(most: int) -> None:
     ended = run(*LAUNCH, "true", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
     assert ended.returncode == 1
@@ -65,6 +67,7 @@ def test_a_lack_of_descriptors_is_told(most: int) -> None:
     assert re.match("rankwise: .*Too many open files.* raise ulimit -n", line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [22, 40])
 def test_a_lack_of_descriptors_for_ranks_is_told(most: int) -> None:
     limit = most, most
@@ -92,6 +95,7 @@ def process_limit() -> Iterator[Path]:
         group.rmdir()
 
 
+@pytest.mark.slow
 def test_a_lack_of_processes_is_told(process_limit: Path) -> None:
     (process_limit / "pids.max").write_text("6")
     enter = f'echo $$ > {process_limit}/cgroup.procs && exec "$@"'
@@ -103,6 +107,7 @@ def test_a_lack_of_processes_is_told(process_limit: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 @NAMESPACES
 def test_ranks_start_where_no_file_can_be_written() -> None:
     read_only = " && ".join(f"mount -t tmpfs -o ro none {folder}" for folder in ("/tmp", "/var/tmp", "/dev/shm"))
@@ -110,6 +115,7 @@ def test_ranks_start_where_no_file_can_be_written() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @NAMESPACES
 def test_ranks_start_and_end_where_there_is_no_proc() -> None:
     shell = 'mount -t tmpfs none /proc && exec "$@"'
@@ -123,6 +129,7 @@ def test_ranks_start_and_end_where_there_is_no_proc() -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @NAMESPACES
 def test_the_name_of_the_host_is_nobodys_concern() -> None:
     script = 'hostname "$0" && exec "$@"'

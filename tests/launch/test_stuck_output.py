@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from rankwise._launch.stream_writer import StreamWriter
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 FILL = str(Path(__file__).parent / "programs" / "fill.py")
@@ -49,6 +50,7 @@ def wait_until_ranks_wait(launcher: subprocess.Popen[str], nproc: int = 2) -> No
     assert told == [f"[{rank}] waits True\n" for rank in range(nproc)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [True, False])
 def test_ranks_wait_for_a_reader_and_nothing_is_lost(blocking: bool, screen: tuple[int, int]) -> None:
     reader, writer = screen
@@ -75,6 +77,7 @@ def test_a_death_is_told_while_nobody_reads_the_output(screen: tuple[int, int]) 
     assert shown.count(b"\n") > 1000, "what was printed before is shown still"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signals", "status"), [([signal.SIGTERM], 143), ([signal.SIGINT, signal.SIGINT], 130)])
 def test_the_launcher_ends_when_told_though_nobody_reads(
     signals: list[int], status: int, screen: tuple[int, int]
@@ -90,6 +93,7 @@ def test_the_launcher_ends_when_told_though_nobody_reads(
     assert "bytes for it are discarded" in said
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_a_failure() -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
         ended = subprocess.run(
@@ -101,7 +105,7 @@ def test_output_that_cannot_be_written_is_a_failure() -> None:
     assert ended.stderr == wanted + "what ranks printed from then on is lost\n"
 
 
-@pytest.mark.parametrize("command", ["command", "function"])
+@pytest.mark.parametrize("command", variants(["command", "function"], fast=["function"]))
 def test_closed_streams_show_nothing_and_harm_nobody(command: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     script = tmp_path / "script.py"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwise._environment.nesting import AGENT_VARIABLES
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 BIN = Path(sys.executable).parent
@@ -54,6 +55,7 @@ def test_a_rank_is_told_what_torchrun_tells(tmp_path: Path) -> None:
         assert {name: our[name] for name in shared} == {name: their[name] for name in shared}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_two_hosts_meet_as_under_torchrun(backend: str, tmp_path: Path) -> None:
     script = tmp_path / "talk.py"
@@ -76,7 +78,8 @@ def test_two_hosts_meet_as_under_torchrun(backend: str, tmp_path: Path) -> None:
     assert said == [[str(rank), "4", str(rank % 2), str(rank // 2), "4"] for rank in range(4)]
 
 
-def test_ranks_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("needed", "status"), variants([("2", 0), ("3", 1)], fast=[("2", 0)]))
+def test_ranks_are_started_again_as_often_as_allowed(needed: str, status: int, tmp_path: Path) -> None:
     script = tmp_path / "try.py"
     script.write_text(
         "import os, sys\n"
@@ -84,22 +87,26 @@ def test_ranks_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
         "os.write(1, f'{os.environ[\"RANK\"]} {attempt}\\n'.encode())\n"
         "sys.exit(attempt < sys.argv[1])\n"
     )
-    for needed, status in (("2", 0), ("3", 1)):
-        ended = subprocess.run(
-            [*RANKWISE, "-n", "1", "--max-restarts", "2", str(script), needed],
-            env=clean_environ(), capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
-        assert (ended.returncode, ended.stdout) == (status, "0 0\n0 1\n0 2\n"), ended.stderr
-        assert [f"attempt {attempt} of 3 failed: rank 0 of 1" in ended.stderr for attempt in (1, 2)] == [True, True]
+    ended = subprocess.run(
+        [*RANKWISE, "-n", "1", "--max-restarts", "2", str(script), needed],
+        env=clean_environ(), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (status, "0 0\n0 1\n0 2\n"), ended.stderr
+    assert [f"attempt {attempt} of 3 failed: rank 0 of 1" in ended.stderr for attempt in (1, 2)] == [True, True]
 
 
 @pytest.mark.parametrize(
     ("fault", "status", "told"),
     [
         ("raise ValueError('the loss is not a number')", 1, "raised ValueError"),
-        ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
-        ("sys.exit()", 1, "raised RuntimeError"),
-        ("sys.excepthook = lambda *error: print('hooked', error[1]); 1 / 0", 1, "raised ZeroDivisionError"),
+        pytest.param("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL", marks=pytest.mark.slow),
+        pytest.param("sys.exit()", 1, "raised RuntimeError", marks=pytest.mark.slow),
+        pytest.param(
+            "sys.excepthook = lambda *error: print('hooked', error[1]); 1 / 0",
+            1,
+            "raised ZeroDivisionError",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_cause_is_shown_once_though_gloo_tells_of_it_first(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from rankwise._launch.reaper import LAUNCH_ID
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -48,6 +50,13 @@ ENDS: dict[str, tuple[Callable[[psutil.Process], None], int]] = {
     "fork server SIGKILL": (lambda launcher: server(launcher).kill(), 1),
     "rank SIGKILL": (lambda launcher: server(launcher).children()[1].kill(), 137),
     "rank SIGSEGV": (lambda launcher: server(launcher).children()[1].send_signal(signal.SIGSEGV), 139),
+}
+
+# One for each of what ends a world, and of what its ranks are in.
+FAST = {
+    ("SIGTERM", "rankwise"),
+    ("SIGKILL", "C++"),
+    ("rank SIGKILL", "rankwise"),
 }
 
 
@@ -114,8 +123,7 @@ def marked(folder: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("how", ["Python", "C++", "rankwise"])
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(("end", "how"), variants(itertools.product(ENDS, ["Python", "C++", "rankwise"]), fast=FAST))
 def test_nothing_is_left_of_ranks_that_stay(end: str, how: str, tmp_path: Path) -> None:
     world = World(tmp_path, how)
     act, status = ENDS[end]
@@ -130,6 +138,7 @@ def test_nothing_is_left_of_ranks_that_stay(end: str, how: str, tmp_path: Path) 
     assert "_launch/agent.py" not in said, "no traceback of the launcher's own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 1)])
 def test_nothing_is_left_of_ranks_that_end(how: str, status: int, tmp_path: Path) -> None:
     world = World(tmp_path, how)
@@ -137,6 +146,7 @@ def test_nothing_is_left_of_ranks_that_end(how: str, status: int, tmp_path: Path
     assert world.launcher.returncode == status, said
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_listen_are_killed(tmp_path: Path) -> None:
     world = World(tmp_path, "deaf")
     twice(world.up())
@@ -144,6 +154,7 @@ def test_ranks_that_do_not_listen_are_killed(tmp_path: Path) -> None:
     assert world.launcher.returncode == 130
 
 
+@pytest.mark.slow
 def test_ranks_are_gone_when_launcher_and_fork_server_are_killed_at_once(tmp_path: Path) -> None:
     """Their children may stay: nobody is left who knows them."""
     world = World(tmp_path, "C++")

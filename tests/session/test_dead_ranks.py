@@ -5,8 +5,11 @@ The session's timeout is 30 s, and the ranks are given 12: so nobody has waited 
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import free_port, plain, run_ranks
 
 CAUSES = {
@@ -16,11 +19,11 @@ CAUSES = {
     "ends": "left",
 }
 PLACES = ["at once", "later", "in a group", "in its turn", "in rank zero's turn", "while others wait"]
+# Each cause, and each place.
+FAST = {("at once", how, 4) for how in CAUSES} | {(where, "killed", 4) for where in PLACES}
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("how", CAUSES)
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("where", "how", "size"), variants(itertools.product(PLACES, CAUSES, [2, 4]), fast=FAST))
 def test_every_other_rank_raises(how: str, where: str, size: int) -> None:
     who = {"in a group": 1, "while others wait": 1, "in rank zero's turn": 0}.get(where, size - 1)
     port = free_port()
@@ -36,7 +39,7 @@ def test_every_other_rank_raises(how: str, where: str, size: int) -> None:
         assert f"rank {who} {CAUSES[how]}" in process.stdout, process.stdout
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", variants([2, 4], fast=[4]))
 @pytest.mark.parametrize("where", ["in data", "in ragged data"])
 def test_a_rank_that_is_killed_while_data_moves(where: str, size: int) -> None:
     port = free_port()
@@ -49,8 +52,10 @@ def test_a_rank_that_is_killed_while_data_moves(where: str, size: int) -> None:
         assert f"rank {size - 1} is gone" in process.stdout, process.stdout
 
 
-@pytest.mark.parametrize("who", [0, 2])
-@pytest.mark.parametrize("how", ["raises", "killed", "late"])
+@pytest.mark.parametrize(
+    ("how", "who"),
+    variants(itertools.product(["raises", "killed", "late"], [0, 2]), fast=[("raises", 0), ("killed", 2), ("late", 2)]),
+)
 def test_a_rank_that_fails_between_the_meeting_and_the_end_of_joining_is_named(how: str, who: int) -> None:
     """The timeout is 300 s, and opening a process group hears nothing until then."""
     port = free_port()

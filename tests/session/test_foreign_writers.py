@@ -16,6 +16,8 @@ from rankwise.testing.environments import fake_torchrun
 from tests.session.worlds import free_port, garbage_thrown, plain, run_ranks
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("how", ["join", "adopt"])
 def test_what_another_user_writes_into_the_store_leads_no_rank_to_unpickle_it(how: str, tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Comm, note: 
             board.delete_key(left)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.soak(100)
 def test_ranks_join_while_garbage_is_thrown_at_them(seed: int) -> None:
     """At the meeting, the store, gloo, and the connections of each group, with the last rank late."""
     port = free_port()

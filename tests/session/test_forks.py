@@ -47,6 +47,7 @@ def test_a_forked_child_does_not_adopt_its_parents_group(seen: bool) -> None:
     rw.barrier()
 
 
+@pytest.mark.slow
 def test_children_of_ranks_end_whatever_was_open(tmp_path: Path) -> None:
     """A group that a child releases waits for threads that only its parent has."""
     port, folder = free_port(3), {"TMPDIR": str(tmp_path)}  # loaders leave a folder

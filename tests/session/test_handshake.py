@@ -232,6 +232,7 @@ def test_strangers_that_stay_and_say_nothing_hold_nobody_up() -> None:
     assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers), answers
 
 
+@pytest.mark.slow
 def test_a_stranger_that_speaks_slowly_is_sent_away_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "IDENTIFY_SECONDS", 0.3)
     port = free_port()
@@ -263,7 +264,9 @@ def test_problems_of_many_ranks_fit_into_an_answer() -> None:
     assert all(isinstance(answer, JoinReply) and "rank 1 on here: é" in answer.error for answer in answers), answers
 
 
-@pytest.mark.parametrize("enough", [True, False], ids=["strangers", "ranks"])
+@pytest.mark.parametrize(
+    "enough", [pytest.param(True, id="strangers"), pytest.param(False, id="ranks", marks=pytest.mark.slow)]
+)
 def test_a_rank_zero_without_descriptors(enough: bool) -> None:
     """It needs those that strangers hold; what the ranks themselves need it cannot do without."""
     port, size, spare = free_port(), 6, 8 if enough else 3

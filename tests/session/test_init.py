@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._session.current import opened_session
+from tests.lanes import variants
 from tests.session.worlds import PROGRAMS, clean_environ, free_port, plain, run_ranks
 
 
@@ -61,6 +62,7 @@ def test_a_stranger_on_the_port_is_named_on_every_rank() -> None:
     assert f"the listener on port {port} is not rank zero of this world" in one
 
 
+@pytest.mark.slow
 def test_two_jobs_with_one_port_are_told_apart(tmp_path: Path) -> None:
     """The one that comes later would else swap ranks with the first, or meet where that has met."""
     port = free_port()
@@ -130,13 +132,16 @@ def test_a_program_that_just_ends_is_silent() -> None:
 
 @pytest.mark.parametrize(
     ("how", "launcher"),
-    [
-        ("again", "by hand"),
-        ("keeps DDP", "by hand"),
-        ("one alone first", "by hand"),
-        ("one comes late", "by hand"),
-        ("one comes late", "rankwise"),
-    ],
+    variants(
+        [
+            ("again", "by hand"),
+            ("keeps DDP", "by hand"),
+            ("one alone first", "by hand"),
+            ("one comes late", "by hand"),
+            ("one comes late", "rankwise"),
+        ],
+        fast=[("again", "by hand")],
+    ),
 )
 def test_a_process_may_join_again(how: str, launcher: str, tmp_path: Path) -> None:
     folder = {"TMPDIR": str(tmp_path)}  # torch leaves a folder
@@ -153,7 +158,7 @@ def test_a_process_may_join_again(how: str, launcher: str, tmp_path: Path) -> No
         assert (launched.returncode, launched.stdout) == (0, "ok\nok\n"), launched.stderr
 
 
-@pytest.mark.parametrize(("how", "status"), [("raise", 1), ("exit", 3), ("gone", 0)])
+@pytest.mark.parametrize(("how", "status"), variants([("raise", 1), ("exit", 3), ("gone", 0)], fast=[("raise", 1)]))
 def test_a_rank_zero_that_ends_early_holds_nobody_up(how: str, status: int) -> None:
     """The timeout is 280 s, and the ranks are given 200."""
     port = free_port()
@@ -187,6 +192,7 @@ def test_ddp_works_alone_and_with_many(tmp_path: Path) -> None:
             assert (process.returncode, process.stdout) == (0, "synced\n"), process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads from /proc")
 def test_a_closed_session_lets_go_of_its_groups(tmp_path: Path) -> None:
     """Threads that are left when the interpreter ends take the process down, now and then, with SIGABRT."""
@@ -195,6 +201,7 @@ def test_a_closed_session_lets_go_of_its_groups(tmp_path: Path) -> None:
         assert (process.returncode, process.stdout) == (0, "[]\n"), process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what threads are at from /proc")
 def test_a_closed_session_waits_for_threads_of_a_group_that_a_model_holds(tmp_path: Path) -> None:
     """A thread that gives back Python's objects while the model goes, or the interpreter, hangs or dies of SIGSEGV."""

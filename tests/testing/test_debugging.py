@@ -10,6 +10,7 @@ import pytest
 from tests.testing.running import PROGRAMS, failure_report, run
 
 
+@pytest.mark.slow
 def test_a_rank_can_be_debugged_where_output_is_shown(programs: pytest.Pytester) -> None:
     shutil.copy(PROGRAMS / "debugging.py", programs.path / "test_debugging.py")
     typed = b"p 40 + world.rank\nimport time\ntime.sleep(4)\ncontinue\nan answer\n"
@@ -22,6 +23,7 @@ def test_a_rank_can_be_debugged_where_output_is_shown(programs: pytest.Pytester)
     result.stdout.no_fnmatch_line("*ranks that were replaced*")
 
 
+@pytest.mark.slow
 def test_a_debugger_fails_where_output_is_captured(programs: pytest.Pytester) -> None:
     result = run(programs, "debugging")
     result.assert_outcomes(failed=2)

@@ -7,6 +7,7 @@ import pytest
 from tests.testing.running import failure_report, run
 
 
+@pytest.mark.slow
 def test_what_happens_at_the_end_is_told(programs: pytest.Pytester) -> None:
     result = run(programs, "ending")
     result.assert_outcomes(passed=4, failed=1, xfailed=1, errors=1)
@@ -17,6 +18,7 @@ def test_what_happens_at_the_end_is_told(programs: pytest.Pytester) -> None:
     assert "rank 0 ended with exit code 3 while it tore down its fixtures of wider scope" in output
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_tells_all(programs: pytest.Pytester) -> None:
     result = run(programs, "mixed", "-x")
     result.assert_outcomes(passed=1, failed=1, errors=1)
@@ -24,16 +26,19 @@ def test_a_run_that_stops_tells_all(programs: pytest.Pytester) -> None:
     assert "ranks 0-1 failed: ValueError: no data" in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_limit_may_be_longer_than_that_of_the_start(programs: pytest.Pytester) -> None:
     programs.makeconftest("from rankwise.testing._plugin import timeouts\ntimeouts.START_SECONDS = 30")
     programs.makepyfile("import pytest, time\n@pytest.mark.ranks(2, timeout=100)\ndef test_it(): time.sleep(31)")
     programs.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_a_test_may_come_twice(programs: pytest.Pytester) -> None:
     run(programs, "fresh", "--keep-duplicates", "test_fresh.py").assert_outcomes(passed=4)
 
 
+@pytest.mark.slow
 def test_what_the_next_file_does_is_not_this_ones(programs: pytest.Pytester) -> None:
     (programs.mkdir("files[1]") / "test_d.py").write_text("import pytest\n@pytest.mark.ranks(2)\ndef test_d(): ...")
     programs.makepyfile(

@@ -37,6 +37,7 @@ def write(programs: pytest.Pytester, path: str, text: str) -> None:
     file.write_text(textwrap.dedent(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [
@@ -54,6 +55,7 @@ def test_fixtures_of_a_folder(programs: pytest.Pytester, args: list[str]) -> Non
     result.assert_outcomes(passed=6)
 
 
+@pytest.mark.slow
 def test_a_file_that_pytest_would_not_find_by_itself(programs: pytest.Pytester) -> None:
     write(
         programs,

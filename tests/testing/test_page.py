@@ -11,6 +11,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
 MODULE, TESTS, *REST = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_example_runs(programs: pytest.Pytester) -> None:
     programs.makepyfile(metrics=MODULE, test_metrics=TESTS)
     result = programs.runpytest_subprocess("-p", "no:cacheprovider", timeout=100)

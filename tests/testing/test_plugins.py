@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from tests.lanes import variants
 from tests.testing.running import PROGRAMS, failure_report, run
 
 
@@ -16,6 +17,7 @@ def hooks(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(PROGRAMS / "hooks.py", programs.path / "conftest.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-n", "2"), ("-p", "no:xdist")])
 def test_hooks_that_come_first(programs: pytest.Pytester, options: tuple[str, ...]) -> None:
     programs.makeini("[pytest]\naddopts = --strict-markers --strict-config\ntimeout = 100\ntimeout_method = signal")
@@ -28,7 +30,7 @@ def test_hooks_that_come_first(programs: pytest.Pytester, options: tuple[str, ..
         assert "a plugin runs tests in its own way" in failure_report(result, test)
 
 
-@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
+@pytest.mark.parametrize("option", variants(["--setup-plan", "--setup-only"], fast=["--setup-plan"]))
 def test_options_with_which_no_test_runs(programs: pytest.Pytester, option: str) -> None:
     result = run(programs, "hooked", option, "-k", "body")
     assert result.ret == 0
@@ -36,6 +38,7 @@ def test_options_with_which_no_test_runs(programs: pytest.Pytester, option: str)
     assert re.search(r"SETUP +F world\b", result.stdout.str())
 
 
+@pytest.mark.slow
 def test_reruns_run_in_ranks_again(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_ADDOPTS", "-pno:randomly -pno:asyncio")
     result = run(programs, "rerunning", "-rA", "-v")
@@ -46,6 +49,7 @@ def test_reruns_run_in_ranks_again(programs: pytest.Pytester, monkeypatch: pytes
     result.stdout.no_fnmatch_line("*ranks that were replaced*")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-n", "2"), ("--cov=test_plugged", "--cov-report=term")])
 def test_plugins_that_many_projects_have(
     programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]

@@ -21,6 +21,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in {typing.Union, types.UnionType} else (kind,)
 
 
+@pytest.mark.slow
 def test_mypy_knows_the_types_of_the_public_names(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """The first run reads torch, which takes a while."""
     cache = tmp_path if pytestconfig.cache is None else pytestconfig.cache.mkdir("mypy")

@@ -99,6 +99,7 @@ def test_members_that_were_refused_meet_at_once_again(comm: Comm) -> None:
         idist.barrier()
 
 
+@pytest.mark.slow
 def test_a_member_that_comes_late_or_never_is_named(tmp_path: Path) -> None:
     """What a rank left where the members meet, and gave up waiting, nobody takes for that rank later."""
     port = free_port()

@@ -149,6 +149,7 @@ def test_ranks_that_never_arrive_are_named() -> None:
     assert error.startswith("JoinTimeoutError: rank 1 of 2 did not arrive within 1 s")
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_to_the_file_is_waited_for_in_vain(tmp_path: Path) -> None:
     environ = {"RANK": "0", "WORLD_SIZE": "2"}
     (error,) = refused([environ], backend="gloo", timeout=1, init_method=f"file://{tmp_path}/meeting")

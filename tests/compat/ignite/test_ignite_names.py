@@ -17,6 +17,7 @@ from torch import nn
 import rankwise as rw
 import rankwise.compat.ignite as idist
 from tests.compat.ignite.original import ignite, original
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 # Recorded from PyTorch-Ignite 0.5.5, without annotations.
@@ -185,7 +186,9 @@ def test_a_late_installation_is_refused() -> None:
     assert ignite.distributed is original
 
 
-@pytest.mark.parametrize("program", ["ignite_stands_in.py", "ignite_is_missing.py"])
+@pytest.mark.parametrize(
+    "program", variants(["ignite_stands_in.py", "ignite_is_missing.py"], fast=["ignite_is_missing.py"])
+)
 def test_installation(program: str, tmp_path: Path) -> None:
     path = Path(__file__).parents[1] / "programs" / program
     ended = subprocess.run(

@@ -36,6 +36,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return trained(tmp_path_factory.mktemp("reference"), [sys.executable], "alone", "original")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "how"),
     [

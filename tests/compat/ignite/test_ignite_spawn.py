@@ -17,6 +17,7 @@ import torch
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port, plain, run_ranks
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -26,7 +27,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("nproc", [1, 2, 4])
+@pytest.mark.parametrize("nproc", variants([1, 2, 4], fast=[2]))
 def test_spawn_runs_a_function_in_ranks(nproc: int, tmp_path: Path) -> None:
     """A closure, which the original cannot carry; it has nothing to return."""
 
@@ -56,6 +57,7 @@ def test_parallel_spawns_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert logged.endswith("ignite.distributed.launcher.Parallel INFO: End of run\n")
 
 
+@pytest.mark.slow
 def test_two_worlds_at_a_time_do_not_meet() -> None:
     """The original's both want port 2222."""
 
@@ -69,6 +71,7 @@ def test_two_worlds_at_a_time_do_not_meet() -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_join_false_comes_back_at_once(tmp_path: Path) -> None:
     def wait(_: int) -> None:
         while not (tmp_path / "go").exists():
@@ -97,6 +100,7 @@ def test_the_failing_rank_is_named_and_its_error_the_cause() -> None:
     assert dict(os.environ) == before
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_others() -> None:
     def die(local_rank: int) -> None:
         if local_rank == 0:
@@ -107,6 +111,7 @@ def test_a_killed_rank_ends_the_others() -> None:
         idist.spawn("gloo", die, (), nproc_per_node=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["master_addr", "init_method"])
 def test_two_hosts_meet(how: str, tmp_path: Path) -> None:
     port = str(free_port())
@@ -178,7 +183,7 @@ def test_parallel_is_refused_before_its_block_begins(arguments: dict[str, Any], 
         ("raise", "rank 1 left with ValueError: the loss is not a number"),
         ("kill", "rank 1"),
         ("leave", "rank 1 left the session"),
-        ("never come", "CollectiveTimeoutError"),
+        pytest.param("never come", "CollectiveTimeoutError", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_fails_in_parallel_strands_nobody(fault: str, said: str) -> None:

@@ -1,0 +1,52 @@
+"""The lanes of tests, and the seeds of randomised ones. CONTRIBUTING.md has the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+from rankwise.testing._plugin.marker import world_size_of
+
+SEED = 0
+
+
+def variants(values: Iterable[Any], *, fast: Container[Any]) -> list[Any]:
+    """Return the values of a parameter, all but those in `fast` marked as slow; tuples are values of several."""
+    return [value if value in fast else pytest.param(*_as_tuple(value), marks=pytest.mark.slow) for value in values]
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that repeats the randomised tests."""
+    parser.addoption(
+        "--soak-seed",
+        type=int,
+        metavar="SEED",
+        help="run each test marked `soak` as often as its mark requests, with this seed and those that follow it",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Print the seed."""
+    seed = config.getoption("soak_seed")
+    return "" if seed is None else f"soak: seed {seed}; to repeat this run: make soak SEED={seed}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a randomised test its seeds: a fixed one, or many in a soak run."""
+    if (mark := metafunc.definition.get_closest_marker("soak")) is not None:
+        first = metafunc.config.getoption("soak_seed")
+        seeds = [SEED] if first is None else range(first, first + mark.args[0])
+        metafunc.parametrize("seed", seeds, ids=[f"seed{seed}" for seed in seeds])
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests in ranks as slow in worlds of the sizes that the module or the test names."""
+    mark = item.get_closest_marker("slow_with_ranks")
+    if mark is not None and world_size_of(item) in mark.args:
+        item.add_marker("slow")
