@@ -45,7 +45,7 @@ def test_every_example_of_the_guide_runs(ranks: int, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -90,7 +90,7 @@ def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], 
         env=clean_environ(TMPDIR=str(tmp_path)),
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=True,
     )
     found = []
@@ -188,7 +188,7 @@ def test_the_batch_script_of_the_guide(cluster: dict[str, str], tmp_path: Path) 
     (tmp_path / "train.py").write_text(
         "import os, sys\n"
         "import rankwise as rw\n"
-        "with rw.init(timeout=30):\n"
+        "with rw.init(timeout=100):\n"
         "    told = rw.all_gather((rw.topology().node_rank, rw.get_local_rank(), os.environ['OMP_NUM_THREADS']))\n"
         "    if rw.is_rank_zero():\n"
         "        print(sys.argv[1:], told)\n"
@@ -201,7 +201,7 @@ def test_the_batch_script_of_the_guide(cluster: dict[str, str], tmp_path: Path) 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=False,
     )
     out = (tmp_path / "out").read_text()

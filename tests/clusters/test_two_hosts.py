@@ -35,7 +35,7 @@ def on_two_hosts(folder: Path, shell: str, *args: str) -> subprocess.CompletedPr
         env=clean_environ(TMPDIR=str(folder), PYTHON=sys.executable),
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=False,
     )
 

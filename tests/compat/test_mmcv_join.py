@@ -72,7 +72,7 @@ def test_slurm(launcher: str) -> None:
 
 def test_slurm_with_a_port_of_ones_own() -> None:
     port = free_port()
-    told = joined(join([slurm(rank, 2) for rank in range(2)], "slurm", port=port, timeout=30))
+    told = joined(join([slurm(rank, 2) for rank in range(2)], "slurm", port=port, timeout=100))
     assert told[0]["MASTER_PORT"] == str(port)
 
 

@@ -57,7 +57,7 @@ def test_two_jobs_run_side_by_side() -> None:
     for job in jobs:
         job.start()
     for job in jobs:
-        job.join(50)
+        job.join(200)
     assert ended == [[2, 2], [2, 2]]
 
 
@@ -117,7 +117,7 @@ def test_machines_need_not_be_started_in_order() -> None:
     for thread in machines:
         thread.start()
     for thread in machines:
-        thread.join(50)
+        thread.join(200)
     assert ended == {0: [[0, 4, 2], [1, 4, 2]], 1: [[2, 4, 2], [3, 4, 2]]}
 
 

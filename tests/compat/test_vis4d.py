@@ -286,7 +286,7 @@ def test_wrappers_of_torchs_are_known(tmp_path: Path) -> None:
     """DDP, and what the original does not know: FSDP 1 and 2, and what torch.compile returns."""
     ended = subprocess.run(
         [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", str(PROGRAMS / "wrappers.py")],
-        env=clean_environ(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=120, check=False,
+        env=clean_environ(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == [f"[{rank}] True True True True" for rank in range(2)]

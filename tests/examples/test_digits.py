@@ -28,7 +28,7 @@ def test_every_way_to_run_it_is_as_accurate(tmp_path: Path) -> None:
     accuracies = {}
     environ = clean_environ(COLUMNS="100", TMPDIR=str(tmp_path))
     for name, command in RUNS.items():
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
         assert ended.returncode == 0, ended.stderr
         row = re.search(r"│ +([0-9]+) │ +(\w+) │ +\w+ │ +([0-9]+) │ +([0-9]+) │", ended.stdout)
         assert row is not None, ended.stdout

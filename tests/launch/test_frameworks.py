@@ -26,7 +26,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 def test_a_framework_runs(program: str, said: str, tmp_path: Path) -> None:
     ended = subprocess.run(
         [*RANKWISE, str(PROGRAMS / f"{program}.py")],
-        env=clean_environ(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=55, check=False,
+        env=clean_environ(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert [line for line in ended.stdout.splitlines() if line.startswith("2 ")] == [said, said]

@@ -104,7 +104,7 @@ def test_a_notebook_can_interrupt_ranks() -> None:
     with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
         running.execute()
     thread.join()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     assert len(pids) >= 3
     while any(map(psutil.pid_exists, pids)):
         assert time.monotonic() < deadline, "a rank is left"

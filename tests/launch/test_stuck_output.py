@@ -20,7 +20,7 @@ from tests.session.worlds import clean_environ
 
 FILL = str(Path(__file__).parent / "programs" / "fill.py")
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
-SECONDS = 50
+SECONDS = 200
 # More than all pipes and the launcher hold together.
 LINES = 5000
 

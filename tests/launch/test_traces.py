@@ -21,7 +21,7 @@ from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parent / "programs"
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "3"]
-LEFT_SECONDS = 30.0
+LEFT_SECONDS = 100.0
 
 
 def server(launcher: psutil.Process) -> psutil.Process:

@@ -1,6 +1,6 @@
 """A rank dies, or just ends: every other rank raises at once, and the message names the rank.
 
-The session's timeout is 30 s, and the ranks are given 12: so nobody has waited for a timeout.
+The session's timeout is 280 s, and the ranks are given 200: so nobody has waited for a timeout.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Comm, note: 
     else:
         comm.verify(Call("rank_zero_first", {"local": False}))
         comm.num_exclusive_sections += 1
-        assert wait_for(board, ["over"], timeout=20.0)
+        assert wait_for(board, ["over"], timeout=100.0)
         for left in (key, f"{key}/readers", "over"):
             board.delete_key(left)
 

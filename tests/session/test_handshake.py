@@ -40,7 +40,7 @@ def request(rank: int, world_size: int, **more: str) -> JoinRequest:
     )
 
 
-def meet(where: Endpoint, requests: list[JoinRequest], *, timeout: float = 10.0) -> list[JoinReply | JoinError]:
+def meet(where: Endpoint, requests: list[JoinRequest], *, timeout: float = 100.0) -> list[JoinReply | JoinError]:
     """Let ranks meet, and return each one's answer or error."""
 
     def one(own: JoinRequest) -> JoinReply | JoinError:
@@ -129,7 +129,7 @@ def test_all_get_their_answer(world_size: int) -> None:
 
 
 def test_those_that_are_missing_are_named_to_all_that_came() -> None:
-    errors = meet(endpoint(free_port()), [request(0, 4), request(2, 4)], timeout=0.5)
+    errors = meet(endpoint(free_port()), [request(0, 4), request(2, 4)], timeout=2.0)
     for error in errors:
         if isinstance(error, JoinReply):
             assert error.late
@@ -137,7 +137,7 @@ def test_those_that_are_missing_are_named_to_all_that_came() -> None:
         else:
             assert isinstance(error, JoinTimeoutError)
             text = str(error)
-        assert text.startswith("ranks 1, 3 of 4 did not arrive within 0.5 s; ranks 0, 2 did")
+        assert text.startswith("ranks 1, 3 of 4 did not arrive within 2 s; ranks 0, 2 did")
 
 
 def test_a_rank_zero_that_never_comes_is_a_timeout() -> None:
@@ -197,7 +197,7 @@ def test_strangers_at_rank_zeros_door_are_let_go() -> None:
     """Port scanners, health checks, and a rank that died while it waited and was started again."""
     port = free_port()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        world = pool.submit(meet, endpoint(port), [request(0, 3)], timeout=10.0)
+        world = pool.submit(meet, endpoint(port), [request(0, 3)], timeout=100.0)
         visits = [b"", b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 1}\n', b"[]\n", b"\xff\n", b"x" * 70_000]
         visits.append(request(1, 3).encode().encode() + b"\n")
         visits.append(b"[" * 60_000 + b"\n")
@@ -214,7 +214,7 @@ def test_strangers_at_rank_zeros_door_are_let_go() -> None:
 def test_a_rank_of_another_job_is_refused_by_name_and_holds_nobody_up() -> None:
     port = free_port()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        world = pool.submit(meet, endpoint(port), [request(0, 2, job="slurm 17.0")], timeout=10.0)
+        world = pool.submit(meet, endpoint(port), [request(0, 2, job="slurm 17.0")], timeout=100.0)
         (error,) = meet(endpoint(port), [request(1, 2, job="slurm 18.0")])
         assert "rank 1 on here is in job 'slurm 18.0', but rank 0 on here is in job 'slurm 17.0'" in str(error)
         answers = [*meet(endpoint(port), [request(1, 2, job="slurm 17.0")]), *world.result()]
@@ -225,7 +225,7 @@ def test_strangers_that_stay_and_say_nothing_hold_nobody_up() -> None:
     """Health checks, `nc`, a `TCPStore` client of another job: they are connected when the last rank comes."""
     port = free_port()
     with contextlib.ExitStack() as stay, ThreadPoolExecutor(max_workers=1) as pool:
-        world = pool.submit(meet, endpoint(port), [request(0, 3)], timeout=10.0)
+        world = pool.submit(meet, endpoint(port), [request(0, 3)], timeout=100.0)
         for sent in (b"", b"\x03", b'{"protocol"', b'{"protocol": "rankwise/1", "nonce": "0"}\n'):
             stay.enter_context(visit(port)).sendall(sent)
         answers = [*meet(endpoint(port), [request(1, 3), request(2, 3)]), *world.result()]
@@ -298,7 +298,7 @@ def visit(port: int) -> socket.socket:
     """Connect as soon as somebody listens."""
     for _ in range(1000):
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=1.0)
+            return socket.create_connection(("127.0.0.1", port), timeout=100.0)
         except ConnectionRefusedError:
             time.sleep(0.005)
     raise TimeoutError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -172,7 +173,7 @@ def test_a_rank_zero_that_ends_early_holds_nobody_up(how: str, status: int) -> N
 def test_rank_zero_says_whom_it_waits_for_at_the_end() -> None:
     port = free_port()
     zero, one, two = run_ranks("linger.py", [plain(rank, 3, port) for rank in range(3)])
-    assert zero.stderr == "rank 0 waits up to 30 s until rank 1 leave(s)\n"
+    assert re.fullmatch(r"rank 0 waits up to 100 s until ranks? 1(-2)? leave\(s\)\n", zero.stderr), "rank 2 may be slow"
     assert one.stderr == two.stderr == ""
 
 

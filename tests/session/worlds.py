@@ -42,7 +42,7 @@ def free_port(count: int = 1) -> int:
 
 
 def run_ranks(
-    program: str, environs: Sequence[dict[str, str]], *args: str, seconds: float = 120.0, fresh: bool = False
+    program: str, environs: Sequence[dict[str, str]], *args: str, seconds: float = 200.0, fresh: bool = False
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run a program of the folder `programs` once for each environment, all at the same time.
 

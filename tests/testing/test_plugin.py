@@ -227,7 +227,7 @@ def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
         command, cwd=programs.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as process:
         notes = [programs.path / f"rank{rank}" for rank in range(2)]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not all(note.exists() and note.read_text() for note in notes):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -237,7 +237,7 @@ def test_ctrl_c_ends_everything(programs: pytest.Pytester) -> None:
     place = f"test_slow.py:{len((PROGRAMS / 'slow.py').read_text().splitlines())}"
     assert f"stack of ranks 0-1, in sleep, {place}\n" in output.decode()
     assert f"{place}: KeyboardInterrupt\n" in output.decode()
-    _, alive = psutil.wait_procs(started, timeout=5)
+    _, alive = psutil.wait_procs(started, timeout=100)
     assert not alive
 
 

@@ -17,7 +17,7 @@ except rw.JoinTimeoutError as error:
     if rank == 0:
         print(error)
 
-with rw.init(rank=rank, world_size=2, address="left:29502", timeout=30):
+with rw.init(rank=rank, world_size=2, address="left:29502", timeout=100):
     rw.all_reduce(1)
     if rank == 1:
         while not told.exists():

@@ -50,7 +50,7 @@ def check(said: list[dict[str, Any]], *, hook: bool = True) -> None:
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
 def test_initialize_joins_what_the_launcher_names(backend: str) -> None:
     port = free_port()
-    check(run("initialize", [plain(rank, 2, port) for rank in range(2)], backend=backend, timeout=30))
+    check(run("initialize", [plain(rank, 2, port) for rank in range(2)], backend=backend, timeout=100))
 
 
 def test_initialize_alone_makes_a_world_of_one() -> None:
@@ -63,7 +63,7 @@ def test_ranks_set_by_hand_meet_on_this_host(world_size: int) -> None:
         {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)} for rank in range(world_size)
     ]
     port = {"MASTER_PORT": str(free_port())} if world_size > 1 else {}
-    check(run("initialize", [environ | port for environ in numbers], backend="gloo", timeout=30))
+    check(run("initialize", [environ | port for environ in numbers], backend="gloo", timeout=100))
 
 
 def test_initialize_over_tcp() -> None:

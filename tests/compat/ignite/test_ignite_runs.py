@@ -23,7 +23,7 @@ def trained(folder: Path, command: list[str], how: str, *more: str) -> tuple[dic
     place.mkdir(parents=True)
     ended = subprocess.run(
         [*command, PROGRAM, how, str(place), *more],
-        env=clean_environ(TMPDIR=str(folder)), capture_output=True, text=True, timeout=120, check=False,
+        env=clean_environ(TMPDIR=str(folder)), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     said: dict[str, Any] = json.loads(ended.stdout.removeprefix("[0] "))

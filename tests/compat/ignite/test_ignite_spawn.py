@@ -47,7 +47,7 @@ def test_parallel_spawns_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
         (folder / f"{local_rank} {word} {idist.model_name()}").touch()
 
     two: Any = np.int64(2)
-    with idist.Parallel("gloo", nproc_per_node=two, start_method="spawn", daemon=True, timeout=30) as parallel:
+    with idist.Parallel("gloo", nproc_per_node=two, start_method="spawn", daemon=True, timeout=100) as parallel:
         parallel.run(mark, tmp_path, word="ran")
         assert idist.model_name() == "serial", "this process is no rank"
     assert names(tmp_path) == ["0 ran native-dist", "1 ran native-dist"]

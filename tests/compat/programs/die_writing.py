@@ -18,7 +18,7 @@ class Deadly:
         return ()
 
 
-rw.init(timeout=20.0)
+rw.init(timeout=100.0)
 try:
     vis4d.all_gather_object_cpu(Deadly() if vis4d.get_rank() == dying else "fine", folder)
 except rw.RankwiseError as error:

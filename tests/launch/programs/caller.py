@@ -56,7 +56,7 @@ def look(config: Config, also: Any) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = True  # a module that cannot be pickled
     saved = io.BytesIO()
     torch.save(Net(), saved)
-    with rw.init(timeout=30.0):
+    with rw.init(timeout=100.0):
         gathered: list[Any] = [None, None]
         torch.distributed.all_gather_object(gathered, config)
         return {

@@ -6,7 +6,7 @@ import sys
 
 import rankwise as rw
 
-with rw.init(timeout=30.0):
+with rw.init(timeout=100.0):
     if rw.get_rank() == 1:
         if sys.argv[1] == "raise":
             raise ValueError("the loss is not a number")

@@ -27,4 +27,4 @@ if __name__ == "__main__":
     with multiprocessing.Manager() as manager:
         queue = manager.Queue()
         rw.launch(queue.put, 3, nproc=1)
-        print(queue.get(timeout=30))
+        print(queue.get(timeout=100))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import rankwise as rw
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
-with rw.init(timeout=60.0):
+with rw.init(timeout=280.0):
     rank = rw.get_rank()
     daemon = subprocess.Popen(["sleep", "300"], start_new_session=True, env={})
     (folder / f"{rank}.pids").write_text(f"{os.getpid()} {daemon.pid}")

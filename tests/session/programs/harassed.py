@@ -10,7 +10,7 @@ groups, delay = int(sys.argv[1]), float(sys.argv[2])
 try:
     if os.environ["RANK"] == "2":
         time.sleep(delay)
-    with rw.init(timeout=20.0):
+    with rw.init(timeout=100.0):
         for _ in range(groups):
             if rw.get_rank() == 2:
                 time.sleep(0.05)

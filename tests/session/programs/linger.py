@@ -6,7 +6,7 @@ import rankwise as rw
 from rankwise._session import shutdown
 
 shutdown._PATIENCE_SECONDS = 0.2
-with rw.init(timeout=30.0):
+with rw.init(timeout=100.0):
     rw.barrier()
     if rw.get_rank() == 1:
         time.sleep(1.0)

@@ -26,7 +26,7 @@ if how == "one comes late":
             except rw.JoinTimeoutError:
                 continue
 for _ in range(3 if how in {"again", "keeps DDP"} else 1):
-    with rw.init(timeout=20.0):
+    with rw.init(timeout=100.0):
         if how == "keeps DDP":
             model = DistributedDataParallel(torch.nn.Linear(2, 1))
             model(torch.ones(1, 2)).sum().backward()

@@ -21,7 +21,7 @@ if not first:
     wait_for("open0", "open1")
 rank = os.environ["RANK"]
 try:
-    with rw.init(timeout=20.0 if first else 2.0):
+    with rw.init(timeout=100.0 if first else 2.0):
         if first:
             (signs / f"open{rank}").touch()
             wait_for("tried0", "tried1")
