@@ -69,7 +69,7 @@ def meshes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         mesh.abandon()
 
 
-def swap(mesh: Mesh, bodies: list[bytes], timeout: float = 10.0) -> dict[int, Frame]:
+def swap(mesh: Mesh, bodies: list[bytes], timeout: float = 100.0) -> dict[int, Frame]:
     return mesh.exchange_frames(CALL, bodies, timeout=timeout, on_pause=lambda _: None)
 
 
@@ -88,8 +88,9 @@ def test_frames_reach_the_member_that_they_are_for(meshes: list[Mesh]) -> None:
                 assert frames[sender].call == CALL.call
 
 
-def test_data_follows_frames_and_frames_follow_data(meshes: list[Mesh]) -> None:
-    generator = random.Random(0)  # noqa: S311 - a test
+@pytest.mark.soak(50)
+def test_data_follows_frames_and_frames_follow_data(meshes: list[Mesh], seed: int) -> None:
+    generator = random.Random(seed)  # noqa: S311 - a test
     sizes = [[generator.choice([1, 17, 40_000, 2_000_000]) for _ in range(SIZE)] for _ in range(SIZE)]
 
     def talk(place: int) -> list[bool]:

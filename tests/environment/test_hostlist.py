@@ -5,8 +5,9 @@ from __future__ import annotations
 import tracemalloc
 from pathlib import Path
 
+import hypothesis
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise._environment.hostlist import MAX_HOSTS, expand
@@ -80,16 +81,31 @@ def test_a_long_list_is_refused_before_it_takes_memory(hostlist: str) -> None:
     assert len(str(refused.value)) < 500
 
 
-@given(st.text(alphabet="ab01-,[] ", max_size=20))
-def test_any_text_expands_or_is_refused(text: str) -> None:
-    try:
-        hosts = expand(text)
-    except LauncherEnvironmentError:
-        return
-    assert len(hosts) <= MAX_HOSTS
-    assert all(host and "," not in host for host in hosts)
+EXAMPLES = settings(deadline=None, database=None)
 
 
-@given(st.lists(st.from_regex(r"[a-z]{1,5}[0-9]{0,3}", fullmatch=True), max_size=10))
-def test_names_without_brackets_stay_as_they_are(names: list[str]) -> None:
-    assert expand(",".join(names)) == names
+@pytest.mark.soak(50)
+def test_any_text_expands_or_is_refused(seed: int) -> None:
+    @hypothesis.seed(seed)
+    @EXAMPLES
+    @given(st.text(alphabet="ab01-,[] ", max_size=20))
+    def check(text: str) -> None:
+        try:
+            hosts = expand(text)
+        except LauncherEnvironmentError:
+            return
+        assert len(hosts) <= MAX_HOSTS
+        assert all(host and "," not in host for host in hosts)
+
+    check()
+
+
+@pytest.mark.soak(50)
+def test_names_without_brackets_stay_as_they_are(seed: int) -> None:
+    @hypothesis.seed(seed)
+    @EXAMPLES
+    @given(st.lists(st.from_regex(r"[a-z]{1,5}[0-9]{0,3}", fullmatch=True), max_size=10))
+    def check(names: list[str]) -> None:
+        assert expand(",".join(names)) == names
+
+    check()
