@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import PROGRAMS, clean_environ, free_port
 
 BIN = Path(sys.executable).parent
@@ -49,6 +50,7 @@ def test_torchrun_with_a_store_of_rank_zeros_own() -> None:
     check(places, 2)
 
 
+@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], fast=["openmpi"]), indirect=True)
 def test_mpirun(mpirun: tuple[str, ...]) -> None:
     places = run([*mpirun, "-n", "3", PYTHON, JOIN])
     check(places, 3)
@@ -160,6 +162,7 @@ def test_two_steps_of_one_job_do_not_meet(cluster: dict[str, str]) -> None:
     assert [place["world_size"] for place in places] == [2] * 4, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_batch_shell_is_alone(cluster: dict[str, str]) -> None:
     ended = subprocess.run(
         ["salloc", "-Q", "-N1", "-n3", str(BIN / "rankwise"), "env", "--json"],

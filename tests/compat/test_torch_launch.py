@@ -197,12 +197,10 @@ def test_the_status_of_the_first_failure_is_kept_and_ranks_may_be_started_again(
     assert (ended.returncode, ended.stdout) == (7, "again\nagain\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "heard", "status"),
-    variants(
-        [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130), (signal.SIGHUP, "TERM", 129)],
-        fast=[(signal.SIGTERM, "TERM", 143)],
-    ),
+    [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130), (signal.SIGHUP, "TERM", 129)],
 )
 def test_signals_are_passed_on(number: signal.Signals, heard: str, status: int, tmp_path: Path) -> None:
     """The original ends of them alone, and its ranks keep their GPUs."""

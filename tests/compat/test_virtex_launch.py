@@ -47,6 +47,7 @@ def test_a_world_of_one_runs_here_and_leaves_nothing_open() -> None:
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_two_jobs_run_side_by_side() -> None:
     """The second one of the original finds port 23456 in use."""
     ended: list[list[int]] = []
@@ -104,6 +105,7 @@ def test_what_cannot_be_launched_is_refused(options: dict[str, object], told: st
         dist.launch(print, **options)  # type: ignore[arg-type]  # which is the point
 
 
+@pytest.mark.slow
 def test_machines_need_not_be_started_in_order() -> None:
     """Two machines that are one: both come to the port of the first."""
     url = f"tcp://127.0.0.1:{free_port()}"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"]
@@ -121,9 +120,8 @@ def test_a_rank_that_failed_and_does_not_end_is_a_failure_after_a_while(tmp_path
     assert "ValueError: the loss is not a number\n\nrank 0 then was stopped (SIGTERM)\nrank 1 did not end" in said
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), variants([(signal.SIGINT, 130), (signal.SIGTERM, 143)], fast=[(signal.SIGTERM, 143)])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_a_rank_has_raised_is_told_when_the_launcher_is_stopped(
     number: signal.Signals, status: int, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_host_that_does_not_come_is_named() -> None:
     assert "within 2 s" in str(error)
 
 
+@pytest.mark.slow
 def test_a_first_host_that_does_not_come_is_missed() -> None:
     (error,) = launch_all(1)
     assert isinstance(error, rw.LaunchError)

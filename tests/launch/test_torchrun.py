@@ -95,17 +95,17 @@ def test_ranks_are_started_again_as_often_as_allowed(needed: str, status: int, t
     assert [f"attempt {attempt} of 3 failed: rank 0 of 1" in ended.stderr for attempt in (1, 2)] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "status", "told"),
     [
         ("raise ValueError('the loss is not a number')", 1, "raised ValueError"),
-        pytest.param("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL", marks=pytest.mark.slow),
-        pytest.param("sys.exit()", 1, "raised RuntimeError", marks=pytest.mark.slow),
-        pytest.param(
+        ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
+        ("sys.exit()", 1, "raised RuntimeError"),
+        (
             "sys.excepthook = lambda *error: print('hooked', error[1]); 1 / 0",
             1,
             "raised ZeroDivisionError",
-            marks=pytest.mark.slow,
         ),
     ],
 )

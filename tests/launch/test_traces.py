@@ -54,7 +54,6 @@ ENDS: dict[str, tuple[Callable[[psutil.Process], None], int]] = {
 
 # One for each of what ends a world, and of what its ranks are in.
 FAST = {
-    ("SIGTERM", "rankwise"),
     ("SIGKILL", "C++"),
     ("rank SIGKILL", "rankwise"),
 }

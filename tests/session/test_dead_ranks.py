@@ -19,8 +19,8 @@ CAUSES = {
     "ends": "left",
 }
 PLACES = ["at once", "later", "in a group", "in its turn", "in rank zero's turn", "while others wait"]
-# Each cause, and each place.
-FAST = {("at once", how, 4) for how in CAUSES} | {(where, "killed", 4) for where in PLACES}
+# Each cause, and the places that differ most.
+FAST = {("at once", how, 4) for how in CAUSES} | {(where, "killed", 4) for where in PLACES[1:4]}
 
 
 @pytest.mark.parametrize(("where", "how", "size"), variants(itertools.product(PLACES, CAUSES, [2, 4]), fast=FAST))

@@ -159,7 +159,8 @@ def test_a_process_may_join_again(how: str, launcher: str, tmp_path: Path) -> No
         assert (launched.returncode, launched.stdout) == (0, "ok\nok\n"), launched.stderr
 
 
-@pytest.mark.parametrize(("how", "status"), variants([("raise", 1), ("exit", 3), ("gone", 0)], fast=[("raise", 1)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "status"), [("raise", 1), ("exit", 3), ("gone", 0)])
 def test_a_rank_zero_that_ends_early_holds_nobody_up(how: str, status: int) -> None:
     """The timeout is 280 s, and the ranks are given 200."""
     port = free_port()

@@ -175,6 +175,7 @@ def test_xdist(programs: pytest.Pytester) -> None:
     assert "rank 2 failed: AssertionError: this is not for rank two" in failure_report(result, "test_on_one_rank")
 
 
+@pytest.mark.slow
 def test_coverage_of_what_only_ranks_run(programs: pytest.Pytester) -> None:
     shutil.copy(PROGRAMS / "covered.py", programs.path)
     options = ("--cov=covered", "--cov-report=term-missing", "--cov-branch", "--cov-context=test")

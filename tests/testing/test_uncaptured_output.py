@@ -6,6 +6,8 @@ import pytest
 
 from tests.testing.running import run
 
+pytestmark = pytest.mark.slow
+
 
 def test_output_is_shown_where_it_is_not_captured(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
@@ -15,7 +17,6 @@ def test_output_is_shown_where_it_is_not_captured(programs: pytest.Pytester, mon
     assert "Captured stdout" not in result.stdout.str()
 
 
-@pytest.mark.slow
 def test_lines_are_whole_and_parts_of_lines_are_shown(
     programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
