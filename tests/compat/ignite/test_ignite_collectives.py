@@ -172,7 +172,7 @@ def test_wrong_arguments_are_refused_on_every_rank(comm: Comm) -> None:
         for local in (False, True):
             with pytest.raises(ValueError, match="rank should be between 0 and"), idist.one_rank_first(9, local=local):
                 pass
-        with pytest.raises(ValueError, match=r"shapes says \[9\] for rank"):
+        with pytest.raises(ValueError, match=r"shapes has \[9\] for rank"):
             idist.all_gather_tensors_with_shapes(torch.ones(2), [[9]] * comm.size)
         with pytest.raises(ValueError, match="shapes has 5 shapes"):
             idist.all_gather_tensors_with_shapes(torch.ones(2), [[2]] * 5)
@@ -195,7 +195,7 @@ def test_wrong_arguments_on_one_rank_are_heard_on_all(comm: Comm) -> None:
         (lambda: idist.broadcast([] if mine else 1), "Unhandled input type"),
         (lambda: idist.broadcast(None if mine else 1), "safe_mode should be True"),
         (lambda: idist.new_group("ab" if mine else [0]), "list of int"),  # type: ignore[arg-type]
-        (lambda: idist.all_gather_tensors_with_shapes(torch.ones(1 + mine), [[1]] * comm.size), "shapes says"),
+        (lambda: idist.all_gather_tensors_with_shapes(torch.ones(1 + mine), [[1]] * comm.size), "shapes has"),
         (lambda: idist.one_rank_first(9 if mine else 0).__enter__(), "rank should be between 0 and"),
     )
     for call, said in calls:

@@ -1,7 +1,8 @@
-"""`ignite.distributed`, over rankwise: `import rankwise.compat.ignite as idist`.
+"""A drop-in for `ignite.distributed`: `import rankwise.compat.ignite as idist`.
 
-Names, signatures, results and what happens alone are those of PyTorch-Ignite 0.5. What behaves better, and why, is in
-docs/migrate.md. `install()` puts it in the place of the original for Ignite's own engine, metrics and handlers too.
+Names, signatures, results and the behavior in a single process are those of PyTorch-Ignite 0.5. docs/migrate.md lists
+the faults of the original that this module does not have. `install()` replaces the original for Ignite's own engine,
+metrics and handlers too.
 """
 
 from __future__ import annotations
@@ -86,6 +87,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in {"comp_models", "launcher", "utils"}:  # the original's modules: here, all names are in one
+    if name in {"comp_models", "launcher", "utils"}:  # modules of the original; this one has all their names
         return sys.modules[__name__]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

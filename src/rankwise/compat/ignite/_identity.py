@@ -1,6 +1,6 @@
-"""Where this process stands, as Ignite asks for it: in what it has joined, or alone.
+"""The session that Ignite's functions use, and the topology of this rank, as far as it is known without communication.
 
-Decided here: which session Ignite's functions talk in, and what is known of this rank's place without asking anybody.
+Alone, there is no session: the functions return at once, and the topology is rank 0 of 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALONE: Final = {"local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_no
 
 
 class _UserSettings:
-    """What `set_local_rank` was told: true of the process group that is or will be open, until `finalize`."""
+    """The value of `set_local_rank`: it holds for the process group that is or will be open, until `finalize`."""
 
     local_rank: int | None = None
 
@@ -34,9 +34,9 @@ _user_settings = _UserSettings()
 
 
 def session_or_none() -> Session | None:
-    """Return the session to talk in: the one that was opened, or one over somebody's process group; None if alone.
+    """Return the session that was opened, or one that adopts a process group of other code; None if alone.
 
-    Local. Looked up at each call, so a group that was destroyed or opened anew is noticed.
+    Local. It is looked up at each call, so that a group that was destroyed or opened anew is noticed.
     """
     opened = current.opened_session()
     if opened is not None:
@@ -50,12 +50,12 @@ def session_or_none() -> Session | None:
 
 
 def topology_number(name: str) -> int:
-    """Return one of the numbers that place this rank, from what its launcher, its user or its address says.
+    """Return a number of this rank's topology, from its launcher, `set_local_rank` or the address of rank zero.
 
     Local.
 
     Raises:
-        NotJoinedError: None of them says.
+        NotJoinedError: None of them determines it.
     """
     session = session_or_none()
     if session is None:
@@ -66,25 +66,25 @@ def topology_number(name: str) -> int:
     if name == "local_rank" and _user_settings.local_rank is not None:
         return _user_settings.local_rank
     if session.group is not None and _meets_on_loopback(session.group):
-        # Nobody comes there from another host.
+        # Only ranks of this host can connect to its loopback address.
         return {**_ALONE, "local_rank": session.rank, "local_world_size": session.world_size}[name]
     raise NotJoinedError(
-        f"{name} cannot be known: the process group was opened by other code, and no variable says it; call sync() on "
-        "all ranks after the group is opened, which asks them, or initialize() instead of opening it, or set LOCAL_RANK"
-        " and LOCAL_WORLD_SIZE"
+        f"{name} cannot be known: the process group was opened by other code, and no variable provides it; call sync() "
+        "on all ranks after the group is opened, which exchanges it, or initialize() instead of opening it, or set "
+        "LOCAL_RANK and LOCAL_WORLD_SIZE"
     )
 
 
 def set_local_rank(index: int) -> None:
-    """Say which rank on its node this process is, where it opens the process group itself and no variable says it.
+    """Set this process's rank on its node, where it opens the process group itself and no variable provides it.
 
-    Local. Forgotten in `finalize`.
+    Local. `finalize` resets it.
 
     Args:
         index: The local rank, from 0.
 
     Raises:
-        InvalidArgumentError: It is no whole number from 0.
+        InvalidArgumentError: The index is not a whole number from 0.
 
     Example:
         >>> set_local_rank(0)
@@ -97,7 +97,7 @@ def set_local_rank(index: int) -> None:
 
 
 def reset_local_rank() -> None:
-    """Forget what `set_local_rank` was told.
+    """Discard the value of `set_local_rank`.
 
     Local.
     """
@@ -105,16 +105,16 @@ def reset_local_rank() -> None:
 
 
 def sync(temporary: bool = False) -> None:  # noqa: ARG001 - Ignite's signature
-    """Look again at what was joined; over a process group that other code opened, ask all ranks where they are.
+    """Exchange the topology between the ranks of a process group that other code opened; otherwise, do nothing.
 
-    Collective over such a process group; Local otherwise. Getters look by themselves, and never ask: it is needed only
-    where they say so.
+    Collective over such a process group; Local otherwise. Getters find a new process group without it, and never
+    communicate. It is needed only where a getter raises an error that advises it.
 
     Args:
-        temporary: Accepted, and means nothing: nothing that could become stale is kept.
+        temporary: Ignored: no state is kept that could become stale.
 
     Raises:
-        CollectiveError: A rank is gone, or did not come within the group's timeout.
+        CollectiveError: A rank ended, or did not arrive within the group's timeout.
 
     Example:
         >>> sync()
@@ -125,27 +125,27 @@ def sync(temporary: bool = False) -> None:  # noqa: ARG001 - Ignite's signature
 
 
 def exchange_topology(session: Session) -> None:
-    """Learn from the other ranks what no launcher has said of this rank's place.
+    """Complete this rank's topology from the hosts of all ranks, where no launcher provides it.
 
     Collective over the session.
     """
     nodes = rankwise.all_gather((socket.gethostname(), host_id()), group=session.comm)
-    mine = nodes[session.rank]
-    learned = {
-        "local_rank": nodes[: session.rank].count(mine),
-        "local_world_size": Counter(nodes)[mine],
-        "node_rank": list(dict.fromkeys(nodes)).index(mine),
+    own = nodes[session.rank]
+    counted = {
+        "local_rank": nodes[: session.rank].count(own),
+        "local_world_size": Counter(nodes)[own],
+        "node_rank": list(dict.fromkeys(nodes)).index(own),
         "num_nodes": len(set(nodes)),
     }
     if _user_settings.local_rank is not None:
-        learned["local_rank"] = _user_settings.local_rank
+        counted["local_rank"] = _user_settings.local_rank
     known = session.reading.known_topology()
-    unknown = {name: Fact(value, "the other ranks") for name, value in learned.items() if name not in known}
+    unknown = {name: Fact(value, "the other ranks") for name, value in counted.items() if name not in known}
     session.reading = session.reading.with_topology(**unknown)
 
 
 def _meets_on_loopback(group: dist.ProcessGroup) -> bool:
-    """Return whether the ranks of a group met at an address that is every host's own."""
+    """Return whether the store of a group is at a loopback address."""
     store = group.get_group_store()
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store

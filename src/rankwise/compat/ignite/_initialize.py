@@ -1,4 +1,4 @@
-"""Joining and leaving as Ignite spells it. The environment is read, never written."""
+"""`initialize` and `finalize`, and the `init_method` that they take. The environment is read, never written."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from rankwise.compat.ignite._models import available_backends
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
 
 _ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")
-# What Ignite documents; torch's own is shorter with nccl.
+# The default that Ignite documents; torch's is shorter with nccl.
 _TIMEOUT_SECONDS: Final = 30 * 60.0
-# Ignite documents the CPU for these, whatever else the host has.
+# Ignite documents the CPU as the device of these backends, on a host with GPUs too.
 _CPU_BACKENDS: Final = ("gloo", "mpi")
-# Where ranks meet whose variables were set by hand, and do not say where.
-_PORT: Final = 15000
+# Ignite's default for MASTER_PORT, where RANK and WORLD_SIZE were set by hand.
+_DEFAULT_PORT: Final = 15000
 
 
 class UnusableEnvironmentError(LauncherEnvironmentError, RuntimeError):
-    """A launcher's variables cannot be used: a RuntimeError too, as Ignite raises for those that are missing."""
+    """A launcher's variables cannot be used. It is a RuntimeError too, which Ignite raises for missing variables."""
 
 
 def initialize(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's signature
-    """Join the world that this process was launched into, under any launcher that rankwise knows, or alone.
+    """Join the world that this process was launched into, by any launcher that rankwise supports, or a world of one.
 
     Collective over the world.
 
     Args:
-        backend: "gloo", "nccl" or "mpi"; or as torch writes several, "cpu:gloo,cuda:nccl".
+        backend: "gloo", "nccl" or "mpi"; or several in torch's notation, "cpu:gloo,cuda:nccl".
         kwargs: `timeout`, a timedelta or seconds, 30 minutes by default; `init_method`, "env://", "tcp://host:port" or
-            "file://path"; `rank` and `world_size`, instead of what the launcher says; `device_id`, this rank's device.
+            "file://path"; `rank` and `world_size`, instead of the launcher's; `device_id`, this rank's device.
 
     Raises:
         InvalidArgumentError: An argument cannot be used.
-        LauncherEnvironmentError: The launcher's variables are incomplete, contradictory or unreadable. It is a
-            RuntimeError here too.
-        JoinError: The ranks could not meet, or this process has joined before.
+        LauncherEnvironmentError: The launcher's variables are incomplete, contradictory or unreadable. Here it is
+            also a RuntimeError.
+        JoinError: The rendezvous failed, or this process has joined already.
 
     Example:
         >>> initialize("gloo")
@@ -59,9 +59,9 @@ def initialize(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's 
 
 
 def finalize() -> None:
-    """Leave the world: close what was opened, and destroy the process group, whoever opened it. Alone, do nothing.
+    """Leave the world: close the session, and destroy the process group, whoever opened it. Alone, do nothing.
 
-    Local, but for rank zero, which waits until the others no longer need the store that it serves.
+    Local, except on rank zero, which waits until the others no longer need the store that it serves.
 
     Example:
         >>> finalize()
@@ -72,19 +72,21 @@ def finalize() -> None:
         return
     comm = None if current.default_group() is None else session.comm
     session.close()
-    if comm is not None and current.default_group() is not None:  # opened by other code, and adopted
+    if (
+        comm is not None and current.default_group() is not None
+    ):  # other code opened the group, and the session adopted it
         comm.shutdown("left the session")
         current.reset_current()
         dist.destroy_process_group()
 
 
 def join(backend: str, kwargs: dict[str, Any]) -> Session:
-    """Join, and return the session: a context that leaves again, and tells the others why.
+    """Join, and return the session: a context manager that leaves again, and reports its error to the other ranks.
 
     Collective over the world.
 
     Raises:
-        InvalidArgumentError, LauncherEnvironmentError, JoinError: As `initialize` does.
+        InvalidArgumentError, LauncherEnvironmentError, JoinError: As in `initialize`.
     """
     unknown = sorted(set(kwargs) - set(_ACCEPTED))
     if unknown:
@@ -92,8 +94,8 @@ def join(backend: str, kwargs: dict[str, Any]) -> Session:
     check_backend(backend)
     if session_or_none() is not None:
         raise JoinError(
-            "this process has joined already; call finalize() first, or leave initialize() out: what other code has "
-            "opened is found without it"
+            "this process has joined already; call finalize() first, or leave initialize() out: a process group that "
+            "other code has opened is used without it"
         )
     device = kwargs.get("device_id", "cpu" if backend in _CPU_BACKENDS else None)
     timeout = timeout_seconds(kwargs.get("timeout"))
@@ -114,7 +116,7 @@ def check_backend(backend: str) -> None:
     """Check that a backend can be used on this host.
 
     Raises:
-        InvalidArgumentError: It cannot.
+        InvalidArgumentError: The backend cannot be used here.
     """
     if not is_available(backend):
         known = available_backends()
@@ -122,18 +124,18 @@ def check_backend(backend: str) -> None:
 
 
 def is_available(backend: object) -> bool:
-    """Return whether this host can use a backend; one for several kinds of device is checked where it is opened."""
+    """Return whether this host can use a backend. One for several device types is checked when it is opened."""
     return backend in available_backends() or (isinstance(backend, str) and ":" in backend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitMethod:
-    """An `init_method`, taken apart.
+    """The parts of an `init_method`.
 
     Attributes:
-        address: "host:port" that rank zero listens on, if it says.
-        path: The file that the ranks meet in, if it says.
-        rank, world_size: As it says.
+        address: The "host:port" that rank zero listens on; None without one.
+        path: The file that serves as the store; "" without one.
+        rank, world_size: The values in its query; None without them.
     """
 
     address: str | None = None
@@ -143,10 +145,10 @@ class InitMethod:
 
     @classmethod
     def parse(cls, text: str | None) -> InitMethod:
-        """Read "env://", "tcp://host:port?rank=0&world_size=2" or "file:///path".
+        """Parse "env://", "tcp://host:port?rank=0&world_size=2" or "file:///path".
 
         Raises:
-            InvalidArgumentError: It is none of these.
+            InvalidArgumentError: The text is none of these.
         """
         parts = urlsplit(text or "env://")
         query = dict(parse_qsl(parts.query))
@@ -166,7 +168,7 @@ def timeout_seconds(timeout: object) -> float:
     """Return a timeout in seconds.
 
     Raises:
-        InvalidArgumentError: It is neither a timedelta nor a number.
+        InvalidArgumentError: The timeout is neither a timedelta nor a number.
     """
     if timeout is None:
         return _TIMEOUT_SECONDS
@@ -178,20 +180,24 @@ def timeout_seconds(timeout: object) -> float:
 
 
 def _default_address(reading: LaunchEnvironment) -> str | None:
-    """Return where Ignite's ranks meet if only RANK, LOCAL_RANK and WORLD_SIZE are set; None if that is said, or known.
+    """Return Ignite's default address, for variables that were set by hand; None where the launcher provides one.
 
-    That they are all on this host is how Ignite takes it.
+    If only RANK, LOCAL_RANK and WORLD_SIZE are set, Ignite assumes that all ranks are on this host.
     """
     by_hand = reading.launcher == "plain" and reading.local_rank is not None and reading.local_world_size is None
     if not by_hand or reading.world_size.value == 1 or (reading.host is not None and reading.port is not None):
         return None
     host = LOOPBACK if reading.host is None else reading.host.value
-    port = _PORT if reading.port is None else reading.port.value
+    port = _DEFAULT_PORT if reading.port is None else reading.port.value
     return f"{host}:{port}"
 
 
 def _explicit_or_launched(rank: int | None, world_size: int | None) -> LaunchEnvironment:
-    """Return who this process is, as arguments or else its launcher say."""
+    """Return the rank and world size that the arguments specify; without them, the launcher's environment.
+
+    Raises:
+        InvalidArgumentError: Only one of them is specified.
+    """
     reading = read_environment()
     if rank is None and world_size is None:
         return reading
@@ -201,9 +207,9 @@ def _explicit_or_launched(rank: int | None, world_size: int | None) -> LaunchEnv
 
 
 def _join_through_file(path: str, backend: str, reading: LaunchEnvironment, *, timeout: float) -> Session:
-    """Open a process group whose ranks meet in a file, which is torch's way, and adopt it."""
+    """Open a process group with torch's file store, and return the session that adopts it."""
     rank, world_size = reading.rank.value, reading.world_size.value
-    hook = sys.excepthook
+    hook = sys.excepthook  # torch replaces it in init_process_group, and does not restore it
     preload_torch_functional()
     try:
         dist.init_process_group(

@@ -1,4 +1,4 @@
-"""Standing in for `ignite.distributed` where Ignite itself imports it."""
+"""Replacing `ignite.distributed` for the modules of Ignite that import it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 from rankwise.errors import InvalidArgumentError
 
 _REPLACED_PACKAGE: Final = "ignite.distributed"
-# Where the original keeps the names; Ignite's metrics import from `utils`.
+# The original and its modules; Ignite's metrics import from `utils`.
 _MODULES: Final = ("", ".auto", ".comp_models", ".launcher", ".utils")
 
 
 def install() -> None:
-    """Make Ignite itself run on rankwise: its engine, metrics and handlers find this in place of `ignite.distributed`.
+    """Make Ignite itself run on rankwise: its engine, metrics and handlers import this package as `ignite.distributed`.
 
-    Local. Called once, before Ignite is imported; the ranks that `spawn` starts do it too. Programs that use
-    `ignite.distributed` under their own name need only import this module instead.
+    Local. Call it once, before Ignite is imported; the ranks that `spawn` starts call it too. Programs that only use
+    `ignite.distributed` themselves can import this package instead.
 
     Raises:
-        InvalidArgumentError: Ignite has been imported, and holds on to the original.
-        ImportError: There is no Ignite.
+        InvalidArgumentError: Ignite was imported before, and its modules refer to the original.
+        ImportError: Ignite is not installed.
     """
     if is_installed():
         return
@@ -39,12 +39,12 @@ def install() -> None:
         for name in names:
             del sys.modules[name]
         raise
-    # What is found in place is not bound to its parent.
+    # `import` does not set a module that is in sys.modules already as an attribute of its parent.
     ignite.distributed = package  # type: ignore[attr-defined]
 
 
 def is_installed() -> bool:
-    """Return whether this stands in for `ignite.distributed`.
+    """Return whether this package replaces `ignite.distributed`.
 
     Local.
 

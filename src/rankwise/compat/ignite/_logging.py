@@ -1,4 +1,4 @@
-"""Ignite's loggers: on rank zero they show themselves, unless the program has set them up."""
+"""Ignite's loggers: they write to stderr on rank zero, unless the program has configured them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORMAT: Final = "%(asctime)s %(name)s %(levelname)s: %(message)s"
 
 
 class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]  # can be subscripted from Python 3.11 on
-    """Writes to what `sys.stderr` is when something is logged, which may have been replaced since it was made."""
+    """A handler that looks up `sys.stderr` for each record, since it may be replaced after the handler is made."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -20,14 +20,14 @@ class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]  # can be
 
 
 def log_on_rank_zero(name: str, text: str, *args: object, level: int = logging.INFO) -> None:
-    """Log on rank zero, through the logger that Ignite has for it.
+    """Log a message on rank zero, with one of Ignite's loggers.
 
     Local.
 
     Args:
         name: The logger's name within `ignite.distributed`.
         text, args: As for `logging.Logger.log`.
-        level: How important it is.
+        level: The level of the message.
     """
     session = session_or_none()
     if session is None or session.rank == 0:
@@ -35,7 +35,7 @@ def log_on_rank_zero(name: str, text: str, *args: object, level: int = logging.I
 
 
 def _logger(name: str) -> logging.Logger:
-    """Return a logger; one that nobody has asked for before is set up as Ignite's `setup_logger` does it."""
+    """Return a logger; a new one is configured as by Ignite's `setup_logger`."""
     known = isinstance(logging.root.manager.loggerDict.get(name), logging.Logger)
     logger = logging.getLogger(name)
     if not known:

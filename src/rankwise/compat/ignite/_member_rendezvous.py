@@ -1,4 +1,4 @@
-"""Groups that their members make by themselves, while the other ranks take no part."""
+"""Groups that their members create alone: only these ranks call, and they rendezvous in the session's store."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from rankwise._session.adoption import adopt_subgroup
 from rankwise._torch import gloo_on_loopback, local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError
 
-_LONGEST_PAUSE: Final = 0.05
+_MAX_PAUSE_SECONDS: Final = 0.05
 
-# The key of how an attempt ended. The first member that writes it decides for all: else one could give up while another
-# goes on, and wait for it.
+# The key of an attempt's outcome. The first member that writes it decides for all; otherwise one member could give up
+# while another continues, and waits for it.
 _OUTCOME: Final = "outcome"
 _COMPLETE: Final = b"complete"
 _GIVEN_UP: Final = b"given up"
-_ELSEWHERE: Final = b"elsewhere"  # and which members are
+_IN_OTHER_CALL: Final = b"in another call"  # followed by the ranks of these members
 
-# How many attempts to meet, of the same ranks of a process group, are over for this member.
+# The number of attempts of the same ranks of a process group that have ended for this member.
 _finished_attempts: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
-    """Return a comm between some ranks of a session; this one is among them.
+    """Return a comm between some ranks of a session, this rank among them.
 
     Collective over these ranks alone.
 
     Raises:
         MismatchError: One of them waits in a collective over the session instead.
-        CollectiveError: One of them is gone.
-        CollectiveTimeoutError: They did not all come within the session's timeout.
+        CollectiveError: One of them ended.
+        CollectiveTimeoutError: One of them did not arrive within the session's timeout.
     """
     group = cast("dist.ProcessGroup", session.group)  # there are several ranks
     finished = _finished_attempts.setdefault(group, Counter())
@@ -55,18 +55,18 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
         with local_group_name(name), gloo_on_loopback() if session.reading.is_one_host else nullcontext():
             part = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
     except (RuntimeError, ValueError) as error:
-        raise CollectiveError(f"the group of ranks {members} could not be made: torch says: {error}") from error
+        raise CollectiveError(f"the group of ranks {members} could not be made: torch reports: {error}") from error
     return adopt_subgroup(cast("dist.ProcessGroup", part), session)
 
 
 class MemberRendezvous:
-    """Some ranks of a session that wait for each other, in as many attempts as it takes.
+    """A rendezvous of some ranks of a session, in one or more attempts.
 
     Args:
-        comm: All ranks of the session.
+        comm: The comm of the session.
         rank: This rank.
         ranks: The members.
-        timeout: Seconds to wait for them, over all attempts.
+        timeout: The time limit of all attempts together, in seconds.
     """
 
     def __init__(self, comm: Comm, rank: int, ranks: tuple[int, ...], timeout: float) -> None:
@@ -74,42 +74,42 @@ class MemberRendezvous:
         self._deadline = time.monotonic() + timeout
 
     def wait(self, store: dist.Store) -> bool:
-        """Wait until all members have come, and return True; False if one of them gave up this attempt.
+        """Wait until all members have arrived, and return True; False if one of them gave up this attempt.
 
         Args:
-            store: Where the members find each other, in this attempt alone.
+            store: The store of this attempt.
 
         Raises:
             MismatchError: A member waits in a collective over the session instead.
-            CollectiveError: A member is gone.
-            CollectiveTimeoutError: They did not all come in time.
+            CollectiveError: A member ended.
+            CollectiveTimeoutError: A member did not arrive in time.
         """
-        if not store.check([_OUTCOME]):  # else the others would take this rank for one that came to that attempt
+        if not store.check([_OUTCOME]):  # otherwise the others would count this rank as one of the ended attempt
             store.set(str(self._rank), "here")
         try:
-            self._await(store)
+            self._wait_for_members(store)
         except BaseException as error:
             outcome = store.compare_set(_OUTCOME, "", _GIVEN_UP.decode())
             if outcome == _COMPLETE and isinstance(error, CollectiveTimeoutError):
-                return True  # the last member came at the last moment, and goes on
+                return True  # the last member arrived just before the deadline, and continues
             raise
         return store.compare_set(_OUTCOME, "", _COMPLETE.decode()) == _COMPLETE
 
-    def _await(self, store: dist.Store) -> None:
-        """Wait until all members have come, or one of them has written an outcome, or one is known not to come."""
+    def _wait_for_members(self, store: dist.Store) -> None:
+        """Wait until all members have arrived, or one has written an outcome, or one is known not to arrive."""
         pause, waiting = 0.001, False
         while True:
-            gone = self._comm.dead_ranks(self._ranks)
-            if gone:  # one that came and is gone since does not make the group either
-                raise CollectiveError(f"the group of ranks {list(self._ranks)} could not be made: {gone}")
+            dead = self._comm.dead_ranks(self._ranks)
+            if dead:  # a member that arrived and has ended since cannot create the group either
+                raise CollectiveError(f"the group of ranks {list(self._ranks)} could not be made: {dead}")
             outcome = store.get(_OUTCOME) if store.check([_OUTCOME]) else b""
-            interrupted = {rank for rank in self._ranks if self._comm.pending_call_from(rank)}
+            in_session_call = {rank for rank in self._ranks if self._comm.pending_call_from(rank)}
             missing = [rank for rank in self._ranks if not store.check([str(rank)])]
-            elsewhere = sorted(interrupted.intersection(missing))
-            if waiting and outcome.startswith(_ELSEWHERE):  # found by another member; all that waited raise it
-                elsewhere = [int(rank) for rank in outcome.split()[1:]]
-            if elsewhere:
-                self._end_their_wait(elsewhere, store)
+            absent = sorted(in_session_call.intersection(missing))
+            if waiting and outcome.startswith(_IN_OTHER_CALL):  # found by another member; all that waited raise it
+                absent = [int(rank) for rank in outcome.removeprefix(_IN_OTHER_CALL).split()]
+            if absent:
+                self._raise_mismatch(absent, store)
             if outcome or not missing:
                 return
             if time.monotonic() > self._deadline:
@@ -118,14 +118,14 @@ class MemberRendezvous:
                     f"{missing} did not come; every rank in the list has to pass it"
                 )
             time.sleep(pause)
-            pause, waiting = min(2 * pause, _LONGEST_PAUSE), True
+            pause, waiting = min(2 * pause, _MAX_PAUSE_SECONDS), True
 
-    def _end_their_wait(self, elsewhere: list[int], store: dist.Store) -> NoReturn:
-        """Raise that members wait in another collective; they hear of it, and so do those that wait here."""
+    def _raise_mismatch(self, absent: list[int], store: dist.Store) -> NoReturn:
+        """Raise that members wait in another collective, and notify them and the members that wait here."""
         ranks = list(self._ranks)
-        store.compare_set(_OUTCOME, "", " ".join([_ELSEWHERE.decode(), *map(str, elsewhere)]))
+        store.compare_set(_OUTCOME, "", " ".join([_IN_OTHER_CALL.decode(), *map(str, absent)]))
         with self._comm.collective(Call(f"a group of ranks {ranks}")):
             raise MismatchError(
-                f"group={ranks} is passed here for the first time, but ranks {elsewhere} wait in a collective over "
+                f"group={ranks} is passed here for the first time, but ranks {absent} wait in a collective over "
                 "all ranks; every rank in the list has to pass it"
             )

@@ -1,4 +1,4 @@
-"""What can carry a world, under the names that Ignite has for it."""
+"""Ignite's computation models: the serial one, and process groups with their backends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 has_native_dist_support: Final = dist.is_available()
-# As Ignite answers where these packages are not installed: this module drives neither.
+# The values of Ignite without these packages: this drop-in supports neither XLA nor Horovod.
 has_xla_support: Final = False
 has_hvd_support: Final = False
 
@@ -20,17 +20,17 @@ _NATIVE_BACKENDS: Final = ("nccl", "gloo", "mpi")
 
 @dataclass(frozen=True, slots=True)
 class ComputationModel:
-    """One way to run.
+    """One of Ignite's computation models.
 
     Attributes:
-        name: What `model_name()` returns.
+        name: The name that `model_name()` returns.
     """
 
     name: str
 
     @property
     def available_backends(self) -> tuple[str, ...]:
-        """What `initialize()` takes on this host."""
+        """The backends that `initialize()` takes on this host."""
         if self.name == SERIAL:
             return ()
         return tuple(name for name in _NATIVE_BACKENDS if _is_usable(name))

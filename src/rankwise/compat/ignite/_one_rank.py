@@ -1,4 +1,4 @@
-"""Ignite's ways to let one rank do something alone, or first."""
+"""`one_rank_only` and `one_rank_first`: code that one rank runs alone, or before the others."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ R = TypeVar("R")
 def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., Any]:
     """Return a decorator: the function runs on one rank, and returns None on the others.
 
-    Local; Collective over the world with a barrier: the others wait until it has run, as long as it takes, and raise if
-    it failed.
+    Local; Collective over the world with a barrier: the others wait without a timeout until the function has returned,
+    and raise if it failed.
 
     Args:
-        rank: The rank that runs it. If there is none of that number, none does.
-        with_barrier: The others wait for it.
+        rank: The rank that runs the function. If the world has no such rank, no rank runs it.
+        with_barrier: The other ranks wait.
 
     Raises:
-        RemoteRankError: It failed, with a barrier; raised on the others.
-        CollectiveError: The rank is gone, with a barrier.
+        RemoteRankError: The function failed, with a barrier; raised on the others.
+        CollectiveError: The rank ended, with a barrier.
 
     Example:
         >>> @one_rank_only()
@@ -61,19 +61,19 @@ def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., An
 
 @contextmanager
 def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
-    """Run a block on one rank, and only then on the others.
+    """Run a block on one rank, and then on the others.
 
-    Collective over the world; over the ranks of the node, if local. The others wait as long as it takes, and not after
-    it failed. The block must not contain collectives.
+    Collective over the world; over the ranks of the node, if `local`. The others wait without a timeout until the
+    block has ended or failed. The block must not contain collectives.
 
     Args:
-        rank: The rank that runs it first.
-        local: It is a local rank, and runs it first on its node.
+        rank: The rank that runs the block first.
+        local: `rank` is a local rank, which runs the block first on its node.
 
     Raises:
         InvalidArgumentError: There is no such rank.
         RemoteRankError: The block failed on that rank; raised on the others, which do not run it.
-        CollectiveError: That rank is gone.
+        CollectiveError: That rank ended.
 
     Example:
         >>> with one_rank_first():

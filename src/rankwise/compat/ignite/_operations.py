@@ -1,4 +1,4 @@
-"""Ignite's collectives. Alone they return what they are given, as Ignite's do; between ranks they are rankwise's."""
+"""Ignite's collectives, over rankwise's. In a single process they return their argument, as Ignite's do."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _OPS: Final = {
     "AVG": "mean",
     "MEAN": "mean",
 }
-# A bool stays one: the sum of two that are true is true.
+# The result for bools is a bool: the sum of two that are true is true.
 _BOOL_OPS: Final = _OPS | {"SUM": "or", "PRODUCT": "and"}
 _BITWISE: Final = {"AND": operator.and_, "OR": operator.or_}
 
 
 def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  # noqa: ANN401 - Ignite's signature
-    """Return the reduction of every rank's tensor or number; alone, and outside of the group, what it is given.
+    """Return the reduction of every rank's tensor or number; alone, and outside of the group, the argument itself.
 
     Collective over the world, or over `group`: its members call it, and others may.
-    A tensor is reduced in place, on whatever device it is, and returned. Numbers keep their type and are exact.
+    A tensor is reduced in place, on its own device, and returned. Numbers keep their type and are exact.
 
     Args:
         tensor: This rank's tensor or number.
@@ -50,9 +50,9 @@ def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  
     Raises:
         InvalidArgumentError: There is no such op or group.
         PayloadTypeError: The op is not defined for the value.
-        MismatchError: The ranks' values differ in shape or type, or another rank calls something else.
-        RemoteRankError: Another rank could not take part.
-        CollectiveError: A rank is gone, or did not come in time.
+        MismatchError: The ranks' values differ in shape or type, or another rank calls another collective.
+        RemoteRankError: Another rank raised before it took part.
+        CollectiveError: A rank ended, or did not arrive in time.
 
     Example:
         >>> all_reduce(3)
@@ -76,7 +76,7 @@ def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  
     if not isinstance(tensor, torch.Tensor):
         return rankwise.all_reduce(tensor, name, group=comm)
     if name == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
-        return rankwise.all_reduce(tensor, name, group=comm)  # a float, which this tensor cannot hold
+        return rankwise.all_reduce(tensor, name, group=comm)  # a float, which a tensor of integers cannot hold
     return rankwise.all_reduce_(tensor, name, group=comm)
 
 
@@ -84,19 +84,19 @@ def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - 
     """Return every rank's tensor as one tensor, or every rank's number, string or object as a list, by rank.
 
     Collective over the world, or over `group`: its members call it, and others may.
-    Tensors are put together along their first dimension, in which they may differ. Alone, a tensor is returned as it
-    is, and anything else in a list; outside of the group, everything is returned as it is.
+    Tensors are concatenated along their first dimension, in which they may differ. Alone, a tensor is returned
+    unchanged, and any other value in a list; outside of the group, every value is returned unchanged.
 
     Args:
-        tensor: This rank's tensor, or anything that can be pickled.
+        tensor: This rank's tensor, or any value that can be pickled.
         group: A process group, or a list of ranks.
 
     Raises:
         InvalidArgumentError: There is no such group.
         PayloadTypeError: The value cannot be pickled.
-        MismatchError: The tensors do not go together, or another rank calls something else.
-        RemoteRankError: Another rank could not take part.
-        CollectiveError: A rank is gone, or did not come in time.
+        MismatchError: The tensors cannot be concatenated, or another rank calls another collective.
+        RemoteRankError: Another rank raised before it took part.
+        CollectiveError: A rank ended, or did not arrive in time.
 
     Example:
         >>> all_gather("héllo")
@@ -118,20 +118,20 @@ def all_gather_tensors_with_shapes(
     shapes: Sequence[Sequence[int]],
     group: Any | None = None,  # noqa: ANN401 - Ignite's signature
 ) -> list[torch.Tensor]:
-    """Return every rank's tensor, by rank, whatever their shapes; alone, and outside of the group, this one's.
+    """Return the tensors of all ranks, of any shapes, by rank; alone, and outside of the group, this rank's only.
 
     Collective over the world, or over `group`: its members call it, and others may.
 
     Args:
         tensor: This rank's tensor.
-        shapes: The shape of every rank's tensor, the same on all ranks. rankwise needs them no more, and checks them.
+        shapes: The shape of every rank's tensor, the same on all ranks. rankwise checks them, and does not need them.
         group: A process group, or a list of ranks.
 
     Raises:
-        InvalidArgumentError: A tensor has another shape than `shapes` says, or there is no such group.
-        PayloadTypeError: It is not a tensor.
-        RemoteRankError: Another rank could not take part.
-        CollectiveError: A rank is gone, or did not come in time.
+        InvalidArgumentError: A tensor's shape differs from the one in `shapes`, or there is no such group.
+        PayloadTypeError: The value is not a tensor.
+        RemoteRankError: Another rank raised before it took part.
+        CollectiveError: A rank ended, or did not arrive in time.
 
     Example:
         >>> all_gather_tensors_with_shapes(torch.ones(2), [[2]])
@@ -153,21 +153,21 @@ def all_gather_tensors_with_shapes(
 
 
 def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noqa: ANN401 - Ignite's signature
-    """Return one rank's tensor, number, string or path on all ranks; alone, what it is given.
+    """Return one rank's tensor, number, string or path on all ranks; alone, the argument itself.
 
     Collective over the world. Numbers keep their type and value. A tensor is received into the one that is passed.
 
     Args:
-        tensor: On `src`, what to send; on other ranks something of the same kind, or the same shape and type.
-        src: The rank whose value counts.
-        safe_mode: On other ranks the value is not looked at, and may be None.
+        tensor: On `src`, the value to send; on other ranks a value of the same type, and a tensor of the same shape.
+        src: The rank that sends its value.
+        safe_mode: On other ranks the value is ignored, and may be None.
 
     Raises:
-        InvalidArgumentError: It is None where it must not be, or there is no such rank.
-        PayloadTypeError: It is nothing of these.
-        MismatchError: The ranks' values are not alike, without `safe_mode`, or another rank calls something else.
-        RemoteRankError: Another rank could not take part.
-        CollectiveError: A rank is gone, or did not come in time.
+        InvalidArgumentError: The value is None where that is not allowed, or there is no such rank.
+        PayloadTypeError: The value has another type.
+        MismatchError: The types or shapes differ, without `safe_mode`; or another rank calls another collective.
+        RemoteRankError: Another rank raised before it took part.
+        CollectiveError: A rank ended, or did not arrive in time.
 
     Example:
         >>> broadcast(123456789)
@@ -197,13 +197,13 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noq
 
 
 def barrier() -> None:
-    """Wait until every rank is here.
+    """Wait until every rank has entered the barrier.
 
     Collective over the world.
 
     Raises:
-        CollectiveError: A rank is gone, or did not come in time.
-        MismatchError: Another rank calls something else.
+        CollectiveError: A rank ended, or did not arrive in time.
+        MismatchError: Another rank calls another collective.
 
     Example:
         >>> barrier()
@@ -214,7 +214,7 @@ def barrier() -> None:
 
 
 def _reduce_bits(value: Any, op: str, comm: Comm) -> Any:  # noqa: ANN401 - a tensor or a number
-    """Reduce integers bit by bit, which few backends can: so they are gathered."""
+    """Reduce integers bit by bit. Few backends support that, so the values are gathered and reduced here."""
     is_tensor = isinstance(value, torch.Tensor)
     call = Call("all_reduce", {"op": op}, content=describe(value), parts=lambda: {"": describe(value)})
     with comm.collective(call):
@@ -228,12 +228,16 @@ def _reduce_bits(value: Any, op: str, comm: Comm) -> Any:  # noqa: ANN401 - a te
 
 
 def _check_shapes(tensor: torch.Tensor, me: int, shapes: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """Return the shapes of all ranks' tensors, of which this rank can check how many there are, and its own."""
+    """Return the shapes of all ranks' tensors, once their number and this rank's own are checked.
+
+    Raises:
+        InvalidArgumentError: The number or this rank's shape is wrong.
+    """
     listed = [[int(length) for length in shape] for shape in shapes]
     if len(listed) != size:
         raise InvalidArgumentError(f"shapes has {len(listed)} shapes, but there are {size} ranks")
     if listed[me] != list(tensor.shape):
-        raise InvalidArgumentError(f"shapes says {listed[me]} for rank {me}, whose tensor has {list(tensor.shape)}")
+        raise InvalidArgumentError(f"shapes has {listed[me]} for rank {me}, whose tensor has {list(tensor.shape)}")
     return listed
 
 
@@ -252,7 +256,7 @@ def _check_payload(value: object, *, is_src: bool, safe_mode: bool) -> None:
 
 
 def _kind(value: object) -> str:
-    """Return what has to be the same of a value on all ranks, so that it can be received in its place."""
+    """Return the description of a value that must be equal on all ranks, for a value to be received into another."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, Number):

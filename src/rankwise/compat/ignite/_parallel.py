@@ -1,4 +1,4 @@
-"""Ignite's `Parallel`: one context for what is launched by a launcher, and for what launches itself."""
+"""Ignite's `Parallel`: one context manager for programs under a launcher, and for programs that start their ranks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ _LOGGER: Final = "launcher.Parallel"
 
 
 class Parallel:
-    """A context in which `run` runs a function in every rank.
+    """A context manager whose `run` runs a function in every rank.
 
-    With `nproc_per_node` the ranks are new processes of this host; without, this process is one, and joins the others
-    on entry; without a backend it is alone. If the block raises, the others hear of it.
+    With `nproc_per_node` the ranks are new processes on this host. Without it, this process is a rank, and joins the
+    others on entry. Without a backend it is a world of one. If the block raises, the error is reported to the other
+    ranks.
 
     Args:
         backend: As for `initialize`.
-        nproc_per_node: How many ranks to start on this host.
-        nnodes: How many hosts start ranks.
-        node_rank: Which of them this one is.
-        master_addr, master_port: Where they meet.
-        init_method: As for `initialize`, but no address.
-        spawn_kwargs: What else `spawn` takes; without `nproc_per_node` only `timeout` counts.
+        nproc_per_node: The number of ranks to start on this host.
+        nnodes: The number of hosts that start ranks.
+        node_rank: The index of this host among them.
+        master_addr, master_port: The address of the rendezvous.
+        init_method: As for `initialize`, except an address.
+        spawn_kwargs: Other arguments of `spawn`; without `nproc_per_node` only `timeout` is used.
 
     Raises:
         InvalidArgumentError: An argument cannot be used.
@@ -79,25 +80,27 @@ class Parallel:
             spawn_kwargs["init_method"] = init_method
         self.backend = backend
         self.init_method = init_method
-        self._joining = {"init_method": init_method, "timeout": spawn_kwargs.get("timeout")}
-        # What is wrong with it is raised before anything of the block runs.
-        self._spawning = None if nproc_per_node is None else given | spawn_kwargs
-        if self._spawning is not None:
+        self._join_arguments = {"init_method": init_method, "timeout": spawn_kwargs.get("timeout")}
+        # Checked here, so that an error is raised before any statement of the block runs.
+        self._spawn_arguments = None if nproc_per_node is None else given | spawn_kwargs
+        if self._spawn_arguments is not None:
             check_nproc_per_node(nproc_per_node)
-            nodes_of(self._spawning)
+            nodes_of(self._spawn_arguments)
         self._session: Session | None = None
 
     def run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's signature
         """Call `func(local_rank, *args, **kwargs)` in every rank.
 
-        Local to the caller where it starts the ranks; else this process is a rank, and calls it here.
+        Local where it starts the ranks; otherwise this process is a rank, and calls the function itself.
 
         Raises:
-            RankFailedError: A rank that was started here failed, and the others were stopped.
+            RankFailedError: A rank that was started on this host failed, and the others were stopped.
         """
-        if self.backend is not None and self._spawning is not None:
-            log_on_rank_zero(_LOGGER, "Spawn function '%s' in %d processes", func, self._spawning["nproc_per_node"])
-            spawn(self.backend, func, args=args, kwargs_dict=kwargs, **self._spawning)
+        if self.backend is not None and self._spawn_arguments is not None:
+            log_on_rank_zero(
+                _LOGGER, "Spawn function '%s' in %d processes", func, self._spawn_arguments["nproc_per_node"]
+            )
+            spawn(self.backend, func, args=args, kwargs_dict=kwargs, **self._spawn_arguments)
         else:
             log_on_rank_zero(_LOGGER, "- Run '%s' in %d processes", func, get_world_size())
             func(get_local_rank(), *args, **kwargs)
@@ -106,12 +109,12 @@ class Parallel:
     def __enter__(self) -> Parallel:  # noqa: PYI034 - Self is not in Python 3.10
         if self.backend is None:
             return self
-        if self._spawning is None:
-            self._session = join(self.backend, self._joining)
+        if self._spawn_arguments is None:
+            self._session = join(self.backend, self._join_arguments)
             log_on_rank_zero(_LOGGER, "Initialized processing group with backend: '%s'", self.backend)
         else:
             log_on_rank_zero(_LOGGER, "Initialized distributed launcher with backend: '%s'", self.backend)
-            settings = "\n\t".join(f"{name}: {value}" for name, value in self._spawning.items())
+            settings = "\n\t".join(f"{name}: {value}" for name, value in self._spawn_arguments.items())
             log_on_rank_zero(_LOGGER, "- Parameters to spawn processes: \n\t%s", settings)
         return self
 

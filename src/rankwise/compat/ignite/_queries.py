@@ -1,4 +1,4 @@
-"""Ignite's getters. They never talk, and alone they say rank 0 of 1, as Ignite's do."""
+"""Ignite's getters. They never communicate, and return rank 0 of 1 in a single process, as Ignite's do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS: Final = {
 
 
 def get_world_size() -> int:
-    """Return how many ranks there are; 1 alone.
+    """Return the number of ranks; 1 alone.
 
     Local.
 
@@ -55,7 +55,7 @@ def get_local_rank() -> int:
     Local.
 
     Raises:
-        NotJoinedError: Other code opened the process group, and nothing says; `sync()` on all ranks finds out.
+        NotJoinedError: Other code opened the process group, and no variable provides it; call `sync()` on all ranks.
 
     Example:
         >>> get_local_rank()
@@ -65,12 +65,12 @@ def get_local_rank() -> int:
 
 
 def get_nproc_per_node() -> int:
-    """Return how many ranks are on this node; 1 alone. Nodes may have different numbers.
+    """Return the number of ranks on this node, which may differ between nodes; 1 alone.
 
     Local.
 
     Raises:
-        NotJoinedError: Other code opened the process group, and nothing says; `sync()` on all ranks finds out.
+        NotJoinedError: Other code opened the process group, and no variable provides it; call `sync()` on all ranks.
 
     Example:
         >>> get_nproc_per_node()
@@ -80,12 +80,12 @@ def get_nproc_per_node() -> int:
 
 
 def get_nnodes() -> int:
-    """Return how many nodes there are; 1 alone.
+    """Return the number of nodes; 1 alone.
 
     Local.
 
     Raises:
-        NotJoinedError: Other code opened the process group, and nothing says; `sync()` on all ranks finds out.
+        NotJoinedError: Other code opened the process group, and no variable provides it; call `sync()` on all ranks.
 
     Example:
         >>> get_nnodes()
@@ -95,12 +95,12 @@ def get_nnodes() -> int:
 
 
 def get_node_rank() -> int:
-    """Return this node's number; 0 alone.
+    """Return the rank of this node; 0 alone.
 
     Local.
 
     Raises:
-        NotJoinedError: Other code opened the process group, and nothing says; `sync()` on all ranks finds out.
+        NotJoinedError: Other code opened the process group, and no variable provides it; call `sync()` on all ranks.
 
     Example:
         >>> get_node_rank()
@@ -110,7 +110,7 @@ def get_node_rank() -> int:
 
 
 def device() -> torch.device:
-    """Return this rank's device: the CPU with gloo and mpi, its own GPU with nccl; alone whatever this host has.
+    """Return this rank's device: the CPU with gloo and mpi, its own GPU with nccl; alone, this host's.
 
     Local.
 
@@ -127,7 +127,7 @@ def device() -> torch.device:
 
 
 def backend() -> str | None:
-    """Return the backend that tensors on this rank's device travel by: "nccl", "gloo" or "mpi"; None alone.
+    """Return the backend for tensors on this rank's device: "nccl", "gloo" or "mpi"; None alone.
 
     Local.
 
@@ -140,7 +140,7 @@ def backend() -> str | None:
 
 
 def model_name() -> str:
-    """Return how this process runs: "native-dist" in a process group, "serial" alone.
+    """Return the name of the computation model: "native-dist" in a process group, "serial" alone.
 
     Local.
 
@@ -152,9 +152,10 @@ def model_name() -> str:
 
 
 def show_config() -> None:
-    """Log who this is, where it came from and by what it talks, on rank zero.
+    """Log rank zero's topology with its sources, its device and its backend.
 
-    Local. Through the logger "ignite.distributed.utils", at level INFO; on stderr unless the program has set it up.
+    Local. It uses the logger "ignite.distributed.utils" at level INFO, and writes to stderr unless the program has
+    configured that logger.
 
     Example:
         >>> show_config()

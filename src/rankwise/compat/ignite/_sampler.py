@@ -1,4 +1,4 @@
-"""Any sampler, shared out among the ranks."""
+"""A sampler that divides the indices of another sampler among the ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 
 class DistributedProxySampler(DistributedSampler[Any]):
-    """Gives every rank its share of what another sampler draws.
+    """Gives every rank its share of the indices that another sampler draws.
 
-    The sampler draws the same on all ranks, by torch's random state seeded with the epoch (`set_epoch`); after it, that
-    state is what it was before. All ranks get equally many: what is missing is drawn again.
+    The sampler draws the same indices on all ranks, since torch's random generator is seeded with the epoch
+    (`set_epoch`), and restored afterwards. All ranks get the same number of indices; further ones are drawn if the
+    length does not divide.
 
     Args:
-        sampler: What to share out; it has a length.
-        num_replicas: Among how many ranks; by default as many as there are.
-        rank: Whose share this is; by default this one's.
+        sampler: The sampler to divide; it has a length.
+        num_replicas: The number of ranks that share the indices; by default the world size.
+        rank: The rank whose share this is; by default this process's.
 
     Raises:
-        PayloadTypeError: It is no sampler, or has no length, or shares out by itself.
+        PayloadTypeError: The sampler is not one, has no length, or is distributed already.
 
     Example:
         >>> list(DistributedProxySampler(torch.utils.data.SequentialSampler("abcde"), num_replicas=2, rank=1))
@@ -39,11 +40,11 @@ class DistributedProxySampler(DistributedSampler[Any]):
             raise PayloadTypeError("Argument sampler must not be a distributed sampler already")
         if not hasattr(sampler, "__len__"):
             raise PayloadTypeError(
-                f"Argument sampler should have length, to be shared out; a {type(sampler).__qualname__} has none"
+                f"Argument sampler should have length, for ranks to share; a {type(sampler).__qualname__} has none"
             )
         replicas = get_world_size() if num_replicas is None else num_replicas
         number = get_rank() if rank is None else rank
-        super().__init__(sampler, num_replicas=replicas, rank=number, shuffle=False)  # type: ignore[arg-type]  # torch asks for a dataset, and wants its length
+        super().__init__(sampler, num_replicas=replicas, rank=number, shuffle=False)  # type: ignore[arg-type]  # declared for a dataset, of which torch uses the length
         self.sampler = sampler
 
     def __iter__(self) -> Iterator[Any]:
@@ -52,9 +53,9 @@ class DistributedProxySampler(DistributedSampler[Any]):
         return iter(drawn[self.rank : self.total_size : self.num_replicas])
 
     def _draw(self) -> list[Any]:
-        """Return what the sampler draws in this epoch, the same on all ranks."""
+        """Return the indices that the sampler draws in this epoch, the same on all ranks."""
         state = torch.random.get_rng_state()
-        # The CPU's generator alone: samplers draw from no other, and no other is disturbed.
+        # Only the CPU's generator: samplers use no other, and the others keep their state.
         torch.default_generator.manual_seed(self.epoch)
         try:
             drawn: list[Any] = []
@@ -62,8 +63,7 @@ class DistributedProxySampler(DistributedSampler[Any]):
                 more = list(self.sampler)
                 if not more:
                     raise InvalidArgumentError(
-                        f"a {type(self.sampler).__qualname__} has a length of {self.total_size} shared out, and draws "
-                        "nothing"
+                        f"a {type(self.sampler).__qualname__} draws nothing, but {self.total_size} indices are needed"
                     )
                 drawn += more
         finally:

@@ -1,4 +1,4 @@
-"""Ignite's `spawn`: a function in new processes, through rankwise's launcher."""
+"""Ignite's `spawn`: a function run in new processes, by rankwise's launcher."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def spawn(
     nproc_per_node: int = 1,
     **kwargs: Any,  # noqa: ANN401 - Ignite's signature
 ) -> None:
-    """Run `fn(local_rank, *args, **kwargs_dict)` in new processes that have joined each other.
+    """Run `fn(local_rank, *args, **kwargs_dict)` in new processes, each of which has joined the world.
 
-    Local to the caller. The function may be anything that cloudpickle can carry, a lambda or a notebook's. The first
-    rank that fails ends the others, and is named.
+    Local to the caller. The function may be any that cloudpickle can serialize, also a lambda or one of a notebook. The
+    first rank that fails is named, and the others are stopped.
 
     Args:
         backend: As for `initialize`.
-        fn: What each rank runs; what it returns is dropped.
-        args: What it is called with after the local rank.
-        kwargs_dict: What it is called with by name.
-        nproc_per_node: How many ranks on this host.
-        kwargs: `nnodes`, `node_rank`, `master_addr`, `master_port` where there are several hosts, each of which calls
-            this; `timeout`, as for `initialize`; `join=False` to come back at once, while a thread looks after the
-            ranks. `init_method` may be a "tcp://host:port" instead of the last two of several hosts. `daemon` and
-            `start_method` mean nothing here: ranks end with their launcher, and are forked from a process that has
-            loaded torch and nothing else.
+        fn: The function that each rank runs; its result is discarded.
+        args: The positional arguments after the local rank.
+        kwargs_dict: The keyword arguments.
+        nproc_per_node: The number of ranks on this host.
+        kwargs: `nnodes`, `node_rank`, `master_addr`, `master_port` for several hosts, each of which makes this call;
+            `timeout`, as for `initialize`; `join=False` to return at once, while a thread supervises the ranks.
+            `init_method` may be "tcp://host:port" in place of the last two for several hosts. `daemon` and
+            `start_method` are ignored: ranks end with their launcher, and are forked from a process that has loaded
+            torch and no other package.
 
     Raises:
-        InvalidArgumentError: An argument cannot be used, or the function cannot be carried to other processes.
+        InvalidArgumentError: An argument cannot be used, or the function cannot be serialized.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
         LaunchError: The ranks could not be started.
 
@@ -68,10 +68,10 @@ def spawn(
     check_backend(backend)
     nproc = check_nproc_per_node(nproc_per_node)
     nodes = nodes_of(kwargs)
-    joining = {"timeout": timeout_seconds(kwargs.get("timeout"))}
-    # Before the function is read, which may import Ignite.
+    join_arguments = {"timeout": timeout_seconds(kwargs.get("timeout"))}
+    # The rank runs it before it unpickles the function, which may import Ignite.
     setup = f"{install.__module__}:{install.__name__}" if is_installed() else ""
-    call = FunctionCall.of(_be_rank, (backend, joining, fn, tuple(args), dict(kwargs_dict or {})), setup=setup)
+    call = FunctionCall.of(_run_rank, (backend, join_arguments, fn, tuple(args), dict(kwargs_dict or {})), setup=setup)
 
     def run() -> None:
         launch_call(call, nproc=nproc, nodes=nodes)
@@ -82,18 +82,18 @@ def spawn(
         threading.Thread(target=run, name="rankwise-spawn").start()
 
 
-def _be_rank(
-    backend: str, joining: dict[str, Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+def _run_rank(
+    backend: str, join_arguments: dict[str, Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    with join(backend, joining):
+    with join(backend, join_arguments):
         fn(get_local_rank(), *args, **kwargs)
 
 
 def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
-    """Return the hosts of the world; None for this one alone, whose ranks need no place to meet.
+    """Return the hosts of the world; None for this host alone, whose ranks need no endpoint.
 
     Raises:
-        InvalidArgumentError: There can be no such host, or nobody says where hosts meet.
+        InvalidArgumentError: The numbers are out of range, or several hosts have no endpoint.
     """
     nnodes = kwargs.get("nnodes", 1)
     count = integer(nnodes)
@@ -112,7 +112,7 @@ def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
             if value is not None:
                 raise InvalidArgumentError(
                     f"{name} should be None if init_method is provided other then 'env://': init_method="
-                    f"{kwargs.get('init_method')!r} names where the ranks meet; got {value!r}"
+                    f"{kwargs.get('init_method')!r} is the endpoint already; got {value!r}"
                 )
     if count == 1:
         return None
@@ -132,7 +132,7 @@ def check_nproc_per_node(count: object) -> int:
     """Return a number of ranks on this host, checked.
 
     Raises:
-        InvalidArgumentError: It is no whole number from 1, or beyond what this host could be meant to run.
+        InvalidArgumentError: The number is not an integer from 1 to the limit of this host.
     """
     nproc = integer(count)
     if nproc is None or nproc < 1:

@@ -1,4 +1,4 @@
-"""Groups, in the forms that Ignite takes: a list of ranks, or a process group."""
+"""Groups in the forms that Ignite takes: a list of ranks, or a process group."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class _SessionGroups:
     """The groups of one session that were used before.
 
     Attributes:
-        by_ranks: Those that were named by their ranks.
-        by_group: Those that are somebody's process group.
+        by_ranks: The groups that were passed as lists of ranks.
+        by_group: The groups that were passed as process groups.
     """
 
     by_ranks: dict[tuple[int, ...], Comm] = field(default_factory=dict)
@@ -39,8 +39,8 @@ _groups_by_session: WeakKeyDictionary[Comm, _SessionGroups] = WeakKeyDictionary(
 def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite's signature
     """Return a process group of some of the ranks, for the `group` argument of other functions; alone, the list itself.
 
-    Collective over the world. Every rank calls it, member or not, with the same ranks; one that is no member gets what
-    torch gives it, which the functions here take too. Each call makes a new group.
+    Collective over the world. Every rank calls it, member or not, with the same ranks. A rank that is not a member gets
+    torch's placeholder, which the functions here take too. Each call makes a new group.
 
     Args:
         ranks: The members' ranks.
@@ -49,7 +49,7 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
     Raises:
         InvalidArgumentError: `ranks` is not a list of ranks.
         MismatchError: The ranks passed different lists.
-        CollectiveError: A rank is gone, or did not come within the session's timeout.
+        CollectiveError: A rank ended, or did not arrive within the session's timeout.
 
     Example:
         >>> new_group([0])
@@ -76,11 +76,11 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
 def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - any value of the user's
     """Return the comm of a group in any of its forms; None if this rank is not a member.
 
-    Collective over the ranks of a list that is seen for the first time; Local otherwise.
+    Collective over the ranks of a list that is passed for the first time; Local otherwise.
 
     Raises:
-        InvalidArgumentError: It is no group.
-        CollectiveError: A rank of a new list is gone, or did not come in time.
+        InvalidArgumentError: The value is not a group.
+        CollectiveError: A rank of a new list ended, or did not arrive in time.
     """
     if group is None or group is session.group:
         return session.comm
@@ -120,13 +120,13 @@ def _comm_of_ranks(session: Session, ranks: tuple[int, ...]) -> Comm | None:
 
 
 def fail_collective(comm: Comm, operation: str, error: Exception) -> NoReturn:
-    """Raise an error of this rank's own, and let the others hear of it, who would wait for this rank."""
+    """Raise an error of this rank, and report it to the others, which would wait for this rank."""
     with comm.collective(Call(operation)):
         raise error
 
 
 def fail_unsupported_type(comm: Comm | None, operation: str, value: object) -> NoReturn:
-    """Raise that a function does not take a value."""
+    """Raise that a function does not take values of this type."""
     error = PayloadTypeError(f"Unhandled input type {type(value)}: {operation} does not take it")
     if comm is None:
         raise error

@@ -1,4 +1,4 @@
-"""Models, loaders and optimizers for the world that there is: the same lines alone and in many ranks."""
+"""Models, data loaders and optimizers adapted to the world: the same program runs alone and with several ranks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _MODEL: Final = "auto.auto_model"
 
 
 def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  # noqa: ANN401 - Ignite's signature
-    """Return a loader that gives every rank its share of a dataset.
+    """Return a data loader that gives every rank its share of a dataset.
 
-    Local. `batch_size` and `num_workers` are for all ranks, of the world and of the node, and are shared out; what the
-    ranks would not get of a batch size that does not divide is logged. Samplers are shared out by a
-    `DistributedProxySampler`; without one, torch's `DistributedSampler` shuffles, unless `shuffle=False`.
+    Local. `batch_size` is divided among the ranks of the world, and `num_workers` among those of the node; a warning is
+    logged for a batch size that does not divide. A sampler is wrapped in a `DistributedProxySampler`; without one,
+    torch's `DistributedSampler` is used, and shuffles unless `shuffle=False`.
 
     Args:
-        dataset: An iterable one has to share itself out.
-        kwargs: What `torch.utils.data.DataLoader` takes.
+        dataset: The dataset. An iterable one has to give each rank its own part itself.
+        kwargs: Arguments of `torch.utils.data.DataLoader`.
 
     Example:
         >>> [batch.tolist() for batch in auto_dataloader(range(3), batch_size=2)]
@@ -43,7 +43,7 @@ def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  #
     if world_size > 1:
         batch_size = kwargs.get("batch_size")
         if batch_size is not None and batch_size >= world_size:
-            kwargs["batch_size"] = _share(batch_size, world_size)
+            kwargs["batch_size"] = _divided(batch_size, world_size)
         if kwargs.get("num_workers"):
             nproc = get_nproc_per_node()
             if kwargs["num_workers"] >= nproc:
@@ -58,21 +58,21 @@ def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  #
                 _LOADER, "Found iterable dataset, which is not shared out: each rank has to read another part of it"
             )
         else:
-            _share_sampler(dataset, kwargs, world_size)
+            _set_sampler(dataset, kwargs, world_size)
     kwargs.setdefault("pin_memory", device().type == "cuda")
     log_on_rank_zero(_LOADER, "Use data loader kwargs for dataset '%s': \n\t%s", repr(dataset)[:20].strip(), kwargs)
     return DataLoader(dataset, **kwargs)
 
 
 def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Module:  # noqa: ANN401 - Ignite's signature
-    """Return a model on this rank's device, in DistributedDataParallel if there are several ranks.
+    """Return a model on this rank's device, wrapped in DistributedDataParallel if there are several ranks.
 
-    Collective over the world if there are several ranks. Alone with several GPUs, it is in DataParallel.
+    Collective over the world if there are several ranks. Alone with several GPUs, it is wrapped in DataParallel.
 
     Args:
-        model: The model; it is moved itself.
-        sync_bn: Batch norm over all ranks.
-        kwargs: What the wrapping class takes, but for `device_ids` on an accelerator, which is decided here.
+        model: The model; it is moved in place.
+        sync_bn: Replace batch norm by batch norm over all ranks.
+        kwargs: Arguments of the wrapping class, except `device_ids` on an accelerator, which is set here.
 
     Raises:
         InvalidArgumentError: `device_ids` is passed, and the model is on an accelerator.
@@ -94,7 +94,7 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
                     f"Argument kwargs should not contain 'device_ids', but got {kwargs['device_ids']!r}: leave it out, "
                     "it is this rank's device"
                 )
-            # The device's own number: with one visible GPU for each rank it is not the local rank.
+            # The device itself: with one visible GPU for each rank, its index is not the local rank.
             kwargs["device_ids"] = [own]
         log_on_rank_zero(_MODEL, "Apply torch DistributedDataParallel on model, device: %s", own)
         return DistributedDataParallel(model, **kwargs)
@@ -105,18 +105,18 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
 
 
 def auto_optim(optimizer: Optimizer, **kwargs: Any) -> Optimizer:  # noqa: ANN401, ARG001 - Ignite's signature
-    """Return the optimizer: over process groups there is nothing to adapt.
+    """Return the optimizer unchanged: with process groups there is nothing to adapt.
 
     Local.
 
     Args:
-        optimizer: Any.
-        kwargs: What Horovod's takes; not looked at.
+        optimizer: Any optimizer.
+        kwargs: Arguments of Horovod's optimizer; ignored.
     """
     return optimizer
 
 
-def _share(batch_size: int, world_size: int) -> int:
+def _divided(batch_size: int, world_size: int) -> int:
     share = batch_size // world_size
     if share * world_size != batch_size:
         log_on_rank_zero(
@@ -131,7 +131,7 @@ def _share(batch_size: int, world_size: int) -> int:
     return share
 
 
-def _share_sampler(dataset: Dataset[Any], kwargs: dict[str, Any], world_size: int) -> None:
+def _set_sampler(dataset: Dataset[Any], kwargs: dict[str, Any], world_size: int) -> None:
     sampler, rank = kwargs.get("sampler"), get_rank()
     if isinstance(sampler, DistributedSampler):
         if sampler.rank != rank:
