@@ -120,7 +120,7 @@ def test_none_joins_nothing() -> None:
         ("pytorch", {"RANK": "0", "WORLD_SIZE": "2"}, {}, "MASTER_ADDR and MASTER_PORT are not set"),
         ("auto", {"WORLD_SIZE": "2"}, {}, "RANK is not set, but WORLD_SIZE=2 is"),
         ("slurm", slurm(0, 2), {"port": 99999}, "MASTER_PORT=99999 is not a port"),
-        ("pytorch", plain(0, 1, 1), {"port": 5}, "port=5, but plain says the port: leave it out"),
+        ("pytorch", plain(0, 1, 1), {"port": 5}, "port=5, but plain sets the port: leave it out"),
         ("pytorch", plain(0, 1, 1), {"group": 5}, "init_dist does not take group; it takes timeout, port,"),
         ("pytorch", plain(0, 1, 1), {"init_method": "file:///x"}, "neither env:// nor tcp://host:port"),
         ("pytorch", plain(0, 1, 1), {"timeout": "soon"}, "timeout='soon' is not a number of seconds"),

@@ -65,7 +65,7 @@ def test_two_jobs_run_side_by_side() -> None:
 def test_what_cannot_travel_back_is_none(capfd: pytest.CaptureFixture[str]) -> None:
     """A job of the original may return anything, which nobody sees."""
     assert dist.launch(threading.Lock, num_gpus_per_machine=2) == [None, None]
-    assert "returned what cannot travel, so launch() gives None" in capfd.readouterr().err
+    assert "returned a value that cannot be pickled, so launch() returns None for it" in capfd.readouterr().err
 
 
 def test_the_first_failure_ends_the_others() -> None:

@@ -1,6 +1,6 @@
-"""The names of `mmcv.runner.dist_utils`, in its place: `from rankwise.compat.mmcv import init_dist, get_dist_info`.
+"""A drop-in for `mmcv.runner.dist_utils`: `from rankwise.compat.mmcv import init_dist, get_dist_info`.
 
-The one module of rankwise that writes the environment: programs that call `init_dist` read there where they are.
+The only module of rankwise that writes this process's environment, since programs that call `init_dist` read it there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Which launchers a name stands for, and what to do if none of them started this process.
+# The launchers of each name, and the advice if none of them started this process.
 _LAUNCHERS: Final = {
     "pytorch": (("override", "rankwise", "torchrun", "plain"), "start it with torchrun, or set RANK and WORLD_SIZE"),
     "mpi": (("openmpi", "intelmpi", "mpich"), "start it with mpirun or mpiexec"),
@@ -41,27 +41,27 @@ _LAUNCHERS: Final = {
 }
 # Torch's own: the original sets none.
 _TIMEOUT: Final = 1800.0
-# So large are flat copies of small tensors, unless the caller says.
+# The size of the buckets into which small tensors are copied, unless the caller specifies it.
 _BUCKET_MB: Final = 64
 _MEBIBYTE: Final = 1 << 20
 
 
 def init_dist(launcher: str, backend: str | None = "nccl", **kwargs: Any) -> None:  # noqa: ANN401 - each is checked
-    """Join the world that a launcher started this process into, and say in the environment where this rank is.
+    """Join the world that a launcher started this process into, and write this rank's variables to the environment.
 
-    Collective over the world. After it MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK are in `os.environ`;
-    the start method of processes stays what it was.
+    Collective over the world. It sets MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK in `os.environ`, and
+    does not change the start method of multiprocessing.
 
     Args:
-        launcher: "pytorch", "mpi" or "slurm"; "auto" for whichever it is, or nobody; "none" to join nothing.
-        backend: As torch writes it; None for torch's own choice. "nccl" without a GPU is gloo.
+        launcher: "pytorch", "mpi" or "slurm"; "auto" to detect the launcher, or none; "none" to join nothing.
+        backend: In torch's notation; None for torch's own choice. "nccl" without a GPU is gloo.
         **kwargs: `timeout`, seconds or a timedelta; `port` of rank zero; `rank`, `world_size` or both; `init_method`,
             "env://" or "tcp://host:port".
 
     Raises:
         InvalidArgumentError: There is no such launcher, or an argument cannot be used.
-        LauncherEnvironmentError: That launcher did not start this process, or its variables make no sense.
-        JoinError: The ranks could not meet.
+        LauncherEnvironmentError: That launcher did not start this process, or its variables cannot be used.
+        JoinError: The rendezvous failed.
     """
     if launcher == "none":
         return
@@ -81,14 +81,14 @@ def _init_dist_mpi(backend: str | None, **kwargs: Any) -> None:  # noqa: ANN401 
 
 
 def _init_dist_slurm(backend: str | None, port: int | None = None) -> None:
-    """Join under srun, at a port that all ranks derive from the job if none is given. Collective over the world."""
+    """Join under srun, at `port`, or at one derived from the job's id. Collective over the world."""
     _join("slurm", backend, port=port)
 
 
 def get_dist_info() -> tuple[int, int]:
-    """Return this process's rank and how many there are; (0, 1) alone.
+    """Return this process's rank and the world size; (0, 1) alone.
 
-    Local. Right before `init_dist` too.
+    Local. They are right before `init_dist` too.
 
     Example:
         >>> get_dist_info()
@@ -100,7 +100,7 @@ def get_dist_info() -> tuple[int, int]:
 def master_only(func: Callable[P, R]) -> Callable[P, R | None]:
     """Return a function that runs on rank zero only, and returns None on the others.
 
-    Local: nobody waits. `rankwise.one_rank_only` is for what others wait for, or want the result of.
+    Local: no rank waits for another. `rankwise.one_rank_only` makes the others wait, and can return them the result.
 
     Example:
         >>> master_only(len)("four")
@@ -112,17 +112,17 @@ def master_only(func: Callable[P, R]) -> Callable[P, R | None]:
 def allreduce_params(params: Iterable[torch.Tensor], coalesce: bool = True, bucket_size_mb: int = -1) -> None:
     """Replace parameters or buffers by their mean over all ranks, in place.
 
-    Collective over the session; nothing happens alone, or where nobody has joined. Means of integers, as the counters
-    of batch norms, are rounded; half precision is averaged in float32.
+    Collective over the session; a no-op alone, or without a session. Means of integers, such as the counters of batch
+    norms, are rounded; half precision is averaged in float32.
 
     Args:
-        params: The same on all ranks but for the values.
-        coalesce: Send small tensors together.
-        bucket_size_mb: How much together; as much as is useful if it is not above 0.
+        params: Tensors of the same shapes and types on all ranks, in the same order.
+        coalesce: Send small tensors together, in buckets.
+        bucket_size_mb: The size of a bucket in MiB; a default if it is not above 0.
 
     Raises:
         MismatchError: The ranks' tensors differ in number, shape or type; none is changed then.
-        PayloadTypeError: One is not dense, or of a type that has no mean.
+        PayloadTypeError: A tensor is not dense, or its type has no mean.
     """
     if is_joined() and rankwise.get_world_size() > 1:
         nbytes = _bucket_bytes(bucket_size_mb) if coalesce else 0
@@ -132,14 +132,13 @@ def allreduce_params(params: Iterable[torch.Tensor], coalesce: bool = True, buck
 def allreduce_grads(params: Iterable[torch.Tensor], coalesce: bool = True, bucket_size_mb: int = -1) -> None:
     """Replace gradients by their mean over all ranks, in place.
 
-    Collective over the session; nothing happens alone, or where nobody has joined. As `rankwise.sync_grads`: what got
-    no gradient on some ranks counts as zero there, sparse gradients stay sparse, half precision is averaged in
-    float32.
+    Collective over the session; a no-op alone, or without a session. As with `rankwise.sync_grads`, a gradient that is
+    None on some ranks counts as zero there, sparse gradients stay sparse, and half precision is averaged in float32.
 
     Args:
-        params: Parameters, in the same order on all ranks; those without requires_grad are not looked at.
-        coalesce: Send all together; if not, each alone.
-        bucket_size_mb: How much together; all if it is not above 0.
+        params: Parameters, in the same order on all ranks; those without requires_grad are ignored.
+        coalesce: Send gradients together, in buckets; otherwise each alone.
+        bucket_size_mb: The size of a bucket in MiB; one bucket for all if it is not above 0.
 
     Raises:
         MismatchError: The ranks' parameters differ in number, shape or type.
@@ -161,7 +160,7 @@ def _allreduce_coalesced(tensors: Sequence[torch.Tensor], world_size: int, bucke
     Collective over the session.
 
     Raises:
-        As `allreduce_params`.
+        MismatchError, PayloadTypeError: As in `allreduce_params`.
     """
     _average("_allreduce_coalesced", tensors, world_size, _bucket_bytes(bucket_size_mb))
 
@@ -179,12 +178,12 @@ def _join(launcher: str, backend: str | None, **kwargs: Any) -> None:  # noqa: A
     name = _chosen(launcher, present)
     if "port" in options:
         if name in _LAUNCHERS["pytorch"][0]:
-            raise InvalidArgumentError(f"port={options['port']}, but {name} says the port: leave it out")
+            raise InvalidArgumentError(f"port={options['port']}, but {name} sets the port: leave it out")
         environ["MASTER_PORT"] = str(options["port"])
-    if len(alone := {"rank", "world_size"}.intersection(options)) == 1:  # the other is in its variable
+    if len(alone := {"rank", "world_size"}.intersection(options)) == 1:  # the launcher's variable has the other
         environ |= {key.upper(): str(options.pop(key)) for key in alone}
     session = rankwise.init(
-        # What is read first is completed with what is around it.
+        # "auto" also completes the first launcher's environment with that of the others.
         launcher="auto" if name == present[0] else name,
         backend=_backend(backend),
         timeout=timeout.total_seconds() if isinstance(timeout, timedelta) else timeout,
@@ -197,10 +196,10 @@ def _join(launcher: str, backend: str | None, **kwargs: Any) -> None:  # noqa: A
 
 
 def _chosen(launcher: str, present: Sequence[str]) -> str:
-    """Return which of the launchers that started this process is meant.
+    """Return the name of the launcher that `launcher` selects, among those that are present.
 
     Raises:
-        LauncherEnvironmentError: None of them.
+        LauncherEnvironmentError: None of those that `launcher` stands for is present.
     """
     if launcher == "auto":
         return present[0]
@@ -231,17 +230,17 @@ def _address(init_method: str) -> str | None:
 
 
 def _publish(session: Session) -> None:
-    """Put into the environment where this rank is, for whoever reads it there."""
+    """Set the variables of this rank in the environment."""
     reading = session.reading
-    place: dict[str, object] = {"RANK": session.rank, "WORLD_SIZE": session.world_size}
+    variables: dict[str, object] = {"RANK": session.rank, "WORLD_SIZE": session.world_size}
     if reading.local_rank is not None:
-        place["LOCAL_RANK"] = reading.local_rank.value
+        variables["LOCAL_RANK"] = reading.local_rank.value
     if reading.host is not None and reading.port is not None:
-        place |= {"MASTER_ADDR": reading.host.value, "MASTER_PORT": reading.port.value}
-    elif session.world_size == 1:  # nobody had to meet anybody
+        variables |= {"MASTER_ADDR": reading.host.value, "MASTER_PORT": reading.port.value}
+    elif session.world_size == 1:  # a world of one has no endpoint
         with socket.create_server((LOOPBACK, 0)) as listener:
-            place |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": listener.getsockname()[1]}
-    os.environ.update((name, str(value)) for name, value in place.items())
+            variables |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": listener.getsockname()[1]}
+    os.environ.update((name, str(value)) for name, value in variables.items())
 
 
 def _bucket_bytes(bucket_size_mb: int) -> int:
@@ -249,14 +248,14 @@ def _bucket_bytes(bucket_size_mb: int) -> int:
 
 
 def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_bytes: int) -> None:
-    """Replace tensors by their sum over all ranks, divided, once all ranks agree on what they are."""
+    """Replace tensors by their sum over all ranks, divided, once all ranks agree on their number, shapes and types."""
     comm = comm_of(None)
     call = Call(name, {"bucket_bytes": bucket_bytes, "divisor": divisor})
     with comm.collective(call), torch.no_grad():
         tensors = list(given)
         for tensor in tensors:
             _check(tensor)
-        call.parts = lambda: {f"tensor {place}": describe(tensor) for place, tensor in enumerate(tensors)}
+        call.parts = lambda: {f"tensor {index}": describe(tensor) for index, tensor in enumerate(tensors)}
         call.content = str(call.parts())
         comm.verify(call)
         for bucket in _buckets(tensors, bucket_bytes):
@@ -270,29 +269,31 @@ def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_byte
 
 
 def _check(tensor: torch.Tensor) -> None:
-    """Check that a tensor can be replaced by a mean, before anything is sent.
+    """Check, before any data is sent, that a tensor can be replaced by a mean.
 
     Raises:
-        PayloadTypeError: It cannot.
+        PayloadTypeError: It is not a dense tensor whose type has a mean, or it is expanded.
     """
     if not isinstance(tensor, torch.Tensor):
         raise PayloadTypeError(f"parameters and buffers are tensors, got {describe(tensor)}")
     plan(require_dense(tensor).dtype, Op.MEAN)
     if is_expanded(tensor):
-        raise PayloadTypeError(f"{describe(tensor)} is expanded: several of its elements are one; pass tensor.clone()")
+        raise PayloadTypeError(
+            f"{describe(tensor)} is expanded: several of its elements share memory; pass tensor.clone()"
+        )
 
 
 def _buckets(tensors: Iterable[torch.Tensor], nbytes: int) -> Iterator[list[torch.Tensor]]:
-    """Split tensors by type and device into parts of so many bytes, or of one tensor; all ranks do it alike."""
+    """Split tensors by type and device into buckets of at most `nbytes`, or of one tensor; the same on all ranks."""
     buckets: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    room: dict[tuple[torch.dtype, torch.device], int] = {}
+    free: dict[tuple[torch.dtype, torch.device], int] = {}
     for tensor in tensors:
         kind = tensor.dtype, tensor.device
-        size = tensor.numel() * tensor.element_size()  # sparse ones do not tell their nbytes
-        if size > room.get(kind, 0) and kind in buckets:
+        size = tensor.numel() * tensor.element_size()  # sparse tensors have no nbytes
+        if size > free.get(kind, 0) and kind in buckets:
             yield buckets.pop(kind)
         if kind not in buckets:
-            buckets[kind], room[kind] = [], nbytes
+            buckets[kind], free[kind] = [], nbytes
         buckets[kind].append(tensor)
-        room[kind] -= size
+        free[kind] -= size
     yield from buckets.values()

@@ -1,7 +1,7 @@
-"""`python -m rankwise.compat.torch_launch`, in place of the `tools/launch.py` that detection projects carry.
+"""A drop-in for the `tools/launch.py` of detection projects: `python -m rankwise.compat.torch_launch`.
 
-What it starts is a program, usually a shell script that holds the training command; a `.py` without the run bit is run
-by this interpreter. Ranks are told their place in the environment, and with `--use_env=False` by `--local_rank` too.
+It starts a program, usually a shell script with the training command; this interpreter runs a `.py` file that is not
+executable. Ranks find their rank in the environment, and with `--use_env=False` their local rank as `--local_rank` too.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from rankwise.errors import InvalidArgumentError
 
 _NAME: Final = "rankwise.compat.torch_launch"
 _DEFAULT_PORT: Final = 29500
-# Options without a value of their own; all others take the next word.
+# Options without a value; all others take the next argument.
 _FLAGS: Final = frozenset({"--use_env", "--no_prefix", "--help"})
 
 
 def parse_args() -> argparse.Namespace:
-    """Return what the command line says.
+    """Return the parsed command line.
 
-    Local. Ends the process, with status 2, if that makes no sense.
+    Local. It ends the process with status 2 if the command line is wrong.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {_NAME}",
         description="Start the ranks of this machine, each a process that runs the same program.",
         epilog="Options may be written with dashes: --nproc-per-node. The first rank that fails ends the others.",
     )
-    parser.add_argument("--nnodes", type=int, default=1, help="how many machines; start this on each of them")
-    parser.add_argument("--node_rank", type=int, default=0, help="which of the machines this is, from 0")
+    parser.add_argument("--nnodes", type=int, default=1, help="number of machines; start this command on each of them")
+    parser.add_argument("--node_rank", type=int, default=0, help="the index of this machine, from 0")
     parser.add_argument(
-        "--nproc_per_node", type=_count, default=1, help="how many ranks on this machine: a number, auto, gpu or cpu"
+        "--nproc_per_node",
+        type=_parse_count,
+        default=1,
+        help="number of ranks on this machine: an integer, auto, gpu or cpu",
     )
     parser.add_argument("--master_addr", default="127.0.0.1", help="the first machine, if there are several")
     parser.add_argument(
@@ -51,22 +54,22 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument(
         "--use_env",
-        type=_truth,
+        type=_parse_bool,
         default=True,
         metavar="True|False",
         help="False: every rank's last argument is --local_rank=N (True: LOCAL_RANK in its environment is all)",
     )
-    parser.add_argument("--max_restarts", type=int, default=0, help="start all ranks again so often (0)")
+    parser.add_argument("--max_restarts", type=int, default=0, help="how often all ranks are started again (0)")
     parser.add_argument("--no_prefix", action="store_true", help="do not write [rank] in front of lines")
     parser.add_argument("training_script", help="the program, or a Python script")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="what follows goes to it")
-    return parser.parse_args(_spelt(sys.argv[1:]))
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="arguments of the program")
+    return parser.parse_args(_normalized(sys.argv[1:]))
 
 
 def main() -> None:
-    """Start the ranks, wait for all of them, and end as the first that failed.
+    """Start the ranks, wait for all of them, and exit with the status of the first that failed.
 
-    Local: it starts a world, and is no part of it.
+    Local: this process is not one of the ranks.
 
     Raises:
         SystemExit: A rank failed, with its status; or the ranks could not be started, or a signal ended them.
@@ -93,15 +96,15 @@ def _launch(args: argparse.Namespace, console: Console) -> None:
         append_local_rank=not args.use_env,
         environ=common_environ(args.nproc_per_node, one_host=nodes is None),
     )
-    # A program has no use for a process that has torch loaded.
+    # Only Python scripts profit from being forked from a process that has loaded torch.
     launch_target(spec, preload=kind is TargetKind.SCRIPT, console=console)
 
 
 def _kind(target: str) -> TargetKind:
-    """Return how a program is run: by itself if it can be, else by this interpreter.
+    """Return "program" for a target that is executable, or "script" for one that this interpreter runs.
 
     Raises:
-        InvalidArgumentError: It can be run neither way.
+        InvalidArgumentError: The target is neither.
         LaunchError: The working directory was deleted.
     """
     path = Path(target)
@@ -119,7 +122,7 @@ def _kind(target: str) -> TargetKind:
 
 
 def _has_interpreter(program: str) -> bool:
-    """Return whether the first line of a script says what runs it."""
+    """Return whether the first line of a file names its interpreter."""
     with Path(program).open("rb") as file:
         return file.read(2) == b"#!"
 
@@ -128,7 +131,7 @@ def _nodes(args: argparse.Namespace) -> Nodes | None:
     """Return the machines; None for this one alone.
 
     Raises:
-        InvalidArgumentError: The numbers do not fit together.
+        InvalidArgumentError: --node_rank is not below --nnodes.
     """
     if args.nnodes < 1 or not 0 <= args.node_rank < args.nnodes:
         raise InvalidArgumentError(
@@ -147,26 +150,26 @@ def _nodes(args: argparse.Namespace) -> Nodes | None:
     )
 
 
-def _spelt(words: Sequence[str]) -> list[str]:
+def _normalized(argv: Sequence[str]) -> list[str]:
     """Return a command line as the parser reads it: dashes in options as underscores, and --use_env with its value."""
-    told = list(words)
-    place = 0
-    while place < len(told) and told[place].startswith("--") and told[place] != "--":
-        name, equals, value = told[place].partition("=")
+    normalized = list(argv)
+    index = 0
+    while index < len(normalized) and normalized[index].startswith("--") and normalized[index] != "--":
+        name, equals, value = normalized[index].partition("=")
         name = "--" + name.removeprefix("--").replace("-", "_")
-        told[place] = "--use_env=True" if name == "--use_env" and not equals else name + equals + value
-        place += 1 if equals or name in _FLAGS else 2
-    return told
+        normalized[index] = "--use_env=True" if name == "--use_env" and not equals else name + equals + value
+        index += 1 if equals or name in _FLAGS else 2  # an option without "=" has its value in the next argument
+    return normalized
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     try:
         return parse_nproc(text)
     except InvalidArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _truth(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     if text.lower() not in {"true", "false", "1", "0"}:
         raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
     return text.lower() in {"true", "1"}

@@ -1,7 +1,7 @@
-"""The names of `virtex.utils.distributed`, in its place: `from rankwise.compat import virtex as dist`.
+"""A drop-in for `virtex.utils.distributed`: `from rankwise.compat import virtex as dist`.
 
-As there, nothing raises for being alone: what talks does nothing then. Unlike there, the rank is right before anything
-is joined, the CPU will do, and what cannot be averaged is left as it was.
+As in the original, collectives are no-ops alone. Unlike there, the rank is right before joining, no GPU is needed, and
+values that cannot be averaged are left unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 log = logging.getLogger(__name__)
 
-# What ranks find in their environment, where `launch` has put it.
+# The `dist_url` of ranks that `launch` started: they read their environment.
 _ENVIRONMENT: Final = "env://"
 _TCP: Final = "tcp://"
 # Torch's own: the original sets none.
@@ -48,24 +48,24 @@ def launch(
 ) -> list[Any]:
     """Run a function as ranks, one for each GPU, or on the CPU; call it once on each machine.
 
-    Local. Ranks find themselves joined, and are ended together when the first one fails. A world of one runs in this
-    process. Ranks of one machine need no port, so `dist_url` is not looked at.
+    Local. The function runs in ranks that have joined; when the first one fails, the others are stopped. A world of one
+    runs in this process. Ranks of one machine need no port, so `dist_url` is ignored for one machine.
 
     Args:
-        job_fn: Anything that cloudpickle can carry; a world of one takes anything.
-        num_machines: How many machines.
-        num_gpus_per_machine: How many ranks on each.
-        machine_rank: Which of the machines this is.
+        job_fn: A function that cloudpickle can serialize; any function in a world of one.
+        num_machines: The number of machines.
+        num_gpus_per_machine: The number of ranks on each.
+        machine_rank: The index of this machine.
         dist_url: "tcp://host:port" of a free port on the first machine, the same on all.
-        args: What the function is called with.
+        args: The arguments of the function.
 
     Returns:
-        What this machine's ranks returned; None, with a warning, for what cannot be pickled.
+        The results of this machine's ranks, by rank; None, with a warning, for a result that cannot be pickled.
 
     Raises:
         InvalidArgumentError: An argument cannot be used.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
-        LaunchError: The machines did not meet, or the ranks could not be started.
+        LaunchError: The rendezvous of the machines failed, or the ranks could not be started.
 
     Example:
         >>> launch(lambda start: start + get_world_size(), args=(10,))
@@ -93,7 +93,7 @@ def launch(
             node_rank=machine_rank,
         )
     job = (job_fn, world_size, num_gpus_per_machine, machine_rank, tuple(args))
-    # What ranks print is shown as it is, for programs of this kind say themselves who they are.
+    # Lines have no prefix, for programs of this kind print their rank themselves.
     console = Console(nproc=num_gpus_per_machine, prefixed=False)
     return launch_call(FunctionCall.of(_run_job, job), nproc=num_gpus_per_machine, nodes=nodes, console=console)
 
@@ -106,14 +106,14 @@ def _job_worker(
     machine_rank: int,
     dist_url: str,
     args: tuple[Any, ...],
-) -> Any:  # noqa: ANN401 - whatever the function returns
-    """Be one rank: join, with the device first; call the function; leave, however that ended.
+) -> Any:  # noqa: ANN401 - the function's result
+    """Run one rank: set its device, join, call the function, and leave, also if it raised.
 
-    Collective over the world. What `launch` runs, and what a program may run that starts its ranks itself.
+    Collective over the world. `launch` runs it, and so may a program that starts its ranks itself.
 
     Raises:
         InvalidArgumentError: `dist_url` is neither "tcp://host:port" nor "env://".
-        JoinError: The ranks could not meet.
+        JoinError: The rendezvous failed.
     """
     with rankwise.init(
         rank=machine_rank * num_gpus_per_machine + local_rank,
@@ -127,18 +127,18 @@ def _job_worker(
 
 
 def synchronize() -> None:
-    """Wait until every rank is here.
+    """Wait until every rank has entered the barrier.
 
-    Collective over the session; nothing happens where nobody has joined one.
+    Collective over the session; a no-op without one.
     """
     if is_joined():
         rankwise.barrier()
 
 
 def get_world_size() -> int:
-    """Return how many ranks there are; 1 alone.
+    """Return the number of ranks; 1 alone.
 
-    Local. Right before joining too, under any launcher.
+    Local. It is right before joining too, under any launcher.
     """
     return rankwise.get_world_size()
 
@@ -146,7 +146,7 @@ def get_world_size() -> int:
 def get_rank() -> int:
     """Return this process's rank; 0 alone.
 
-    Local. Right before joining too, under any launcher.
+    Local. It is right before joining too, under any launcher.
     """
     return rankwise.get_rank()
 
@@ -154,7 +154,7 @@ def get_rank() -> int:
 def is_master_process() -> bool:
     """Return whether this is rank zero; True alone.
 
-    Local. True on one process only, before joining too.
+    Local. It is True in one process only, before joining too.
     """
     return rankwise.is_rank_zero()
 
@@ -162,12 +162,12 @@ def is_master_process() -> bool:
 def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
     """Replace a tensor, or the tensors in a dict, by their mean over all ranks, in place.
 
-    Collective over the session; nothing happens where nobody has joined one, nor, as in the original, for what is
-    neither a tensor nor a dict. The whole dict travels at once, by its keys, whatever their order; dicts in it too.
+    Collective over the session; a no-op without one and, as in the original, for a value that is neither a tensor nor a
+    dict. All tensors of a dict, and of the dicts in it, are sent in one collective, and matched by key in any order.
 
     Raises:
-        PayloadTypeError: Something in a dict is no tensor, or a tensor is of integers, which cannot hold a mean. All is
-            left as it was, on all ranks.
+        PayloadTypeError: A value in a dict is not a tensor, or a tensor is of integers, which cannot hold a mean. All
+            tensors are left unchanged, on all ranks.
         MismatchError: The ranks' keys, shapes or types differ.
 
     Example:
@@ -181,15 +181,15 @@ def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
     with comm_of(None).collective(Call("average_across_processes")):
         for leaf in _tensors(t):
             _check(leaf)
-    means = rankwise.all_reduce(_plain(t), op="mean")
-    _put(means, t, rankwise.get_world_size())
+    means = rankwise.all_reduce(_with_plain_dicts(t), op="mean")
+    _write_means(means, t, rankwise.get_world_size())
 
 
 def gpu_mem_usage() -> int:
-    """Return how much of this rank's GPU is in use now, in MiB; 0 without a GPU.
+    """Return how much memory of this rank's GPU is in use now, in MiB; 0 without a GPU.
 
-    Local. All of it, as nvidia-smi shows it: what torch has reserved, what NCCL and CUDA themselves take, and other
-    programs. Before this process has used the GPU it is 0, for to ask would take memory.
+    Local. It is the total that nvidia-smi shows: memory of torch, of NCCL and CUDA themselves, and of other programs.
+    Before this process has used the GPU it is 0, since a query would allocate memory there.
     """
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return 0
@@ -198,12 +198,16 @@ def gpu_mem_usage() -> int:
 
 
 def _run_job(job_fn: Callable[..., Any], world_size: int, ranks_here: int, machine: int, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    """Be a rank that `launch` has started, and return what can travel back."""
+    """Run a rank that `launch` has started, and return its result, or None if that cannot be pickled."""
     result = _job_worker(rankwise.get_local_rank(), job_fn, world_size, ranks_here, machine, _ENVIRONMENT, args)
     try:
         dumps(result)
-    except Exception as error:  # noqa: BLE001 - any of the user's classes may refuse, in its own way
-        log.warning("rank %d returned what cannot travel, so launch() gives None: %s", rankwise.get_rank(), error)
+    except Exception as error:  # noqa: BLE001 - a user's class may raise any exception when it is pickled
+        log.warning(
+            "rank %d returned a value that cannot be pickled, so launch() returns None for it: %s",
+            rankwise.get_rank(),
+            error,
+        )
         return None
     return result
 
@@ -226,8 +230,8 @@ def _address(dist_url: str) -> str:
     return address
 
 
-def _tensors(value: Any) -> Iterator[Any]:  # noqa: ANN401 - looked at before it is believed
-    """Give what is in a dict, and in the dicts in it."""
+def _tensors(value: Any) -> Iterator[Any]:  # noqa: ANN401 - its type is checked here
+    """Yield the values of a dict, and of the dicts in it."""
     if isinstance(value, dict):
         for inner in value.values():
             yield from _tensors(inner)
@@ -235,22 +239,22 @@ def _tensors(value: Any) -> Iterator[Any]:  # noqa: ANN401 - looked at before it
         yield value
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - looked at before it is believed
-    """Return dicts of any kind as plain ones, with keys that can be matched between ranks."""
-    return {_key(key): _plain(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+def _with_plain_dicts(value: Any) -> Any:  # noqa: ANN401 - its type is checked here
+    """Return dicts of any class as plain ones, with keys that can be matched between ranks."""
+    return {_key(key): _with_plain_dicts(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 def _key(key: object) -> object:
     return key if isinstance(key, (str, int)) else repr(key)
 
 
-def _put(means: Any, value: Any, world_size: int) -> None:  # noqa: ANN401 - alike, and checked
+def _write_means(means: Any, value: Any, world_size: int) -> None:  # noqa: ANN401 - of the same structure, and checked
     if isinstance(value, dict):
         for key, inner in value.items():
-            _put(means[_key(key)], inner, world_size)
+            _write_means(means[_key(key)], inner, world_size)
         return
     if value.requires_grad and not value.is_leaf:
-        value /= world_size  # so that its gradient is that of this rank's share, as in the original
+        value /= world_size  # so that the gradient is that of this rank's share, as in the original
     overwrite(value, means)
 
 
@@ -258,15 +262,15 @@ def _check(value: object) -> None:
     """Check that a value can be replaced by its mean.
 
     Raises:
-        PayloadTypeError: It cannot.
+        PayloadTypeError: The value is not a tensor, or its type cannot hold a mean.
     """
     if not isinstance(value, torch.Tensor):
         raise PayloadTypeError(
             f"average_across_processes changes tensors and dicts of them in place, got {describe(value)}; "
-            "rankwise.all_reduce(value, op='mean') returns the mean of anything"
+            "rankwise.all_reduce(value, op='mean') returns the mean of any value"
         )
     if not (value.is_floating_point() or value.is_complex()):
         raise PayloadTypeError(
             f"a tensor of {value.dtype} cannot hold a mean; average tensor.float(), "
-            "or take what rankwise.all_reduce(tensor, op='mean') returns"
+            "or use the result of rankwise.all_reduce(tensor, op='mean')"
         )

@@ -1,6 +1,6 @@
-"""The names of `vis4d.common.distributed`, in its place: `from rankwise.compat import vis4d as distributed`.
+"""A drop-in for `vis4d.common.distributed`: `from rankwise.compat import vis4d as distributed`.
 
-Rank and world size come from one source, whether the ranks have joined or not; what talks does nothing alone.
+Rank and world size come from one source, before and after joining; collectives are no-ops alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values between ranks through files, for where those are what ranks share. Folders of the caller's stay."""
+"""Values exchanged through files, for ranks with a shared file system. The caller's folders are never removed."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from rankwise._text import ranks_text
 from rankwise.compat.vis4d._pickle_semantics import with_pickle_semantics
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
 
-# What another host has written shows here after so long at the most: NFS looks once a minute.
-_SHOWN_SECONDS: Final = 90.0
+# The longest time until a file of another host is visible here: NFS clients refresh attributes once a minute.
+_VISIBLE_SECONDS: Final = 90.0
 _PAUSE_SECONDS: Final = 0.05
 
 
 def create_tmpdir(rank: int, tmpdir: str | None = None, use_system_tmp: bool = True) -> str:
-    """Return a folder that all ranks see: `tmpdir`, made if it is not there; else a new one that rank zero makes.
+    """Return a folder that all ranks see: `tmpdir`, made if it does not exist; else a new one that rank zero makes.
 
-    Collective over the session, but for a `tmpdir`, for which it is Local. The caller removes it.
+    Collective over the session; Local with a `tmpdir`. The caller removes the folder.
 
     Args:
         rank: This process's rank.
-        tmpdir: A folder that the caller has chosen.
-        use_system_tmp: Make the new one where the system keeps temporary files; if not, in the working directory.
+        tmpdir: The caller's folder.
+        use_system_tmp: Make the new folder among the system's temporary files; otherwise in the working directory.
 
     Raises:
-        InvalidArgumentError: `rank` is not this process's; or some ranks do not see the new folder, being elsewhere.
+        InvalidArgumentError: `rank` is not this process's; or some ranks, on other hosts, do not see the new folder.
         OSError: The folder cannot be made.
-        RemoteRankError: That happened on rank zero.
+        RemoteRankError: Rank zero could not make it.
     """
     if tmpdir is not None:
         Path(tmpdir).mkdir(parents=True, exist_ok=True)
@@ -64,20 +64,20 @@ def all_gather_object_cpu(
 ) -> list[Any] | None:
     """Return every rank's value, in the order of ranks: on rank zero, and None elsewhere; or on all ranks.
 
-    Collective over the session. Without a `tmpdir` no file is needed, and none is written.
+    Collective over the session. Without a `tmpdir` no file is written.
 
     Args:
         data: This rank's value.
-        tmpdir: Values go through files in here, on a file system that all ranks share: in a folder of this call's own,
-            which is removed. What else is there stays.
-        rank_zero_return_only: The same on all ranks.
-        use_system_tmp: Where files would be without a `tmpdir`.
+        tmpdir: A folder on a file system that all ranks share. Values are exchanged through files in a new folder in
+            it, which is removed; its other contents are not touched.
+        rank_zero_return_only: Return the values on rank zero only; the same on all ranks.
+        use_system_tmp: Ignored: no file is needed without a `tmpdir`.
 
     Raises:
-        NotJoinedError: There are several ranks, and nobody has joined them.
+        NotJoinedError: There are several ranks, and this process has not joined them.
         InvalidArgumentError: Some ranks do not see `tmpdir`.
         RemoteRankError: Another rank could not pickle its value, or write or read a file.
-        CollectiveError: A rank is gone; or what it wrote does not show here, or has vanished.
+        CollectiveError: A rank ended; or its file is not visible here, or was removed.
 
     Example:
         >>> all_gather_object_cpu("alone")
@@ -89,12 +89,12 @@ def all_gather_object_cpu(
         value = with_pickle_semantics(data)
         return rankwise.gather(value) if rank_zero_return_only else rankwise.all_gather(value)
     with _folder_in(tmpdir) as folder:
-        return _exchange(folder, data, rank_zero_return_only=rank_zero_return_only)
+        return _gather_through_files(folder, data, rank_zero_return_only=rank_zero_return_only)
 
 
 @contextmanager
 def _folder_in(tmpdir: str) -> Iterator[Path]:
-    """Make a folder in one of the caller's, which all ranks see, and remove it afterwards."""
+    """Make a folder in `tmpdir` that all ranks see, and remove it afterwards."""
     with comm_of(None).collective(Call("all_gather_object_cpu", {"step": "folder"})):
         made = ""
         if rankwise.get_rank() == 0:
@@ -107,14 +107,14 @@ def _folder_in(tmpdir: str) -> Iterator[Path]:
         yield folder
     except BaseException:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # rank zero may be the one that is gone
+            shutil.rmtree(folder, ignore_errors=True)  # rank zero may be the one that ended
         raise
     if rankwise.get_rank() == 0:
         shutil.rmtree(folder)
 
 
-def _exchange(folder: Path, data: Any, *, rank_zero_return_only: bool) -> list[Any] | None:  # noqa: ANN401
-    """Write this rank's value, and read those of all, if this rank is to have them."""
+def _gather_through_files(folder: Path, data: Any, *, rank_zero_return_only: bool) -> list[Any] | None:  # noqa: ANN401
+    """Write this rank's value, and read the values of all ranks, if this rank returns them."""
     comm = comm_of(None)
     call = Call("all_gather_object_cpu", {"rank_zero_return_only": rank_zero_return_only})
     with comm.collective(call) as me:
@@ -128,37 +128,37 @@ def _exchange(folder: Path, data: Any, *, rank_zero_return_only: bool) -> list[A
         call = Call("all_gather_object_cpu", {"step": "read"})
         with comm.collective(call):
             values = _read(folder, sizes)
-            comm.verify(call)  # then rank zero may remove the files
+            comm.verify(call)  # after this every rank has read the files, and rank zero may remove them
     if not all(sizes) or (values is not None and len(values) < len(sizes)):
         raise CollectiveError(
-            f"{folder} has vanished while ranks exchanged files in it; who else removes things there?"
+            f"{folder} was removed while ranks exchanged files in it; does another program remove files there?"
         )
     return values
 
 
 def _write(path: Path, data: Any) -> int:  # noqa: ANN401 - anything
-    """Write a value, and return its size; 0 if the folder has vanished, as it does when a rank has failed."""
+    """Write a value, and return its size; 0 if the folder was removed, which a rank that failed does."""
     try:
         file = path.open("xb")
     except FileNotFoundError:
-        return 0  # what has failed is heard when sizes are exchanged
+        return 0  # the exchange of sizes raises the error of the rank that failed
     with file:
         pickle.dump(data, file)
         return file.tell()
 
 
 def _read(folder: Path, sizes: Sequence[int]) -> list[Any]:
-    """Return the values that ranks have written; not all of them if the folder vanishes."""
+    """Return the values in the files of all ranks; fewer if the folder is removed."""
     values: list[Any] = []
     for rank, size in enumerate(sizes):
         path = folder / f"{rank}.pkl"
-        deadline = time.monotonic() + _SHOWN_SECONDS
+        deadline = time.monotonic() + _VISIBLE_SECONDS
         while _size(path) != size:
             if not folder.is_dir() or not size:
                 return values
             if time.monotonic() > deadline:
                 raise CollectiveTimeoutError(
-                    f"{path}, which rank {rank} has written, does not show here within {_SHOWN_SECONDS:g} s; "
+                    f"{path}, which rank {rank} has written, is not visible here within {_VISIBLE_SECONDS:g} s; "
                     "is its folder on a file system that all ranks share?"
                 )
             time.sleep(_PAUSE_SECONDS)
@@ -175,14 +175,22 @@ def _size(path: Path) -> int | None:
 
 
 def _new_folder(rank: int, *, use_system_tmp: bool) -> str:
-    """Make a folder if this is rank zero, and return its path."""
+    """Make a folder on rank zero, and return its path; "" on other ranks.
+
+    Raises:
+        InvalidArgumentError: `rank` is not this process's.
+    """
     if rank != rankwise.get_rank():
         raise InvalidArgumentError(f"rank={rank!r}, but this process is rank {rankwise.get_rank()}")
     return "" if rank else tempfile.mkdtemp(prefix="vis4d-", dir=None if use_system_tmp else Path.cwd())
 
 
 def _check_seen_by_all(folder: str, remedy: str) -> None:
-    """Check that every rank sees a folder that rank zero has made."""
-    unseeing = [rank for rank, sees in enumerate(rankwise.all_gather(Path(folder).is_dir())) if not sees]
-    if unseeing:
-        raise InvalidArgumentError(f"{ranks_text(unseeing)} cannot see {folder}, which rank 0 has made; {remedy}")
+    """Check that every rank sees a folder that rank zero has made.
+
+    Raises:
+        InvalidArgumentError: Some ranks do not see it.
+    """
+    without_folder = [rank for rank, sees in enumerate(rankwise.all_gather(Path(folder).is_dir())) if not sees]
+    if without_folder:
+        raise InvalidArgumentError(f"{ranks_text(without_folder)} cannot see {folder}, which rank 0 has made; {remedy}")

@@ -1,4 +1,4 @@
-"""Values between ranks, and values as tensors."""
+"""Collectives of Python objects, and objects serialized to tensors."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from rankwise._session.current import is_joined, joined_session
 from rankwise.compat.vis4d._pickle_semantics import with_pickle_semantics
 from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
 
-# Backends that carry tensors of the CPU, and those that carry an accelerator's.
-_OF_THE_CPU: Final = frozenset({"gloo", "mpi", "ucc"})
-_OF_ACCELERATORS: Final = frozenset({"nccl", "xccl", "hccl"})
+# Backends for tensors on the CPU, and those for tensors on an accelerator.
+_CPU_BACKENDS: Final = frozenset({"gloo", "mpi", "ucc"})
+_ACCELERATOR_BACKENDS: Final = frozenset({"nccl", "xccl", "hccl"})
 
 
 class UnsupportedBackendError(InvalidArgumentError, AssertionError):
-    """The process group has no backend whose tensors this module knows how to make."""
+    """The process group has no backend for whose device this module can make tensors."""
 
 
-def broadcast(obj: Any, src: int = 0) -> Any:  # noqa: ANN401 - anything
-    """Return one rank's value on all; on `src`, and where nobody has joined, the very value.
+def broadcast(obj: Any, src: int = 0) -> Any:  # noqa: ANN401 - any value
+    """Return one rank's value on all ranks; on `src`, and without a session, the same object.
 
     Collective over the session.
 
     Raises:
         InvalidArgumentError: There is no rank `src`.
         PayloadTypeError: The value cannot be pickled.
-        RemoteRankError: That happened on `src`.
+        RemoteRankError: The value of `src` cannot be pickled; raised on the others.
 
     Example:
         >>> broadcast({"seed": 7})
@@ -49,38 +49,38 @@ def broadcast(obj: Any, src: int = 0) -> Any:  # noqa: ANN401 - anything
     return obj if is_source else received
 
 
-def serialize_to_tensor(data: Any) -> torch.Tensor:  # noqa: ANN401 - anything
-    """Return the pickle of a value as a flat uint8 tensor, on a device whose tensors the process group carries.
+def serialize_to_tensor(data: Any) -> torch.Tensor:  # noqa: ANN401 - any value
+    """Return the pickle of a value as a flat uint8 tensor, on a device that the process group supports.
 
-    Local. On the CPU if the group carries that.
+    Local. The device is the CPU if the group has a backend for it.
 
     Raises:
         NotJoinedError: There is no process group.
-        UnsupportedBackendError: It has none of gloo, nccl and their like; an AssertionError too.
+        UnsupportedBackendError: It has no backend of the known ones; it is an AssertionError too.
     """
     _require_joined("serialize_to_tensor")
     session = joined_session()
     backends = set(BackendConfig.parse(session.backend or "").backends)
-    if backends & _OF_THE_CPU:
+    if backends & _CPU_BACKENDS:
         return obj2tensor(data, torch.device("cpu"))
-    if backends & _OF_ACCELERATORS:
+    if backends & _ACCELERATOR_BACKENDS:
         return obj2tensor(data, session.device)
     raise UnsupportedBackendError(
-        f"backend {session.backend!r} is none of {', '.join(sorted(_OF_THE_CPU | _OF_ACCELERATORS))}; "
-        "rankwise.all_gather(value) takes anything over any backend"
+        f"backend {session.backend!r} is none of {', '.join(sorted(_CPU_BACKENDS | _ACCELERATOR_BACKENDS))}; "
+        "rankwise.all_gather(value) takes any value over any backend"
     )
 
 
 def pad_to_largest_tensor(tensor: torch.Tensor) -> tuple[list[int], torch.Tensor]:
     """Return every rank's number of elements, and this rank's tensor with zeros up to the largest.
 
-    Collective over the session. One of the largest is returned itself.
+    Collective over the session. A tensor of the largest size is returned itself.
 
     Raises:
         NotJoinedError: There is no process group.
-        InvalidArgumentError: One that is not among the largest does not have one dimension; raised on all ranks.
-        PayloadTypeError: It is no tensor.
-        RemoteRankError: That happened on another rank.
+        InvalidArgumentError: A smaller tensor does not have one dimension; raised on all ranks.
+        PayloadTypeError: The value is not a tensor.
+        RemoteRankError: The value of another rank is not a tensor.
     """
     _require_joined("pad_to_largest_tensor")
     with comm_of(None).collective(Call("pad_to_largest_tensor")):
@@ -92,26 +92,26 @@ def pad_to_largest_tensor(tensor: torch.Tensor) -> tuple[list[int], torch.Tensor
         if len(shape) != 1 and sizes[rank] != max(sizes):
             raise InvalidArgumentError(
                 f"the tensor of rank {rank} has the shape {list(shape)}, and cannot be padded to the {max(sizes)} "
-                "elements of the largest: only one of one dimension can; pass tensor.flatten()"
+                "elements of the largest: only a tensor of one dimension can; pass tensor.flatten()"
             )
     missing = max(sizes) - tensor.numel()
     return sizes, nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
-def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list[Any] | None:  # noqa: ANN401 - anything
+def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list[Any] | None:  # noqa: ANN401 - any value
     """Return every rank's value, in the order of ranks: on rank zero, and None elsewhere; or on all ranks.
 
-    Collective over the session. Values travel as they are: over accelerators only what is there.
+    Collective over the session. No value is copied to a GPU: accelerators send only tensors that are there.
 
     Args:
         data: This rank's value.
-        rank_zero_return_only: The same on all ranks.
+        rank_zero_return_only: Return the values on rank zero only; the same on all ranks.
 
     Raises:
-        NotJoinedError: There are several ranks, and nobody has joined them.
+        NotJoinedError: There are several ranks, and this process has not joined them.
         PayloadTypeError: The value cannot be pickled.
-        RemoteRankError: That happened on another rank.
-        MismatchError: The ranks differ in what they call.
+        RemoteRankError: The value of another rank cannot be pickled.
+        MismatchError: The ranks call different collectives.
 
     Example:
         >>> all_gather_object_gpu("alone")
@@ -124,7 +124,7 @@ def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list
 
 
 def obj2tensor(pyobj: Any, device: torch.device = torch.device("cuda")) -> torch.Tensor:  # noqa: ANN401, B008 - the original's
-    """Return the pickle of a value as a flat uint8 tensor, on the CPU where there is no such device as CUDA.
+    """Return the pickle of a value as a flat uint8 tensor; without CUDA, a CUDA device is replaced by the CPU.
 
     Local.
 
@@ -138,8 +138,8 @@ def obj2tensor(pyobj: Any, device: torch.device = torch.device("cuda")) -> torch
     return to_tensor(pickle.dumps(pyobj)).to(wanted)
 
 
-def tensor2obj(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - anything
-    """Return the value whose pickle a tensor of bytes is, as `obj2tensor` makes it.
+def tensor2obj(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - any value
+    """Return the value whose pickle is in a tensor of bytes, the inverse of `obj2tensor`.
 
     Local.
     """

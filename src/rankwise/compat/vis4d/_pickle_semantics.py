@@ -1,8 +1,9 @@
-"""Values as the original has them arrive: as `pickle.loads` returns what `pickle.dumps` has written.
+"""Values that other ranks receive as from the original: as if by `pickle.loads(pickle.dumps(value))`.
 
-In rankwise's own collectives a slice arrives with the strides of its clone, a read-only array stays read-only, and a
-class that `__main__` defines differently here is read by value. Here strides are kept, arrays can be written to, and a
-class is the one that `__main__` defines under its name. What pickle refuses, as a lambda, travels all the same.
+In rankwise's own collectives a slice is received with the strides of its clone, a read-only array stays read-only, and
+a class that `__main__` defines differently on the receiving rank is unpickled by value. Here strides are kept, arrays
+are writable, and a class is the one that `__main__` defines under its name. Values that pickle refuses, such as
+lambdas, are sent all the same.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ import torch
 from rankwise._pickling import Definitions, Pickler, Unpickler
 from rankwise.errors import PayloadTypeError
 
-# The protocol of `pickle.dumps` up to Python 3.13: arrays are written as copies, which can be written to when read.
+# The protocol of `pickle.dumps` up to Python 3.13: it copies arrays into the pickle, so they are writable when read.
 _PROTOCOL: Final = 4
 
 
 def with_pickle_semantics(value: Any) -> Any:  # noqa: ANN401 - anything
-    """Return what arrives as the value would with pickle; the value itself if it cannot be pickled.
+    """Return an object that other ranks receive as the unpickled value; the value itself if it cannot be pickled.
 
-    Local. Then the collective raises the reason, on all ranks.
+    Local. In that case the collective raises the reason, on all ranks.
     """
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     try:
         pickler.dump(value)
         return _Pickled(stream.getvalue(), pickler.memories, Definitions.of(pickler.referenced))
-    except Exception:  # noqa: BLE001 - any of the user's classes may refuse, in its own way
+    except Exception:  # noqa: BLE001 - a user's class may raise any exception when it is pickled
         return value
 
 
 class _Pickled:
-    """A value that is pickled already. The memory of its tensors travels as that of other tensors does."""
+    """A value that is pickled already. The memory of its tensors is sent like that of other tensors."""
 
     def __init__(self, pickled: bytes, memories: Sequence[torch.Tensor], definitions: Definitions) -> None:
         self._parts = pickled, memories, *definitions
@@ -45,10 +46,10 @@ class _Pickled:
 
 
 class _Pickler(Pickler):
-    """Keeps the strides of tensors, and leaves their memory out.
+    """A pickler that keeps the strides of tensors, and leaves their memory out of the pickle.
 
     Attributes:
-        memories: What was left out: from a tensor's first element to its last, without the rest of a larger tensor.
+        memories: The memory of each tensor from its first element to its last, without the rest of a larger tensor.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -59,31 +60,31 @@ class _Pickler(Pickler):
         if type(value) is not torch.Tensor or not _is_plain(value):
             return super().reducer_override(value)
         self.memories.append(_memory_of(value))
-        place = len(self.memories) - 1
-        reduced = _tensor, (place, tuple(value.shape), value.stride(), value.requires_grad)
+        index = len(self.memories) - 1
+        reduced = _tensor, (index, tuple(value.shape), value.stride(), value.requires_grad)
         return (*reduced, value.__dict__, None, None, _set_attributes) if value.__dict__ else reduced
 
 
 class _Unpickler(Unpickler):
-    """Reads what `_Pickler` writes, given the memory of tensors."""
+    """An unpickler for the pickles of `_Pickler`, given the memory of tensors."""
 
     def __init__(self, pickled: bytes, memories: Sequence[torch.Tensor], definitions: Definitions) -> None:
         super().__init__(io.BytesIO(pickled), definitions)
         self._memories = memories
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - what pickle asks for
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any global object
         if (module, name) == (__name__, _tensor.__name__):
             return self._tensor
         return super().find_class(module, name)
 
     def _tensor(
         self,
-        place: int,
+        index: int,
         shape: Sequence[int],
         strides: Sequence[int],
         requires_grad: bool,
     ) -> torch.Tensor:
-        return self._memories[place].as_strided(shape, strides).requires_grad_(requires_grad)
+        return self._memories[index].as_strided(shape, strides).requires_grad_(requires_grad)
 
     def _named(self, name: str, fingerprint: str) -> Any:  # noqa: ANN401 - any function or class
         try:
@@ -93,7 +94,7 @@ class _Unpickler(Unpickler):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is its memory, its shape and its strides; if not, torch knows how to pickle it."""
+    """Return whether memory, shape and strides determine a tensor. Others are pickled by torch."""
     odd = tensor.is_quantized or tensor.is_meta or tensor.is_nested or tensor.is_conj() or tensor.is_neg()
     return tensor.layout is torch.strided and not odd
 
@@ -105,12 +106,12 @@ def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _read(pickled: bytes, memories: Sequence[torch.Tensor], definitions: bytes, problem: str) -> Any:  # noqa: ANN401
-    """Return the value of which these are the parts."""
+    """Return the value of a `_Pickled` with these parts."""
     return _Unpickler(pickled, memories, Definitions(definitions, problem)).load()
 
 
 def _tensor(*_: object) -> torch.Tensor:
-    """Stands in a pickle for `_Unpickler._tensor`."""
+    """The name in a pickle that `_Unpickler` replaces by its method `_tensor`."""
     raise PayloadTypeError("the tensors of this pickle are not in it")
 
 

@@ -1,4 +1,4 @@
-"""Who this is, from one source: a session or process group that is open, else the launcher's variables."""
+"""Ranks and sizes, from one source: the open session or process group, otherwise the launcher's variables."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ R = TypeVar("R")
 
 
 def get_world_size() -> int:
-    """Return how many ranks there are; 1 alone, as in the shell of a Slurm job.
+    """Return the number of ranks; 1 alone, also in the shell of a Slurm job.
 
-    Local. Right before joining too.
+    Local. It is right before joining too.
 
     Example:
         >>> get_world_size()
@@ -28,7 +28,7 @@ def get_world_size() -> int:
 def get_rank() -> int:
     """Return this process's rank among all; 0 alone.
 
-    Local. Right before joining too, on every node.
+    Local. It is right before joining too, on every node.
 
     Example:
         >>> get_rank()
@@ -43,7 +43,7 @@ def get_local_rank() -> int:
     Local.
 
     Raises:
-        NotJoinedError: There are several ranks, and nobody has said which one on its node this is.
+        NotJoinedError: There are several ranks, and neither a launcher nor the session provides the local rank.
 
     Example:
         >>> get_local_rank()
@@ -65,9 +65,9 @@ def distributed_available() -> bool:
 
 
 def synchronize() -> None:
-    """Wait until every rank is here.
+    """Wait until every rank has entered the barrier.
 
-    Collective over the session; nothing happens where nobody has joined one.
+    Collective over the session; a no-op without one.
     """
     if is_joined():
         rankwise.barrier()
@@ -76,8 +76,8 @@ def synchronize() -> None:
 def rank_zero_only(func: Callable[P, R]) -> Callable[P, R | None]:
     """Return a function that runs on rank zero only, and returns None on the others.
 
-    Local: nobody waits. `rankwise.one_rank_only` is for what others wait for, or want the result of. Of a coroutine or
-    generator function the others get None too.
+    Local: no rank waits for another. `rankwise.one_rank_only` makes the others wait, and can return them the result. A
+    coroutine or generator function returns None on the others too.
 
     Example:
         >>> rank_zero_only(len)("four")

@@ -1,4 +1,4 @@
-"""Tensors reduced over ranks, and modules that wrap others to do so."""
+"""Reductions of tensors, and the detection of modules that wrap others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankwise._session.current import is_joined
 from rankwise._torch import is_compiled
 from rankwise.errors import PayloadTypeError
 
-# Classes that wrap a module, where they are defined. Who has not imported that has no such module.
+# Classes that wrap a module, with the module that defines them: if it is not imported, there is no such wrapper.
 _WRAPPERS: Final = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("torch.distributed.fsdp", "FSDPModule"),
@@ -28,13 +28,13 @@ _WRAPPERS: Final = (
 
 
 def reduce_mean(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the mean of a tensor over all ranks, as a new one; alone, or where nobody has joined, the tensor itself.
+    """Return the mean of a tensor over all ranks, as a new one; alone, or without a session, the tensor itself.
 
     Collective over the session. The mean of integers is float64; half precision is averaged in float32. Otherwise the
-    result is what `tensor.clone() / get_world_size()` would be, from strides to gradients, with the mean as its value.
+    result equals `tensor.clone() / get_world_size()` in strides, gradient and all else, but has the mean as its value.
 
     Raises:
-        PayloadTypeError: It is no dense tensor, or of a type that has no mean.
+        PayloadTypeError: The value is not a dense tensor, or its type has no mean.
         MismatchError: The ranks' tensors differ in shape or type.
 
     Example:
@@ -54,22 +54,22 @@ def all_reduce_dict(
     reduce_op: str = "sum",
     to_float: bool = True,
 ) -> Mapping[str, torch.Tensor]:
-    """Return the reductions of a dict's tensors over all ranks; alone, or where nobody has joined, the dict itself.
+    """Return the reductions of a dict's tensors over all ranks; alone, or without a session, the dict itself.
 
-    Collective over the session. Keys are matched whatever their order, and every tensor is reduced in its own type.
+    Collective over the session. Keys are matched in any order, and every tensor is reduced in its own type.
     Gradients of a "sum" or "mean" flow to this rank's tensors alone, as if the others' were constants.
 
     Args:
         py_dict: Tensors of the same keys, shapes and types on all ranks.
-        reduce_op: What `rankwise.all_reduce` takes: "sum", "mean", "max", ...
-        to_float: Floats are returned in place of integers (float64) and of half precision (float32).
+        reduce_op: An op of `rankwise.all_reduce`: "sum", "mean", "max", ...
+        to_float: Return integers as float64, and half precision as float32.
 
     Returns:
         A dict, or an OrderedDict if this rank's is one, in the order of this rank's.
 
     Raises:
         InvalidArgumentError: There is no such op.
-        PayloadTypeError: A value is no tensor.
+        PayloadTypeError: A value is not a tensor.
         MismatchError: The ranks' keys, shapes, types or ops differ.
 
     Example:
@@ -107,7 +107,7 @@ def is_module_wrapper(module: nn.Module) -> bool:
     return any(isinstance(part, known) or is_compiled(part) for part in module.modules())
 
 
-def _checked(key: str, value: Any) -> torch.Tensor:  # noqa: ANN401 - looked at before it is believed
+def _checked(key: str, value: Any) -> torch.Tensor:  # noqa: ANN401 - its type is checked here
     if not isinstance(value, torch.Tensor):
         raise PayloadTypeError(f"all_reduce_dict takes a dict of tensors, got {describe(value)} for {key!r}")
     return value
@@ -128,6 +128,6 @@ def _is_inexact(value: torch.Tensor) -> bool:
 
 
 def _with_value(share: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's share of a reduction with the value of the whole, and still with the gradient of the share."""
+    """Return this rank's share with the value of the whole reduction. The gradient stays that of the share."""
     with torch.no_grad():
         return share.copy_(value)
