@@ -79,7 +79,7 @@ def test_an_error_that_is_not_rankwises_keeps_all_frames(comm: Comm, monkeypatch
         raise KeyError("a defect")
 
     group = rw.new_group([0, 1])  # which is lost by it
-    monkeypatch.setattr(group, "_agree_by_frames", broken)
+    monkeypatch.setattr(group, "_verify_by_frames", broken)
     with pytest.raises(KeyError) as caught:
         rw.barrier(group=group)
     names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]

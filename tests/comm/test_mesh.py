@@ -63,7 +63,7 @@ def meshes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(connect, "network_id", lambda: str(threading.get_ident()))
     store = HashStore()
     made: list[Mesh] = in_threads(lambda place: connected(place, store))
-    assert all(mesh.near is (request.param == "one host") for mesh in made)
+    assert all(mesh.same_host is (request.param == "one host") for mesh in made)
     yield made
     for mesh in made:
         mesh.abandon()
@@ -120,7 +120,7 @@ def test_a_member_that_leaves_says_why(meshes: list[Mesh]) -> None:
 
     for error in (found for found in in_threads(talk) if found is not None):
         assert isinstance(error, rw.CollectiveError)
-        place = "" if meshes[0].near else f" on {socket.gethostname()}"
+        place = "" if meshes[0].same_host else f" on {socket.gethostname()}"
         assert f"rank 11{place} left with ValueError: no data (train.py:12)" in str(error)
         assert "last seen in all_reduce at train.py:88" in str(error)
 
@@ -148,13 +148,13 @@ def test_one_that_gives_up_tells_the_others(meshes: list[Mesh]) -> None:
     late = in_threads(lambda place: None if place else swap(meshes[place], [b""] * SIZE))[0]
     for error in (*both[1:], late):
         assert isinstance(error, rw.CollectiveTimeoutError)
-        place = "" if meshes[0].near else f" on {socket.gethostname()}"
+        place = "" if meshes[0].same_host else f" on {socket.gethostname()}"
         assert f"Missing: rank 10{place}, not seen in any collective here" in str(error)
     assert in_threads(lambda place: len(swap(meshes[place], [b""] * SIZE))) == [SIZE] * SIZE
 
 
 def test_a_failure_is_heard_without_waiting_for_the_rest(meshes: list[Mesh]) -> None:
-    meshes[2].skip(Frame(FrameKind.FAILED, 0, CALL.call, body=b"why"), timeout=100.0)
+    meshes[2].post_frame(Frame(FrameKind.FAILED, 0, CALL.call, body=b"why"), timeout=100.0)
     frames = in_threads(lambda place: swap(meshes[place], [b""] * SIZE) if place == 0 else None)[0]
     assert frames[2].body == b"why"
     assert 1 not in frames
@@ -172,22 +172,22 @@ def kept(meshes: list[Mesh]) -> int:
 def test_members_that_fail_in_every_call_keep_nothing_of_it(meshes: list[Mesh]) -> None:
     for _ in range(3000):
         for mesh in meshes:
-            mesh.skip(FAILED, timeout=100.0)
+            mesh.post_frame(FAILED, timeout=100.0)
     assert kept(meshes) < 50_000
     assert in_threads(lambda place: len(swap(meshes[place], [b""] * SIZE))) == [SIZE] * SIZE
 
 
 def test_one_that_fails_again_and_again_waits_for_those_that_read_nothing(meshes: list[Mesh]) -> None:
-    with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks? 1.* took nothing in for 0\.2 s"):
+    with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks? 1.* read nothing for 0\.2 s"):
         for _ in range(100_000):
-            meshes[0].skip(FAILED, timeout=0.2)
+            meshes[0].post_frame(FAILED, timeout=0.2)
     said = meshes[0].sequence
     assert kept(meshes) < 2_500_000
 
     def catch_up(place: int) -> int:
         for _ in range(said):
             if place:
-                meshes[place].skip(FAILED, timeout=100.0)
+                meshes[place].post_frame(FAILED, timeout=100.0)
         return len(swap(meshes[place], [b""] * SIZE))
 
     assert in_threads(catch_up) == [SIZE] * SIZE
@@ -298,7 +298,7 @@ def test_a_store_that_fails_is_an_error_of_ours() -> None:
         store=lambda: client,
         own_address=lambda: "127.0.0.1",
     )
-    with pytest.raises(rw.CollectiveError, match="the store where they meet failed"):
+    with pytest.raises(rw.CollectiveError, match="the store of the ranks failed"):
         registry.connect("group", range(2))
 
 
@@ -353,5 +353,5 @@ def test_a_forked_child_does_not_keep_a_rank_alive(meshes: list[Mesh]) -> None:
     os.waitpid(child, 0)
     for error in errors:
         assert isinstance(error, rw.CollectiveError)
-        place = "" if meshes[0].near else f" on {socket.gethostname()}"
+        place = "" if meshes[0].same_host else f" on {socket.gethostname()}"
         assert f"rank 12{place} is gone: its connection closed" in str(error)

@@ -106,7 +106,7 @@ def test_a_signal_handler_is_refused_while_its_rank_waits(comm: Comm, tmp_path: 
         (tmp_path / str(rank)).touch()
 
     def send() -> None:
-        while not comm._guard._inside.locked():
+        while not comm._guard._lock.locked():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGUSR2)
 

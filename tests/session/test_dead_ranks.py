@@ -13,8 +13,8 @@ from tests.lanes import variants
 from tests.session.worlds import free_port, plain, run_ranks
 
 CAUSES = {
-    "killed": "is gone: its connection closed, so it was killed or ended on the spot",
-    "exits": "is gone: its connection closed, so it was killed or ended on the spot",
+    "killed": "is gone: its connection closed, so it was killed or exited without cleanup",
+    "exits": "is gone: its connection closed, so it was killed or exited without cleanup",
     "raises": "left with ValueError: no data (vanish.py:",
     "ends": "left",
 }

@@ -121,7 +121,7 @@ def test_a_rank_that_dies_is_an_error_on_the_others_at_once(end: str) -> None:
     ended = run_ranks("die.py", [plain(rank, 3, port) for rank in range(3)], end, "280", seconds=200)
     for rank in (0, 2):
         assert ended[rank].returncode == 1
-        assert "CollectiveError: all_reduce at die.py:21 broke off: rank 1 " in ended[rank].stderr
+        assert "CollectiveError: all_reduce at die.py:21 failed: rank 1 " in ended[rank].stderr
         assert ("SystemExit: 3 (die.py:18)" if end == "raise" else "its connection closed") in ended[rank].stderr
 
 
@@ -168,7 +168,7 @@ def test_a_rank_zero_that_ends_early_holds_nobody_up(how: str, status: int) -> N
     assert zero.returncode == status
     assert one.returncode == (0 if how == "gone" else 1)
     if how != "gone":
-        assert "CollectiveError: barrier at end.py:20 broke off: rank 0 left the session" in one.stderr
+        assert "CollectiveError: barrier at end.py:20 failed: rank 0 left the session" in one.stderr
 
 
 def test_rank_zero_says_whom_it_waits_for_at_the_end() -> None:

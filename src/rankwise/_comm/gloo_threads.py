@@ -7,30 +7,30 @@ import time
 from pathlib import Path
 from typing import Final
 
-# How long the threads of a group that lives on may take to come to rest, how often in a row they are to be seen there,
-# and the pause between two looks.
-_REST_SECONDS: Final = 10.0
-_LOOKS_AT_REST: Final = 2
-_LOOK_SECONDS: Final = 0.001
+# The longest wait for the threads of a group that is still referred to, the number of consecutive checks that must find
+# them idle, and the pause between two checks.
+_TIMEOUT_SECONDS: Final = 10.0
+_IDLE_CHECKS: Final = 2
+_CHECK_SECONDS: Final = 0.001
 
 
-def await_rest() -> None:
-    """Let the threads of groups that live on, as a DDP model keeps one, finish what they are at.
+def await_idle_threads() -> None:
+    """Wait until the threads of groups that are still referred to, for example by a DDP model, are idle.
 
-    A thread that has just ended a collective may have objects of Python's to give back, for which it needs Python's
-    lock. If the model goes meanwhile, it waits for the thread and has the lock: for good. If the interpreter ends
-    meanwhile, the thread takes it down. See docs/decisions/0006-letting-go-of-a-group.md.
+    A thread that has just ended a collective may have to release Python objects, for which it needs the GIL. If the
+    model is destroyed meanwhile, it holds the GIL and waits for the thread: a deadlock. If the interpreter exits
+    meanwhile, the thread ends the process with a signal. See docs/decisions/0006-letting-go-of-a-group.md.
     """
     start = time.monotonic()
     threads = [stat for stat in Path("/proc/self/task").glob("*/stat") if "(pt_gloo_runloop)" in _read(stat)]
-    at_rest = 0
-    while threads and at_rest < _LOOKS_AT_REST and time.monotonic() - start < _REST_SECONDS:
-        time.sleep(_LOOK_SECONDS)  # one that sleeps until it gets the lock gets it now
-        at_rest = 0 if any(") R " in _read(stat) for stat in threads) else at_rest + 1
+    idle_checks = 0
+    while threads and idle_checks < _IDLE_CHECKS and time.monotonic() - start < _TIMEOUT_SECONDS:
+        time.sleep(_CHECK_SECONDS)  # releases the GIL: a thread that waits for it gets it now
+        idle_checks = 0 if any(") R " in _read(stat) for stat in threads) else idle_checks + 1
 
 
 def _read(stat: Path) -> str:
-    """Return what Linux says of a thread, "7 (NAME) R ..." for one that runs; "" if it has ended."""
+    """Return the state of a thread, "7 (NAME) R ..." while it runs; "" if it has ended."""
     with contextlib.suppress(OSError):
         return stat.read_text()
     return ""

@@ -1,7 +1,7 @@
-"""A comm: some ranks, and the primitive operations between them.
+"""Comm: a group of ranks, and the primitive operations between them.
 
-Checks, types and shapes are decided here, once; the transports (`SerialComm`, `TorchGroupComm`) only move bytes and
-reduce. So a world of one raises what a world of many raises, and returns what it returns.
+Checks, types and shapes are handled here, once; the transports (`SerialComm`, `TorchGroupComm`) only transfer bytes and
+reduce. So a world of one has the same errors and results as a larger world.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rankwise._comm.reduce_ops import Op, fold, plan
 from rankwise._torch import without_class
 from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError
 
-# What travels with a frame.
+# The largest data that is sent in the body of a frame, without a data operation.
 INLINE_BYTES: Final = 4096
 
 
 class Comm(ByteCollectives):
-    """Some ranks of a world, in an order, that can talk.
+    """A group of ranks, in an order, that can communicate.
 
-    Made by `rankwise.init()` and `rankwise.new_group()`; what `group=` takes. A group is a context manager, closed on
+    Made by `rankwise.init()` and `rankwise.new_group()`; passed as `group=`. A group is a context manager, closed on
     exit. Results are new tensors, detached from autograd.
 
     Attributes:
-        device: Where received tensors go that come from another rank's accelerator.
-        check: Single tensors on an accelerator are checked too.
-        close_refusal: Why this one is not for its users to close: it is the session's; "" if it is.
+        device: The device of received tensors that were on another rank's accelerator.
+        check: Single tensors on an accelerator are verified too.
+        close_refusal: The reason why users may not close this group, which belongs to the session; "" if they may.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Comm(ByteCollectives):
         self.close_refusal = "the group of all ranks is closed with its session: rankwise.finalize()"
 
     def __repr__(self) -> str:
-        place = "not a member" if self.rank is None else f"rank {self.rank}"
-        return f"<{type(self).__name__} of {self.size} ranks, {place}{', closed' if self.closed else ''}>"
+        member = "not a member" if self.rank is None else f"rank {self.rank}"
+        return f"<{type(self).__name__} of {self.size} ranks, {member}{', closed' if self.closed else ''}>"
 
     def __reduce__(self) -> NoReturn:
         raise PayloadTypeError(
@@ -64,34 +64,34 @@ class Comm(ByteCollectives):
         )
 
     def close(self) -> None:
-        """Close a group: give back its connections and its process group.
+        """Close a group: release its connections and its process group.
 
-        Collective over the group: returns when every member has called it. On other ranks it is Local. To close a group
-        again does nothing; nor does it after the end of the session, which closes all of its groups. Used as a context
-        manager, a group is closed at the end of the block; if the block raises, without waiting for the others.
+        Collective over the group: returns when every member has called it. On other ranks it is Local. Closing a closed
+        group does nothing, nor does closing a group after the end of its session, which closes all of its groups. As a
+        context manager, a group is closed at the end of the block; if the block raises, without waiting for the others.
 
         Raises:
             InvalidArgumentError: It is the group of all ranks, or of a node, which are closed with their session.
-            MismatchError: Another member calls something else. The group stays open.
+            MismatchError: Another member makes a different call. The group stays open.
             CollectiveTimeoutError: Not all members came in time. The group stays open.
             CollectiveError: A member is gone. The group is closed on this rank.
         """
-        self._require_own()
+        self._require_closable()
         if self.closed or self._pid != os.getpid():
             return
         call = Call("close")
         try:
-            if self.rank is not None and not self._broken:
+            if self.rank is not None and not self._broken_reason:
                 with self.collective(call):
                     self.verify(call)
         except CollectiveError:
-            if self.dead_ranks():  # and will never agree
+            if self.dead_ranks():  # the members will never agree
                 self.close_locally("closed the group")
             raise
         self.close_locally("closed the group")
 
-    def __enter__(self) -> Comm:  # noqa: PYI034 - whatever its class, and Self is not in Python 3.10
-        self._require_own()
+    def __enter__(self) -> Comm:  # noqa: PYI034 - Self is not in Python 3.10
+        self._require_closable()
         return self
 
     def __exit__(
@@ -103,37 +103,37 @@ class Comm(ByteCollectives):
             self.close_locally(f"left the group with {type(error).__name__}")
 
     def close_children(self, reason: str) -> None:
-        """Close the groups that were made of these members, without waiting for others."""
-        for part in list(self._children):
-            part.close_locally(reason)
+        """Close the groups that were made from this one, without waiting for other members."""
+        for child in list(self._children):
+            child.close_locally(reason)
 
-    def _require_own(self) -> None:
-        """Check that users may close this.
+    def _require_closable(self) -> None:
+        """Check that users may close this group.
 
         Raises:
-            InvalidArgumentError: They may not.
+            InvalidArgumentError: It is closed with its session.
         """
         if self.close_refusal:
             raise InvalidArgumentError(self.close_refusal)
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[Completion[torch.Tensor]]:
-        """Prepare the reduction of every member's tensor; all have the same shape and type.
+        """Prepare the reduction of the members' tensors, which have the same shape and type.
 
         Raises:
             PayloadTypeError: The operation is not defined for the tensor's type or layout.
         """
-        how = plan(tensor.dtype, op)
-        wire = how.start(dense(tensor))
+        recipe = plan(tensor.dtype, op)
+        wire = recipe.start(dense(tensor))
         reduce = self.reduce(wire, op)
 
         def run() -> Completion[torch.Tensor]:
             reduce()
-            return lambda: how.finish(wire, self.size).reshape(tensor.shape)
+            return lambda: recipe.finish(wire, self.size).reshape(tensor.shape)
 
         return run
 
     def reduce(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
-        """Prepare to reduce a contiguous tensor in place; its type is one that backends reduce with this operation."""
+        """Prepare to reduce a contiguous tensor in place; backends can reduce its type with this operation."""
         if wire.is_complex():
             if not op.is_linear:  # no backend multiplies complex numbers
                 return self._reduce_gathered(wire, op)
@@ -149,76 +149,76 @@ class Comm(ByteCollectives):
         return run
 
     def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: Op) -> Prepared[Completion[torch.Tensor]]:
-        """Prepare the reduction of every member's tensor for this rank; each passes one for each member.
+        """Prepare the reduction of the members' tensors for this rank; each member passes a tensor for each member.
 
-        The tensors are of one type, on one device.
+        The tensors have one type and one device.
         """
-        me = self.require_member()
-        how = plan(tensors[0].dtype, op)
-        wires = [how.start(dense(tensor)).reshape(-1) for tensor in tensors]
+        own = self.require_member()
+        recipe = plan(tensors[0].dtype, op)
+        wires = [recipe.start(dense(tensor)).reshape(-1) for tensor in tensors]
         sizes = [wire.numel() for wire in wires]
         flat = torch.cat(wires)
-        shape = tensors[me].shape
+        shape = tensors[own].shape
         if len(set(sizes)) == 1 and not flat.is_complex():
             scatter = self._reduce_scatter(flat.split(sizes), op)
 
             def run_scatter() -> Completion[torch.Tensor]:
                 piece = scatter()
-                return lambda: how.finish(piece, self.size).reshape(shape)
+                return lambda: recipe.finish(piece, self.size).reshape(shape)
 
             return run_scatter
 
-        # Pieces of different sizes, and complex ones, are beyond what backends scatter.
+        # Backends cannot scatter pieces of different sizes, or complex ones.
         reduce = self.reduce(flat, op)
 
         def run() -> Completion[torch.Tensor]:
             reduce()
-            return lambda: how.finish(flat.split(sizes)[me].clone(), self.size).reshape(shape)
+            return lambda: recipe.finish(flat.split(sizes)[own].clone(), self.size).reshape(shape)
 
         return run
 
     def all_gather(self, tensor: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        """Prepare to gather every member's tensor, in the members' order; all have the same shape and type."""
+        """Prepare to gather the members' tensors, by group rank; they have the same shape and type."""
         gather = self._all_gather(as_bytes(tensor))
         return lambda: [from_bytes(part, tensor.dtype, tensor.shape) for part in gather()]
 
     def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
-        """Prepare to fill `data`, a flat uint8 tensor of one length on all members, from the one at place `src`."""
-        return self._broadcast(data, src) if data.numel() else _nothing
+        """Prepare to fill `data`, a flat uint8 tensor of one length on all members, from group rank `src`."""
+        return self._broadcast(data, src) if data.numel() else _do_nothing
 
     def transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
     ) -> Prepared[None]:
-        """Prepare to send flat uint8 tensors to members, and to fill others from members; places, not global ranks.
+        """Prepare to send flat uint8 tensors to group ranks, and to fill others from group ranks.
 
-        Empty ones do not travel.
+        Empty tensors are not sent.
         """
-        outgoing = [(data, place) for data, place in outgoing if data.numel()]
-        incoming = [(data, place) for data, place in incoming if data.numel()]
-        return self._transfer(outgoing, incoming) if outgoing or incoming else _nothing
+        outgoing = [(data, dst) for data, dst in outgoing if data.numel()]
+        incoming = [(data, src) for data, src in incoming if data.numel()]
+        return self._transfer(outgoing, incoming) if outgoing or incoming else _do_nothing
 
     @abstractmethod
     def new_group(self, ranks: Sequence[int]) -> Comm:
-        """Return a comm between some of the members.
+        """Return a new group of some of the members.
 
-        Collective over the members, chosen or not: all pass the same global ranks.
+        Collective over all members of this group, which pass the same global ranks.
         """
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without its gradient and its class, in memory of its own values, if it can be reduced.
+    """Return a tensor without its gradient and its class, and with conjugation and negation applied to its memory.
 
     Raises:
-        PayloadTypeError: It cannot, as `require_dense` has it.
+        PayloadTypeError: The tensor cannot be reduced; see `require_dense`.
     """
     return require_dense(tensor).detach().resolve_conj().resolve_neg()
 
 
 def require_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without its class, if it can be reduced.
+    """Return a tensor that can be reduced, without its class.
 
     Raises:
-        PayloadTypeError: It is sparse, quantized, nested or has no contents, or its class keeps them elsewhere.
+        PayloadTypeError: It is sparse, quantized, nested or has no contents, or its class stores them elsewhere.
     """
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
@@ -231,15 +231,16 @@ def require_dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that one of a class made from torch.Tensor is.
+    """Return a tensor of a subclass as a plain torch.Tensor.
 
     Raises:
-        PayloadTypeError: There is none: such classes wrap others, as DTensor does, or pretend, as FakeTensor does.
+        PayloadTypeError: The subclass has no memory of its own: it wraps other tensors, as DTensor does, or has no
+            data, as FakeTensor does.
     """
     name = type(tensor).__qualname__
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise PayloadTypeError(
-            f"a {name} has no memory of its own that could be reduced; pass what it is made of, as in "
+            f"a {name} has no memory of its own that could be reduced; pass the tensors that it wraps, such as "
             "tensor.to_local() or tensor.full_tensor() of a DTensor"
         )
     if is_lazy(tensor):
@@ -247,5 +248,5 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return without_class(tensor)
 
 
-def _nothing() -> None:
-    """Move no data."""
+def _do_nothing() -> None:
+    """Transfer no data."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise._comm.data.torch_backend import TorchGroupComm
-from rankwise._comm.gloo_threads import await_rest
+from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
@@ -51,7 +51,7 @@ class _OpenedResources:
         self.comm.shutdown(reason)
         if still_ours:
             dist.destroy_process_group()
-        await_rest()
+        await_idle_threads()
         before, theirs = self.hooks
         if sys.excepthook is theirs:
             sys.excepthook = before

@@ -1,9 +1,10 @@
-"""Some ranks that can agree: on who takes part, and on what they do next.
+"""The agreement of a group's members on every collective, before its data is sent.
 
-A collective is one `collective` block: what it needs of this rank alone, then `verify` or a message, which tells that
-all ranks do the same, then data. So a rank that fails in its own part is heard of before anybody waits for its data.
-What can fail on one rank comes before an agreement, all memory for the data included: operations on data are prepared
-first, as a `Prepared`. Where sizes are not known before the ranks have agreed, they agree once more: `run_prepared`.
+A collective is one `collective` block with three steps: everything that can fail on one rank alone, then an agreement
+(`verify`, or a message), then the data. So the other members learn of a failed rank in the agreement, and no member
+waits for data that will not come. Allocating memory can fail on one rank, so each operation on data allocates all of
+its memory first, and returns a `Prepared` that only sends and receives. Where sizes are not known before the agreement,
+a second agreement follows the allocation: `run_prepared`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.distributed import Store
 from rankwise._arguments import as_integer
 from rankwise._comm.buffers import require_memory_of_new
 from rankwise._comm.control.call_guard import CallGuard
-from rankwise._comm.control.protocol import Call, Details, Failure, Frame, FrameKind, mismatch, verdict
+from rankwise._comm.control.protocol import Call, Details, Failure, Frame, FrameKind, mismatch_error, reported_error
 from rankwise._comm.reduce_ops import Op
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import (
@@ -37,29 +38,29 @@ from rankwise.errors import (
 
 T = TypeVar("T")
 
-# An operation that has all the memory it needs, and is yet to be done.
+# A data operation that has all of its memory, and has not run yet.
 Prepared = Callable[[], T]
-# What is left to do when the collective is over, for it takes memory: others no longer wait for this rank.
+# The rest of an operation, run after its collective: it allocates memory, and no member waits for this rank any more.
 Completion = Callable[[], T]
 
-# In groups of so many, every member sends its frame to every other. In larger ones they reduce their digests.
+# The largest group in which every member sends its frame to every other. Larger groups reduce the digests instead.
 MAX_MESH_SIZE: Final = 64
 
-_WORDS: Final = struct.Struct("<2q")
+_DIGEST_WORDS: Final = struct.Struct("<2q")
 
 
 class ControlPlane(ABC):
-    """Some ranks of a world, in an order.
+    """The members of a group, and their agreement on collectives.
 
     Attributes:
-        ranks: Their global ranks. Their order is the order of gathered results.
-        size: How many there are.
-        rank: This process's place among them, or None if it is not one.
-        control_device: The device that messages travel on that do not travel in frames.
-        uses_mesh: Every member sends its frame to every other.
-        closed: The group is closed, or the session that they talked in.
-        closed_before_session: The group is closed, and was before its session.
-        num_exclusive_sections: How often one of them worked while the others waited.
+        ranks: The global ranks of the members. Their order is the order of gathered results.
+        size: The number of members.
+        rank: The group rank of this process; None if it is not a member.
+        control_device: The device of messages that are sent by the backend, not in frames.
+        uses_mesh: Every member sends its frames to every other, over connections between them.
+        closed: The group is closed, alone or with its session.
+        closed_before_session: The group was closed alone, before its session.
+        num_exclusive_sections: The number of exclusive sections so far, in which one member ran and the others waited.
     """
 
     def __init__(self, *, ranks: Sequence[int], global_rank: int, control_device: torch.device) -> None:
@@ -72,60 +73,61 @@ class ControlPlane(ABC):
         self.closed_before_session = False
         self.num_exclusive_sections = 0
         self._children: weakref.WeakSet[ControlPlane] = weakref.WeakSet()
-        self._broken = ""
+        self._broken_reason = ""
         self._guard = CallGuard()
         self._pid = os.getpid()
 
     def shutdown(self, reason: str) -> None:
-        """Let go of what the members talked over, and of the groups that go with this one; tell the others why."""
+        """Close the connections, also those of child groups, and send the reason to the other members."""
         self.closed = True
         for child in list(self._children):
             child.shutdown(reason)
         self._children.clear()
 
     def add_child(self, child: ControlPlane) -> None:
-        """Close a group of some of these members when this one is closed, if anybody has it still."""
+        """Register a group of some of these members, to be closed with this one if it still exists then."""
         self._children.add(child)
         child._guard.outer = self._guard
 
     def close_locally(self, reason: str) -> None:
-        """As `shutdown`, of a group that is closed before its session; gives back what was opened for it alone."""
+        """Shut down before the session ends, without waiting for other members, and destroy the group's resources."""
         self.closed_before_session = True
         self.shutdown(reason)
 
     @contextmanager
     def collective(self, call: Call) -> Iterator[int]:
-        """Take part in a collective; gives this rank's place.
+        """Take part in a collective, in a block; gives the group rank of this process.
 
-        What is raised before the members agreed is raised on all of them: the original here, `RemoteRankError` on the
-        others. What is raised after that would leave them waiting for data: so this rank leaves the group for good.
+        An exception before the agreement is raised on all members: the original here, `RemoteRankError` on the others.
+        After the agreement the others wait for data, so an exception makes this rank leave the group permanently.
 
         Raises:
-            NotJoinedError: The session that the members talked in is closed.
+            NotJoinedError: The session of the group is closed.
             InvalidArgumentError: This rank is not a member, or the group is closed.
-            PayloadTypeError: Under FakeTensorMode there is no memory for what ranks tell each other.
-            CollectiveError: It has left the group, or is in another collective of it.
+            PayloadTypeError: Under FakeTensorMode there is no memory for messages.
+            CollectiveError: This rank has left the group, or is in another collective of it.
         """
-        place = self.require_member()
+        group_rank = self.require_member()
         self._guard.acquire(call)
         try:
-            if self._broken:
-                raise CollectiveError(f"{call.text}: this group cannot be used any more: {self._broken}")
+            if self._broken_reason:
+                raise CollectiveError(f"{call.text}: this group cannot be used any more: {self._broken_reason}")
             try:
                 require_memory_of_new(call.operation)
-                yield place
+                yield group_rank
             except BaseException as error:
-                if error.__traceback__ is not None:  # its first entry is of this function, and goes
+                if error.__traceback__ is not None:  # the first entry, of this function, is dropped
                     strip_internal_frames(error.__traceback__.tb_next, error)
-                self._end(call, error)
+                self._handle_failure(call, error)
                 raise
         finally:
             self._guard.release()
 
     def run_prepared(self, call: Call, prepare: Callable[[], Prepared[T]]) -> T:
-        """Move data whose size was not known before the members agreed on a call: `prepare` makes room for it.
+        """Run an operation on data whose size was not known before the agreement on a call.
 
-        Collective over the members, after the agreement. What `prepare` raises is raised on all of them.
+        Collective over the members, after that agreement. `prepare` allocates the memory; its exception is raised on
+        all members.
         """
         data = Call(call.operation, call.settings, is_data=True)
         with self.collective(data):
@@ -134,23 +136,23 @@ class ControlPlane(ABC):
             return run()
 
     def verify(self, call: Call, message: bytes = b"", *, timeout: float | None = None) -> list[bytes] | None:
-        """Wait until every member is here, and calls the same.
+        """Wait until every member has made the same call.
 
         Returns:
-            Every member's message, where frames can carry it; None in larger groups.
+            The message of every member if the group uses frames; None in larger groups.
 
         Raises:
-            MismatchError: They do not.
+            MismatchError: The calls differ.
             RemoteRankError: A member failed before it could take part.
             CollectiveError: A member is gone, or did not come in time.
         """
         return self._verify(call, [message] * self.size, timeout=timeout)
 
     def group_rank_of(self, global_rank: int, name: str) -> int:
-        """Return a member's place, given its global rank.
+        """Return the group rank of a member.
 
         Raises:
-            InvalidArgumentError: It is not a member, or no integer; `name` names the argument in the message.
+            InvalidArgumentError: `global_rank` is not a member, or not an integer; `name` is the argument's name.
         """
         rank = as_integer(global_rank, name)
         if rank in self.ranks:
@@ -159,11 +161,11 @@ class ControlPlane(ABC):
         raise InvalidArgumentError(f"{name}={shown(rank)} is not a member: the group has {members}")
 
     def require_member(self) -> int:
-        """Return this process's place among the members.
+        """Return the group rank of this process.
 
         Raises:
-            NotJoinedError: The session that the members talked in is closed, or another process's.
-            InvalidArgumentError: It is not a member, or the group is closed.
+            NotJoinedError: The session of the group is closed, or belongs to another process.
+            InvalidArgumentError: This process is not a member, or the group is closed.
         """
         if self._pid != os.getpid() and self.rank is not None:
             raise NotJoinedError.forked(self.ranks[self.rank])
@@ -175,110 +177,114 @@ class ControlPlane(ABC):
             raise InvalidArgumentError(f"this rank is not a member of the group of ranks {list(self.ranks)}")
         return self.rank
 
-    def dead_ranks(self, ranks: Container[int] | None = None) -> str:  # noqa: ARG002 - for whom there are others
-        """Return which of these members, or of all, are known to be gone, and why; "" if none is. Does not wait."""
+    def dead_ranks(self, ranks: Container[int] | None = None) -> str:  # noqa: ARG002 - for subclasses
+        """Return the dead members, of `ranks` or of all, with reasons; "" if none is known. Does not wait."""
         return ""
 
-    def pending_call_from(self, rank: int) -> bool:  # noqa: ARG002 - for whom there are others
-        """Return whether a rank calls something here that this one has not called. Does not wait."""
+    def pending_call_from(self, rank: int) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether a rank has made a call in this group that this rank has not made. Does not wait."""
         return False
 
     def block_collectives(self, call: Call) -> CallGuard:
-        """Begin a block in which no collective of the session can begin; its end is to `shutdown` what this returns."""
+        """Begin a section in which no collective of the session can begin; release the returned guard at its end."""
         return self._guard.block_collectives(call)
 
     def shared_store(self) -> Store | None:
-        """Return where the members leave notes for each other; None if there is nobody to read them."""
+        """Return the store that the members share; None if there is no other member."""
         return None
 
     def _verify(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
-        """Tell every member what this one calls, with a message for each, and hear theirs.
+        """Send every member the call and a message, and check that all calls agree.
 
         Returns:
-            What the members had to say to this one; None where there are too many of them for that.
+            The messages of the members to this one; None in groups that do not use frames.
         """
-        me = self.require_member()
-        call.agreeing = True
+        group_rank = self.require_member()
+        call.agreement_started = True
         if self.size == 1:
-            return [messages[me]]
+            return [messages[group_rank]]
         try:
             if self.uses_mesh:
-                return self._agree_by_frames(call, messages, timeout=timeout)
-            self._agree_by_digest(call)
+                return self._verify_by_frames(call, messages, timeout=timeout)
+            self._verify_by_digest(call)
         except (CollectiveError, RemoteRankError):
-            call.refused = not call.disturbed
+            # All members know of this error, unless it came out of a signal handler that began a nested call here.
+            call.agreement_failed = not call.nested_call_refused
             raise
         return None
 
-    def _agree_by_frames(self, call: Call, messages: Sequence[bytes], *, timeout: float | None) -> list[bytes]:
+    def _verify_by_frames(self, call: Call, messages: Sequence[bytes], *, timeout: float | None) -> list[bytes]:
         frames = self._exchange_frames(call.frame(), messages, timeout)
-        problem = verdict(self.ranks, frames)
-        if problem is None and any(frame.digest != frames[0].digest for frame in frames.values()):
-            details = [pickle.dumps(Details.of(call))] * self.size
+        error = reported_error(self.ranks, frames)
+        if error is None and any(frame.digest != frames[0].digest for frame in frames.values()):
+            details = [pickle.dumps(Details.of(call))] * self.size  # every member sees the difference, and comes here
             answers = self._exchange_frames(call.frame(FrameKind.DETAILS), details, timeout)
-            problem = mismatch(self.ranks, [pickle.loads(answers[place].body) for place in range(self.size)])
-        if problem is not None:
-            raise problem
-        return [frames[place].body for place in range(self.size)]
+            error = mismatch_error(self.ranks, [pickle.loads(answers[other].body) for other in range(self.size)])
+        if error is not None:
+            raise error
+        return [frames[other].body for other in range(self.size)]
 
-    def _agree_by_digest(self, call: Call, error: Exception | None = None) -> None:
-        words = _WORDS.unpack(call.digest() if error is None else secrets.token_bytes(_WORDS.size))
-        seen = torch.tensor([*words, *(~word for word in words)], device=self.control_device)
-        self._all_reduce(seen, Op.MIN)()  # of a word and its complement: so both its least and its greatest are known
-        first, second, not_first, not_second = seen.tolist()
+    def _verify_by_digest(self, call: Call, error: Exception | None = None) -> None:
+        # A failed rank takes part with a random digest: the mismatch makes all members exchange details.
+        words = _DIGEST_WORDS.unpack(call.digest() if error is None else secrets.token_bytes(_DIGEST_WORDS.size))
+        # The minimum of a word, and of its complement, gives the least and the greatest word in one reduction.
+        least = torch.tensor([*words, *(~word for word in words)], device=self.control_device)
+        self._all_reduce(least, Op.MIN)()
+        first, second, not_first, not_second = least.tolist()
         if (first, second) != (~not_first, ~not_second):
             answers = self.all_gather_unverified(pickle.dumps(Details.of(call, error)))
-            raise mismatch(self.ranks, [pickle.loads(answer) for answer in answers])
+            raise mismatch_error(self.ranks, [pickle.loads(answer) for answer in answers])
 
-    def _end(self, call: Call, error: BaseException) -> None:
-        """Do what the others need, now that this rank's part has ended in an error."""
-        if not isinstance(error, Exception):
-            self._break_off(f"{call.text} was ended by {type(error).__name__}")
-        elif not call.agreeing:
-            self._tell_failure(call, error)
-        elif not call.refused:
-            self._break_off(f"{call.text} failed with {type(error).__name__}: {error}")
+    def _handle_failure(self, call: Call, error: BaseException) -> None:
+        """Keep the other members from waiting for this rank, whose part of a collective has failed."""
+        if not isinstance(error, Exception):  # KeyboardInterrupt: the agreement may be half done
+            self._mark_broken(f"{call.text} was ended by {type(error).__name__}")
+        elif not call.agreement_started:
+            self._report_failure(call, error)
+        elif not call.agreement_failed:
+            self._mark_broken(f"{call.text} failed with {type(error).__name__}: {error}")
 
-    def _tell_failure(self, call: Call, error: Exception) -> None:
-        """Let the others hear why this rank cannot take part. In frames that waits for nobody."""
-        call.agreeing = True
+    def _report_failure(self, call: Call, error: Exception) -> None:
+        """Send the other members the exception of this rank; with frames without waiting for them."""
+        call.agreement_started = True
         if self.size == 1:
             return
         if self.uses_mesh:
             self._post_frame(call.frame(FrameKind.FAILED, pickle.dumps(Failure.of(error, call.text))))
         else:
             with suppress(CollectiveError, RemoteRankError):
-                self._agree_by_digest(call, error)
+                self._verify_by_digest(call, error)
 
-    def _break_off(self, reason: str) -> None:
-        """Leave the group for good, since the others' next step and this rank's are no longer the same."""
-        self._broken = self._broken or reason
+    def _mark_broken(self, reason: str) -> None:
+        """Leave the group permanently: the next step of this rank is no longer the next step of the others."""
+        self._broken_reason = self._broken_reason or reason
 
     @abstractmethod
     def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:
-        """Send a frame to every member, with the body for its place, and return theirs and this one's by place.
+        """Send a frame to every member, each with a body of its own, and return all frames by group rank.
 
-        Some may be left out if one of them tells of a failure.
+        Some may be left out if one of them reports a failure.
         """
 
     @abstractmethod
     def _post_frame(self, frame: Frame) -> None:
-        """Take part in the next swap with a frame, without waiting for the others'."""
+        """Take part in the next exchange with a frame, without waiting for the frames of the others."""
 
     @abstractmethod
     def all_gather_unverified(self, message: bytes) -> list[bytes]:
-        """Return every member's message, in the members' order, without agreeing first."""
+        """Return the message of every member, by group rank, without an agreement."""
 
     @abstractmethod
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         """Prepare to reduce a contiguous tensor in place.
 
-        This and those below take memory, and raise what this rank alone has to raise; what they return only moves data.
+        This method and those below allocate memory, and raise the errors of this rank alone. The returned operation
+        only sends and receives.
         """
 
     @abstractmethod
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        """Prepare the reduction of this rank's piece, as a new tensor; all are flat and of one length."""
+        """Prepare the reduction of this rank's piece, as a new tensor; all pieces are flat and have one length."""
 
     @abstractmethod
     def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:

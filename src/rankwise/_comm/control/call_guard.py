@@ -1,10 +1,10 @@
-"""One collective at a time in a group: what else asks to enter is refused at once, with both places in the message.
+"""One collective at a time in a group: a second call is refused at once, and the message names both call sites.
 
-So it is during a block for whose end other ranks wait, as in `rank_zero_first`: there no collective of any group of the
-session can begin in the thread that runs the block.
+The same holds during an exclusive section, for whose end other ranks wait, as in `rank_zero_first`: no collective of
+any group of the session can begin in the thread that runs the section.
 
-Threads of a rank that use one group would take each other's frames and data, and no two ranks would agree on whose
-collective comes first.
+Two threads of a rank in one group would read each other's frames and data, and nothing would order their collectives in
+the same way on all ranks.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from rankwise.errors import CollectiveError
 
 
 class CallGuard:
-    """Where collectives of this rank enter a group.
+    """Allows one collective of this rank at a time in a group.
 
     Attributes:
-        outer: That of the group which this one was made from.
+        outer: The guard of the group that this group was made from.
     """
 
     def __init__(self) -> None:
         self.outer: CallGuard | None = None
-        self._inside = threading.Lock()
+        self._lock = threading.Lock()
         self._call: Call | None = None
         self._thread = threading.main_thread()
-        self._is_reserved = False
+        self._blocks_collectives = False
 
     def acquire(self, call: Call) -> None:
         """Begin a collective.
 
         Raises:
-            CollectiveError: This rank is in another one, in this thread or in another, or in a block that is to have
-                none.
+            CollectiveError: This rank is in another collective, in this thread or in another, or in an exclusive
+                section.
         """
         outer = self.outer
         while outer is not None:
-            if outer._is_reserved and outer._thread is threading.current_thread():  # noqa: SLF001 - of its own class
-                raise CollectiveError(outer._refusal(call))  # noqa: SLF001
+            if outer._blocks_collectives and outer._thread is threading.current_thread():  # noqa: SLF001 - of its own class
+                raise CollectiveError(outer._refusal_text(call))  # noqa: SLF001
             outer = outer.outer
-        if not self._inside.acquire(blocking=False):
-            raise CollectiveError(self._refusal(call))
+        if not self._lock.acquire(blocking=False):
+            raise CollectiveError(self._refusal_text(call))
         call.site = call.site or call_site()
         self._call, self._thread = call, threading.current_thread()
 
     def release(self) -> None:
-        """End it."""
+        """End the collective."""
         self._call = None
-        self._is_reserved = False
-        self._inside.release()
+        self._blocks_collectives = False
+        self._lock.release()
 
     def block_collectives(self, call: Call) -> CallGuard:
-        """Begin a block without collectives, and return the entrance to leave at its end: of the session.
+        """Begin a section without collectives in any group of the session, and return the guard to release at its end.
 
         Raises:
             CollectiveError: This rank is in a collective, in this thread or in another.
@@ -62,25 +62,25 @@ class CallGuard:
         if self.outer is not None:
             return self.outer.block_collectives(call)
         self.acquire(call)
-        self._is_reserved = True
+        self._blocks_collectives = True
         return self
 
-    def _refusal(self, call: Call) -> str:
+    def _refusal_text(self, call: Call) -> str:
         current, thread = self._call, self._thread
-        busy = "a collective that is just beginning or ending" if current is None else current.text
+        busy = "a collective that is just starting or ending" if current is None else current.text
         if thread is not threading.current_thread():
             return (
                 f"{call.text} cannot begin in thread {threading.current_thread().name!r}: thread {thread.name!r} is in "
                 f"{busy} with the same group. Call the collectives of a group one after the other, or make a group "
                 "for each thread, with rankwise.new_group()"
             )
-        if self._is_reserved:
+        if self._blocks_collectives:
             return (
                 f"{call.text} cannot begin inside of the block of {busy}, for whose end other ranks wait: call it "
                 "after the block"
             )
         if current is not None:
-            current.disturbed = True
+            current.nested_call_refused = True
         return (
             f"{call.text} cannot begin inside of {busy}, with the same group in the same thread, as from a signal "
             "handler: set a flag there, and call it when that has returned"

@@ -1,8 +1,8 @@
-"""The connections between the members of a group, one from each to each, and the exchange of frames over them.
+"""The connections between the members of a group, one from each member to each other, and the exchange of frames.
 
-Frames do not go through the process group. A connection of its own to each member tells who is missing, notices at
-once that one has died, is waited for in a way that Ctrl-C ends, is not in the way of the program's own collectives, and
-costs a tenth of gloo's time. See docs/decisions/0008-frames-on-connections-of-their-own.md.
+Frames do not go through the process group. With a connection to each member, a rank knows which ranks are missing and
+notices a death at once, Ctrl-C ends every wait, the program's own collectives are not disturbed, and an exchange takes
+a tenth of gloo's time. See docs/decisions/0008-frames-on-connections-of-their-own.md.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dataclasses import replace
 from typing import Final
 
 from rankwise._comm.control.peer import Peer
-from rankwise._comm.control.protocol import Frame, FrameKind, bulk_head
+from rankwise._comm.control.protocol import Frame, FrameKind, data_header
 from rankwise._net.polling import READABLE, WRITABLE, poll
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
-# How long one wait is, so that Ctrl-C is heard and other groups are looked at.
+# The longest single wait. Between waits, signal handlers run (Ctrl-C) and deadlocks between groups are detected.
 SLICE_SECONDS: Final = 0.5
 _FIRST_SLICE_SECONDS: Final = 0.05
-# How long to look for further losses: a member that hangs up because of another's end is often heard before that.
+# After a lost connection, wait so long for others: the member that left because another died may be noticed first.
 _LOSS_SECONDS: Final = 0.1
-# How much may wait for a member that does not read it, before whoever says more waits too.
-_MOST_UNSENT_BYTES: Final = 1 << 20
+# With more unsent bytes than this for one member, posting a frame waits for that member.
+_MAX_UNSENT_BYTES: Final = 1 << 20
 
 _open_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
 
@@ -37,12 +37,11 @@ class Mesh:
     """The connections of one member to the others.
 
     Attributes:
-        name: The group's, the same on all members.
-        ranks: The members' global ranks, by place.
+        name: The name of the group, the same on all members.
+        ranks: The global ranks of the members, by group rank.
         sequence: The number of the last exchange that this member entered.
-        lock: Held by a thread that is at the connections: one that looks here from another group must not take what is
-            meant for it.
-        near: All members are on this host: no names of `hosts` are given, by rank.
+        lock: Held by the thread that uses the connections; others must not read the frames that it waits for.
+        same_host: All members are on this host: no `hosts` are given, by rank.
     """
 
     def __init__(
@@ -52,11 +51,11 @@ class Mesh:
         self.ranks = ranks
         self.sequence = 0
         self.lock = threading.Lock()
-        self.near = not hosts
+        self.same_host = not hosts
         self._call = ""
         self._peers = {
-            place: Peer(ranks[place], hosts.get(ranks[place], ""), connection)
-            for place, connection in connections.items()
+            group_rank: Peer(ranks[group_rank], hosts.get(ranks[group_rank], ""), connection)
+            for group_rank, connection in connections.items()
         }
         for connection in connections.values():
             connection.setblocking(False)
@@ -65,158 +64,162 @@ class Mesh:
     def exchange_frames(
         self, frame: Frame, bodies: Sequence[bytes], *, timeout: float, on_pause: Callable[[Sequence[int]], None]
     ) -> dict[int, Frame]:
-        """Send a frame to every member, with the body for its place, and return all of them by place.
+        """Send a frame to every member, each with a body of its own, and return all frames by group rank.
 
-        As soon as one tells of a failure the others are not waited for.
+        Once a frame reports a failure, those still missing are not waited for, and left out.
 
         Args:
-            frame: What this member says. Its sequence number is given here.
-            bodies: One for each place.
+            frame: The frame of this member. Its sequence number is set here.
+            bodies: The body for each group rank.
             timeout: Seconds to wait for the others.
-            on_pause: Called with the ranks that have not come, while waiting.
+            on_pause: Called with the missing ranks while waiting.
 
         Raises:
             CollectiveError: A member is gone.
-            CollectiveTimeoutError: Some did not come in time, or another member waited too long.
+            CollectiveTimeoutError: Some frames did not arrive in time, here or on another member.
         """
         with self.lock:
             self.sequence += 1
             own = replace(frame, sequence=self.sequence)
             self._call = own.call
-            for place, peer in self._peers.items():
-                peer.forget_before(self.sequence)
-                peer.post(own.encode(bodies[place]))
+            for group_rank, peer in self._peers.items():
+                peer.discard_before(self.sequence)
+                peer.post(own.encode(bodies[group_rank]))
                 if self.sequence in peer.frames:
-                    peer.receive()  # it came long ago, and may have given up since
+                    peer.receive()  # its frame came early; its timeout may have expired since
             self._await_frames(own, timeout=timeout, on_pause=on_pause)
-            frames = {place: peer.frames.pop(own.sequence, None) for place, peer in self._peers.items()}
-            mine = {place: replace(own, body=bodies[place]) for place in range(len(self.ranks)) if place not in frames}
-            return mine | {place: frame for place, frame in frames.items() if frame is not None}
+            frames = {group_rank: peer.frames.pop(own.sequence, None) for group_rank, peer in self._peers.items()}
+            mine = {other: replace(own, body=bodies[other]) for other in range(len(self.ranks)) if other not in frames}
+            return mine | {group_rank: frame for group_rank, frame in frames.items() if frame is not None}
 
-    def say(self, frame: Frame) -> None:
-        """Send a frame to every member, and wait for nothing."""
-        for peer in self._peers.values():
-            peer.post(frame.encode())
+    def post_frame(self, frame: Frame, *, timeout: float | None = None) -> None:
+        """Take part in the next exchange with a frame, without waiting for the frames of the others.
 
-    def skip(self, frame: Frame, *, timeout: float | None = None) -> None:
-        """Take part in the next exchange with a frame, and do not wait for the others'.
-
-        What they have said meanwhile is read, for members that only skip would fill their connections else.
+        Frames that have arrived are read: members that only post would otherwise fill each other's connections.
 
         Args:
-            frame: What this member says.
-            timeout: Seconds to wait for a member that reads nothing, once much was said to it; None to say more still.
+            frame: The frame of this member.
+            timeout: Seconds to wait for a member that reads nothing, once many bytes wait for it; None never to wait.
 
         Raises:
-            CollectiveTimeoutError: It has read nothing for that long.
+            CollectiveTimeoutError: The member has read nothing for that long.
         """
         self.sequence += 1
         for peer in self._peers.values():
             peer.receive()
-            peer.forget_before(self.sequence)
-        self.say(replace(frame, sequence=self.sequence))
+            peer.discard_before(self.sequence)
+        self._post_to_all(replace(frame, sequence=self.sequence))
         start = time.monotonic()
         while timeout is not None and (
-            slow := [peer.name for peer in self._peers.values() if len(peer.outbox) > _MOST_UNSENT_BYTES]
+            slow := [peer.name for peer in self._peers.values() if len(peer.outbox) > _MAX_UNSENT_BYTES]
         ):
             if time.monotonic() - start > timeout:
-                raise CollectiveTimeoutError(f"{frame.call}: {', '.join(slow)} took nothing in for {timeout:g} s")
-            self._talk(SLICE_SECONDS)
+                raise CollectiveTimeoutError(f"{frame.call}: {', '.join(slow)} read nothing for {timeout:g} s")
+            self._send_and_receive(SLICE_SECONDS)
 
-    def waiting(self, rank: int) -> Frame | None:
-        """Return the call that a member has made here and this rank has not, if there is one. Does not wait."""
+    def pending_call(self, rank: int) -> Frame | None:
+        """Return the call that a member has made here and this rank has not; None if there is none. Does not wait."""
         peer = next((peer for peer in self._peers.values() if peer.rank == rank), None)
         if peer is None:
             return None
         peer.receive()
         frame = peer.frames.get(self.sequence + 1)
-        return frame if frame is not None and frame.kind is FrameKind.CALL and not peer.lost else None
+        return frame if frame is not None and frame.kind is FrameKind.CALL and not peer.lost_reason else None
 
     def transfer(
         self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], *, timeout: float
     ) -> None:
-        """Send data to members by place, and fill memory with theirs, after an exchange; both know the lengths.
+        """Send data to members and fill buffers with theirs, by group rank; both sides know the lengths.
 
         Raises:
             CollectiveError: A member is gone.
-            CollectiveTimeoutError: Nothing moved for that long.
+            CollectiveTimeoutError: No byte was sent or received for that long.
         """
         with self.lock:
-            self._transfer(outgoing, incoming, timeout)
-
-    def _transfer(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], timeout: float) -> None:
-        left, room = dict(outgoing), dict(incoming)
-        for place, data in outgoing.items():
-            self._peers[place].post(bulk_head(len(data)))
-        begun: set[int] = set()
-        since, lost_since = time.monotonic(), 0.0
-        while left or room:
-            if self._send_some(left) or self._receive_some(room, begun):
-                since = time.monotonic()
-                continue
-            lost = [self._peers[place] for place in left.keys() | room.keys() if self._peers[place].lost]
-            if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > _LOSS_SECONDS:
-                raise CollectiveError(_lost(self._call, lost))
-            if time.monotonic() - since > timeout:
-                slow = ", ".join(self._peers[place].name for place in sorted(left.keys() | room.keys()))
-                raise CollectiveTimeoutError(f"{self._call}: no data from or to {slow} for {timeout:g} s")
-            events = dict.fromkeys(room, READABLE)
-            for place in left:
-                events[place] = events.get(place, 0) | WRITABLE
-            self._poll(_LOSS_SECONDS if lost else SLICE_SECONDS, events)
+            unsent, unfilled = dict(outgoing), dict(incoming)
+            for group_rank, data in outgoing.items():
+                self._peers[group_rank].post(data_header(len(data)))
+            started: set[int] = set()
+            last_progress, lost_since = time.monotonic(), 0.0
+            while unsent or unfilled:
+                if self._send_some(unsent) or self._receive_some(unfilled, started):
+                    last_progress = time.monotonic()
+                    continue
+                pending = unsent.keys() | unfilled.keys()
+                lost = [self._peers[group_rank] for group_rank in pending if self._peers[group_rank].lost_reason]
+                if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > _LOSS_SECONDS:
+                    raise _lost_error(self._call, lost)
+                if time.monotonic() - last_progress > timeout:
+                    slow = ", ".join(self._peers[group_rank].name for group_rank in sorted(pending))
+                    raise CollectiveTimeoutError(f"{self._call}: no data from or to {slow} for {timeout:g} s")
+                events = dict.fromkeys(unfilled, READABLE)
+                for group_rank in unsent:
+                    events[group_rank] = events.get(group_rank, 0) | WRITABLE
+                self._poll(_LOSS_SECONDS if lost else SLICE_SECONDS, events)
 
     def dead_ranks(self, ranks: Container[int] | None = None) -> str:
-        """Return which members, of these ranks or of all, are gone and why; "" if none is. Does not wait."""
+        """Return the dead members, of `ranks` or of all, with reasons; "" if none is known. Does not wait."""
         peers = [peer for peer in self._peers.values() if ranks is None or peer.rank in ranks]
         for peer in peers:
             peer.receive()
-        return "; ".join(f"{peer.name} {peer.lost}" for peer in peers if peer.lost)
+        return "; ".join(f"{peer.name} {peer.lost_reason}" for peer in peers if peer.lost_reason)
 
     def close(self, reason: str) -> None:
-        """Tell the others why this rank takes part no more, and hang up."""
-        farewell = Frame(FrameKind.LEFT, self.sequence, reason).encode()
+        """Send the others the reason why this rank leaves, and close the connections."""
+        frame = Frame(FrameKind.LEFT, self.sequence, reason).encode()
         for peer in self._peers.values():
-            if not peer.midway:  # else it would be taken for data
-                peer.post(farewell)
+            if not peer.is_partly_sent:  # the peer would read the frame as the rest of its data
+                peer.post(frame)
         self.abandon()
 
     def abandon(self) -> None:
-        """Hang up, and say nothing."""
+        """Close the connections without a frame."""
         for peer in self._peers.values():
-            peer.end("was left by this rank")
+            peer.mark_lost("was left by this rank")
             peer.connection.close()
 
     def _await_frames(self, own: Frame, *, timeout: float, on_pause: Callable[[Sequence[int]], None]) -> None:
+        """Wait until every member's frame of this exchange is here, or one of them ends the exchange."""
         start = time.monotonic()
         peers = self._peers.values()
         while True:
-            heard = [peer.frames.get(own.sequence) for peer in peers]
-            late = [peer for peer, frame in zip(peers, heard, strict=True) if frame is None]
-            told = next((text for peer in peers if (text := peer.gave_up.get(own.sequence))), None)
-            if told is not None:
-                raise CollectiveTimeoutError(told)
+            frames = [peer.frames.get(own.sequence) for peer in peers]
+            late = [peer for peer, frame in zip(peers, frames, strict=True) if frame is None]
+            # A timeout on one member ends the exchange for all, even for one that has all frames by now: if it went on
+            # to its data, it would wait for the member that has raised.
+            expired = next((text for peer in peers if (text := peer.timeouts.get(own.sequence))), None)
+            if expired is not None:
+                raise CollectiveTimeoutError(expired)
+            # Frames that are not sent completely are waited for as well: nothing else would send the rest of them.
             if not late and not any(peer.outbox for peer in peers):
                 return
-            if any(frame is not None and frame.kind is FrameKind.FAILED for frame in heard):
+            # A failed rank is reported before a lost one: it may exit because of its failure, and that is the cause.
+            if any(frame is not None and frame.kind is FrameKind.FAILED for frame in frames):
                 return
-            if any(peer.lost for peer in late):
-                self.dead_ranks()  # one that left because of another says so: hear all of them
-                raise CollectiveError(_lost(own.call, [peer for peer in late if peer.lost]))
+            if any(peer.lost_reason for peer in late):
+                self.dead_ranks()  # reads the connections of all, for a member that left because of another one
+                raise _lost_error(own.call, [peer for peer in late if peer.lost_reason])
             waited = time.monotonic() - start
             if waited > timeout:
-                missing = "; ".join(peer.seen for peer in late)
+                missing = "; ".join(peer.name_and_last_call for peer in late)
                 text = f"{own.call}: not all ranks came within {timeout:g} s. Missing: {missing}"
-                self.say(replace(own, kind=FrameKind.GAVE_UP, call=text, body=b""))
+                self._post_to_all(replace(own, kind=FrameKind.TIMED_OUT, call=text, body=b""))
                 raise CollectiveTimeoutError(text)
+            # Short waits first, so that a deadlock is detected soon; longer ones later, so that hours cost little.
             pause = min(max(_FIRST_SLICE_SECONDS, waited), SLICE_SECONDS)
-            if not self._talk(min(pause, timeout - waited + 0.001)):
+            if not self._send_and_receive(min(pause, timeout - waited + 0.001)):
                 on_pause([peer.rank for peer in late])
 
-    def _talk(self, timeout: float) -> bool:
-        """Wait until frames can be sent or received, and do so; False if none could be."""
+    def _post_to_all(self, frame: Frame) -> None:
+        for peer in self._peers.values():
+            peer.post(frame.encode())
+
+    def _send_and_receive(self, timeout: float) -> bool:
+        """Wait until bytes of frames can be sent or received, and do so; False if the timeout expired."""
         events = {
-            place: (0 if peer.sends_data or peer.is_ahead else READABLE) | (WRITABLE if peer.outbox else 0)
-            for place, peer in self._peers.items()
+            group_rank: (0 if peer.is_sending_data or peer.is_too_far_ahead else READABLE)
+            | (WRITABLE if peer.outbox else 0)
+            for group_rank, peer in self._peers.items()
         }
         ready = self._poll(timeout, events)
         for peer, event in ready:
@@ -227,56 +230,50 @@ class Mesh:
         return bool(ready)
 
     def _poll(self, timeout: float, events: Mapping[int, int]) -> list[tuple[Peer, int]]:
-        """Wait until something can be sent or received."""
+        """Wait until one of the events, by group rank, has happened."""
         peers: dict[int, Peer] = {}
         wanted: dict[int, int] = {}
-        for place, event in events.items():
-            peer = self._peers[place]
-            if not peer.lost:
+        for group_rank, event in events.items():
+            peer = self._peers[group_rank]
+            if not peer.lost_reason:
                 descriptor = peer.connection.fileno()
                 peers[descriptor], wanted[descriptor] = peer, event
         return [(peers[descriptor], event) for descriptor, event in poll(wanted, timeout)]
 
-    def _send_some(self, left: dict[int, memoryview]) -> int:
-        """Send what can be sent now of data, and return how much that was."""
+    def _send_some(self, unsent: dict[int, memoryview]) -> int:
+        """Send as much data as the connections can take now, and return the number of bytes."""
         moved = 0
-        for place, data in list(left.items()):
-            peer = self._peers[place]
-            if peer.outbox:
-                peer.flush()
-            if peer.outbox or peer.lost:
-                continue
-            sent = peer.send(data)
-            peer.midway = sent < len(data)
+        for group_rank, data in list(unsent.items()):
+            sent = self._peers[group_rank].send_data(data)
             moved += sent
             if sent == len(data):
-                del left[place]
+                del unsent[group_rank]
             else:
-                left[place] = data[sent:]
+                unsent[group_rank] = data[sent:]
         return moved
 
-    def _receive_some(self, room: dict[int, memoryview], begun: set[int]) -> int:
-        """Receive what there is of data, and return how much that was."""
+    def _receive_some(self, unfilled: dict[int, memoryview], started: set[int]) -> int:
+        """Receive the data that has arrived, and return the number of bytes."""
         moved = 0
-        for place, rest in list(room.items()):
-            peer = self._peers[place]
-            if place not in begun:
-                if not peer.begin_data():
+        for group_rank, rest in list(unfilled.items()):
+            peer = self._peers[group_rank]
+            if group_rank not in started:
+                if not peer.start_data():
                     continue
-                begun.add(place)
+                started.add(group_rank)
             received = peer.receive_into(rest)
             moved += received
             if received == len(rest):
-                del room[place]
-                peer.read_inbox()  # what came behind the data
+                del unfilled[group_rank]
+                peer.parse_inbox()  # frames may follow the data
             else:
-                room[place] = rest[received:]
+                unfilled[group_rank] = rest[received:]
         return moved
 
 
 @contextmanager
-def looking_at(mesh: Mesh | None) -> Iterator[Mesh | None]:
-    """Give the connections, or None while another thread is at them."""
+def try_lock(mesh: Mesh | None) -> Iterator[Mesh | None]:
+    """Hold the lock of a mesh in a block, and give the mesh; None while another thread holds the lock."""
     if mesh is None or not mesh.lock.acquire(blocking=False):
         yield None
         return
@@ -286,13 +283,14 @@ def looking_at(mesh: Mesh | None) -> Iterator[Mesh | None]:
         mesh.lock.release()
 
 
-def _lost(call: str, lost: Sequence[Peer]) -> str:
-    who = "; ".join(f"{peer.name} {peer.lost}{f' (last seen in {peer.last})' if peer.last else ''}" for peer in lost)
-    return f"{call} broke off: {who}"
+def _lost_error(call: str, lost: Sequence[Peer]) -> CollectiveError:
+    seen = [f" (last seen in {peer.last_call})" if peer.last_call else "" for peer in lost]
+    reasons = "; ".join(f"{peer.name} {peer.lost_reason}{last}" for peer, last in zip(lost, seen, strict=True))
+    return CollectiveError(f"{call} failed: {reasons}")
 
 
 def _abandon_all() -> None:
-    """Let go of the connections in a forked child: only the end of the rank itself may end them."""
+    """Close the connections in a forked child: only the end of the rank itself may end them."""
     for mesh in _open_meshes:
         mesh.abandon()
 

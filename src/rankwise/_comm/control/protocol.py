@@ -1,7 +1,7 @@
-"""The first message of every checked collective: what a rank is about to do, and what ranks make of each other's. Pure.
+"""The protocol of checked collectives: the frames that members exchange first, and the errors that differences give.
 
-Nothing moves before the frames of all members agree: on a size mismatch gloo takes the process down, and on another
-collective it waits for ever.
+No data is sent before the frames of all members agree: where sizes differ, gloo ends the process, and where the
+collectives differ, it waits forever. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from rankwise._text import ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
 
-# Body length, sequence number, kind, whether the main thread called, digest, length of the call's text.
-_PREFIX: Final = struct.Struct("<QQBB16sH")
+# Length of the body, sequence number, kind, whether the main thread called, digest, length of the call's text.
+_HEADER: Final = struct.Struct("<QQBB16sH")
 _KIND_OFFSET: Final = 16
 _NO_DIGEST: Final = bytes(16)
-_LONGEST_CALL: Final = 1000
-# What a failed rank says of it must fit into its connections, for it waits for nobody to read it.
-_LONGEST_TRACEBACK: Final = 32_000
+_MAX_CALL_BYTES: Final = 1000
+# The traceback of a failed rank must fit into the buffers of its sockets, since that rank waits for no reader.
+_MAX_TRACEBACK: Final = 32_000
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """The kind of a frame."""
 
-    CALL = 0  # this rank takes part, and wants this
-    FAILED = 1  # it raised before it could; the body is a `Failure`
-    ELSEWHERE = 2  # it waits in a collective of another group; the body is an `WaitingInOtherGroup`
+    CALL = 0  # the call of this rank
+    FAILED = 1  # this rank raised before it could take part; the body is a `Failure`
+    WAITING_IN_OTHER_GROUP = 2  # it waits in a collective of another group; the body is a `WaitingInOtherGroup`
     DETAILS = 3  # the digests differed; the body is a `Details`
-    GAVE_UP = 4  # it waited too long for others
-    LEFT = 5  # it will not take part any more; the call says why
-    BULK = 6  # the body is data
+    TIMED_OUT = 4  # it waited longer than its timeout
+    LEFT = 5  # it will not take part again; the text of the call is the reason
+    DATA = 6  # the body is data
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Frame:
     """One message between two members.
 
     Attributes:
-        kind: What it says.
-        sequence: Which exchange of the group it belongs to; given when it is sent.
-        call: The operation and where it was called, for people: "all_reduce at train.py:88".
-        digest: Of everything that has to be the same on all members.
-        body: What else there is to say.
-        main: The main thread called.
+        kind: The kind of the message.
+        sequence: The number of the exchange in the group; set when the frame is sent.
+        call: The operation and its call site, for error messages: "all_reduce at train.py:88".
+        digest: The digest of everything that has to be the same on all members.
+        body: The content, by kind.
+        main: The call was made by the main thread.
     """
 
     kind: FrameKind
@@ -63,57 +63,59 @@ class Frame:
     main: bool = True
 
     def encode(self, body: bytes | None = None) -> bytes:
-        """Return the frame as it travels, with another body if one is given."""
-        call = self.call.encode(errors="backslashreplace")[:_LONGEST_CALL]
+        """Return the bytes of the frame, with another body if one is given."""
+        call = self.call.encode(errors="backslashreplace")[:_MAX_CALL_BYTES]
         body = self.body if body is None else body
         return b"".join(
-            (_PREFIX.pack(len(body), self.sequence, self.kind, self.main, self.digest, len(call)), call, body)
+            (_HEADER.pack(len(body), self.sequence, self.kind, self.main, self.digest, len(call)), call, body)
         )
 
 
-def take_frame(inbox: bytearray) -> Frame | None:
-    """Take the first frame out of what was received, if all of it was; data is left where it is."""
-    if len(inbox) < _PREFIX.size or is_bulk(inbox):
+def pop_frame(inbox: bytearray) -> Frame | None:
+    """Remove the first frame from received bytes; None if it is incomplete, or if data comes next."""
+    if len(inbox) < _HEADER.size or is_data_next(inbox):
         return None
-    length, sequence, kind, main, digest, call_length = _PREFIX.unpack_from(inbox)
-    start = _PREFIX.size + call_length
+    length, sequence, kind, main, digest, call_length = _HEADER.unpack_from(inbox)
+    start = _HEADER.size + call_length
     if len(inbox) < start + length:
         return None
-    call = inbox[_PREFIX.size : start].decode(errors="replace")
+    call = inbox[_HEADER.size : start].decode(errors="replace")
     body = bytes(inbox[start : start + length])
     del inbox[: start + length]
     return Frame(FrameKind(kind), sequence, call, digest, body, bool(main))
 
 
-def is_bulk(inbox: bytearray) -> bool:
-    """Return whether data comes next."""
-    return len(inbox) >= _PREFIX.size and inbox[_KIND_OFFSET] == FrameKind.BULK
+def is_data_next(inbox: bytearray) -> bool:
+    """Return whether received bytes begin with the header of data."""
+    return len(inbox) >= _HEADER.size and inbox[_KIND_OFFSET] == FrameKind.DATA
 
 
-def take_bulk_head(inbox: bytearray) -> None:
-    """Take the head of data out of what was received; the data follows."""
-    del inbox[: _PREFIX.size]
+def pop_data_header(inbox: bytearray) -> None:
+    """Remove the header of data from received bytes; the data follows it."""
+    del inbox[: _HEADER.size]
 
 
-def bulk_head(length: int) -> bytes:
-    """Return what precedes so many bytes of data."""
-    return _PREFIX.pack(length, 0, FrameKind.BULK, True, _NO_DIGEST, 0)
+def data_header(length: int) -> bytes:
+    """Return the header of `length` bytes of data."""
+    return _HEADER.pack(length, 0, FrameKind.DATA, True, _NO_DIGEST, 0)
 
 
 @dataclass(slots=True)
 class Call:
-    """A collective as one rank calls it.
+    """The call of a collective on one rank.
 
     Attributes:
-        operation: The function's name.
+        operation: The name of the function.
         settings: The arguments that have to be the same on all ranks.
-        content: What has to be the same about the value: a short text, the same where the values go together.
-        parts: Describes the value's parts, for people: path -> "float32[3]". Looked at only when ranks differ.
-        is_data: The members have agreed on the call, and this is about its data.
-        site: Where the user called: "train.py:88"; noted when the call enters a group.
-        agreeing: The others have been told of it.
-        refused: They do not call the same, or not all are here; all know it, and nobody waits for data.
-        disturbed: Something else wanted to begin in this thread meanwhile, and what that raised may end the call.
+        content: The properties of the value that have to be the same, as a short text.
+        parts: Returns a description of the value's parts for error messages: path -> "float32[3]". Called only when
+            ranks differ.
+        is_data: The members have agreed on the call, and this is the second agreement, about its data.
+        site: The line of the user's program: "train.py:88"; set when the call enters a group.
+        agreement_started: This rank has begun to send the call, or its failure, to the other members.
+        agreement_failed: The members differ or some are missing. All of them know it, and none waits for data.
+        nested_call_refused: Another call was refused during this one in the same thread. Its error may end this call
+            on this rank alone.
     """
 
     operation: str
@@ -122,9 +124,9 @@ class Call:
     parts: Callable[[], Mapping[str, str]] = dict
     is_data: bool = False
     site: str = ""
-    agreeing: bool = False
-    refused: bool = False
-    disturbed: bool = False
+    agreement_started: bool = False
+    agreement_failed: bool = False
+    nested_call_refused: bool = False
 
     @property
     def title(self) -> str:
@@ -133,25 +135,25 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The operation and where it was called: "all_reduce at train.py:88", "barrier 'epoch 1' at train.py:90"."""
+        """The operation and its call site: "all_reduce at train.py:88", "barrier 'epoch 1' at train.py:90"."""
         name = self.settings.get("name", "")
         return f"{self.operation}{f' {name!r}' if name else ''} at {self.site or call_site()}"
 
     def digest(self) -> bytes:
-        """Return 16 bytes that are the same on all ranks that call the same."""
+        """Return a digest of 16 bytes, equal on all ranks whose calls agree."""
         return hashlib.blake2b(
             f"{self.title}\0{self.content}".encode(errors="backslashreplace"), digest_size=16
         ).digest()
 
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
-        """Return the frame that says so."""
+        """Return a frame about this call."""
         main = threading.current_thread() is threading.main_thread()
         return Frame(kind, 0, self.text, self.digest(), body, main)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a rank raised before it could take part."""
+    """The exception that a rank raised before it could take part."""
 
     host: str
     raised: str
@@ -160,16 +162,16 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, call: str) -> Failure:
         text = "".join(traceback.format_exception(error))
-        return cls(socket.gethostname(), summary(error), f"{call}\n{shortened(text, _LONGEST_TRACEBACK)}")
+        return cls(socket.gethostname(), summary(error), f"{call}\n{shortened(text, _MAX_TRACEBACK)}")
 
     def as_error(self, rank: int) -> RemoteRankError:
-        """Return it as the others raise it."""
+        """Return the exception that the other ranks raise."""
         return RemoteRankError(rank=rank, host=self.host, raised=self.raised, traceback=self.traceback)
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingInOtherGroup:
-    """The collective of another group that a rank waits in: the group's name and members, and which exchange."""
+    """The collective of another group in which a rank waits: the group's name and members, and the exchange."""
 
     group: str
     ranks: Sequence[int]
@@ -178,7 +180,7 @@ class WaitingInOtherGroup:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What a rank called, in full."""
+    """The full description of a rank's call, which is sent only after digests differed."""
 
     title: str
     site: str
@@ -190,49 +192,56 @@ class Details:
         return cls(call.title, call.site, dict(call.parts()), None if error is None else Failure.of(error, call.text))
 
 
-def verdict(ranks: Sequence[int], frames: Mapping[int, Frame]) -> RankwiseError | None:
-    """Return the error that frames, by place, tell of by themselves: a rank failed, or waits in another group."""
-    for place, frame in sorted(frames.items()):
+def reported_error(ranks: Sequence[int], frames: Mapping[int, Frame]) -> RankwiseError | None:
+    """Return the error that frames report: a failed rank, or a deadlock between groups; None if they report none.
+
+    Args:
+        ranks: The global ranks of the members.
+        frames: Their frames, by group rank.
+    """
+    for group_rank, frame in sorted(frames.items()):
         if frame.kind is FrameKind.FAILED:
             failure: Failure = pickle.loads(frame.body)
-            return failure.as_error(ranks[place])
-    if all(frame.kind is not FrameKind.ELSEWHERE for frame in frames.values()):
+            return failure.as_error(ranks[group_rank])
+    if all(frame.kind is not FrameKind.WAITING_IN_OTHER_GROUP for frame in frames.values()):
         return None
-    said: dict[str, list[int]] = {}
-    for place, frame in sorted(frames.items()):
-        group = pickle.loads(frame.body).ranks if frame.kind is FrameKind.ELSEWHERE else ranks
-        said.setdefault(f"{frame.call}, in the group of {ranks_text(group)}", []).append(ranks[place])
-    lines = [f"  {ranks_text(who)}: {call}" for call, who in said.items()]
-    return MismatchError("\n".join(["the ranks wait for each other in different groups:", *lines]))
+    ranks_by_call: dict[str, list[int]] = {}
+    for group_rank, frame in sorted(frames.items()):
+        group = pickle.loads(frame.body).ranks if frame.kind is FrameKind.WAITING_IN_OTHER_GROUP else ranks
+        text = f"{frame.call}, in the group of {ranks_text(group)}"
+        ranks_by_call.setdefault(text, []).append(ranks[group_rank])
+    lines = [f"  {ranks_text(callers)}: {call}" for call, callers in ranks_by_call.items()]
+    return MismatchError("\n".join(["deadlock: the ranks wait for each other in different groups:", *lines]))
 
 
-def mismatch(ranks: Sequence[int], details: Sequence[Details]) -> RankwiseError:
-    """Return the error of ranks that called different things."""
+def mismatch_error(ranks: Sequence[int], details: Sequence[Details]) -> RankwiseError:
+    """Return the error of ranks whose calls differ, or of the first one that failed."""
     for rank, detail in zip(ranks, details, strict=True):
         if detail.failure is not None:
             return detail.failure.as_error(rank)
-    said: dict[tuple[str, str], list[int]] = {}
+    ranks_by_call: dict[tuple[str, str], list[int]] = {}
     for rank, detail in zip(ranks, details, strict=True):
-        said.setdefault((detail.title, detail.site), []).append(rank)
-    lines = [f"  {ranks_text(who)}: {title} at {site}" for (title, site), who in said.items()]
-    return MismatchError("\n".join([f"the ranks called different things: {_difference(ranks, details)}", *lines]))
+        ranks_by_call.setdefault((detail.title, detail.site), []).append(rank)
+    lines = [f"  {ranks_text(callers)}: {title} at {site}" for (title, site), callers in ranks_by_call.items()]
+    return MismatchError("\n".join([f"the calls of the ranks differ: {_difference(ranks, details)}", *lines]))
 
 
 def _difference(ranks: Sequence[int], details: Sequence[Details]) -> str:
-    """Name the first thing that is not the same on all ranks, and who has what."""
+    """Return the first difference between the calls, with the ranks of each side."""
     titles = [detail.title for detail in details]
     if len(set(titles)) > 1:
-        return _sides(ranks, titles)
+        return _ranks_by_value(ranks, titles)
     paths = dict.fromkeys(path for detail in details for path in detail.parts)
     for path in paths:
         found = [detail.parts.get(path, "nothing") for detail in details]
         if len(set(found)) > 1:
-            return f"{path or 'the value'} is {_sides(ranks, found)}"
+            return f"{path or 'the value'} is {_ranks_by_value(ranks, found)}"
     return "the containers around their values"
 
 
-def _sides(ranks: Sequence[int], found: Sequence[str]) -> str:
-    sides: dict[str, list[int]] = {}
-    for rank, text in zip(ranks, found, strict=True):
-        sides.setdefault(text, []).append(rank)
-    return ", ".join(f"{text} on {ranks_text(who)}" for text, who in sides.items())
+def _ranks_by_value(ranks: Sequence[int], values: Sequence[str]) -> str:
+    """Return "float32[3] on ranks 0-2, float64[3] on rank 3"."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in zip(ranks, values, strict=True):
+        ranks_of.setdefault(value, []).append(rank)
+    return ", ".join(f"{value} on {ranks_text(holders)}" for value, holders in ranks_of.items())

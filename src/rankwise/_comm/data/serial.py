@@ -1,4 +1,4 @@
-"""A world of one: the same checks, shapes, copies and errors as a world of many, and nobody to talk to."""
+"""A group of one rank: the same checks, shapes, copies and errors as in larger groups, without communication."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rankwise.errors import InvalidArgumentError
 
 
 class SerialComm(Comm):
-    """The comm of a process that is alone."""
+    """The group of a single process."""
 
     def __init__(self, *, device: torch.device, ranks: Sequence[int] = range(1)) -> None:
         super().__init__(ranks=ranks, global_rank=0, device=device, control_device=torch.device("cpu"))
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
-        part = SerialComm(device=self.device, ranks=tuple(ranks))
-        self.add_child(part)
-        return part
+        child = SerialComm(device=self.device, ranks=tuple(ranks))
+        self.add_child(child)
+        return child
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:  # noqa: ARG002
-        return _nothing  # the reduction of one tensor is that tensor
+        return _do_nothing  # the reduction of one tensor is that tensor
 
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:  # noqa: ARG002
         piece = pieces[0].clone()
@@ -37,21 +37,21 @@ class SerialComm(Comm):
         return lambda: gathered
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
-        return _nothing  # what the only member has is what all have
+        return _do_nothing  # the data is here already
 
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
     ) -> Prepared[None]:
         if outgoing or incoming:
             raise InvalidArgumentError("there is no other rank to transfer to or from")
-        return _nothing
+        return _do_nothing
 
     def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
         return {0: replace(frame, body=bodies[0])}
 
     def _post_frame(self, frame: Frame) -> None:
-        """There is nobody to hear it."""
+        """Do nothing: there are no other members."""
 
 
-def _nothing() -> None:
-    """Move no data."""
+def _do_nothing() -> None:
+    """Transfer no data."""

@@ -1,4 +1,4 @@
-"""Comm over a torch process group, whatever its backends and whoever opened it."""
+"""Comm over a torch process group with any backends, opened by rankwise or by other code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rankwise._backends import BackendConfig
 from rankwise._comm.buffers import memory_of
 from rankwise._comm.control.agreement import Prepared
-from rankwise._comm.control.mesh import SLICE_SECONDS, Mesh, looking_at
+from rankwise._comm.control.mesh import SLICE_SECONDS, Mesh, try_lock
 from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.data.local import LocalTransport
 from rankwise._comm.group import Comm
@@ -25,15 +25,15 @@ from rankwise._comm.registry import GroupRegistry
 from rankwise._torch import gloo_on_loopback
 from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
 
-# How long data may still be on its way from a member that has left.
-_FAREWELL_SECONDS: Final = 2.0
+# After a member has left, its last data may arrive for so long.
+_LAST_DATA_SECONDS: Final = 2.0
 
 
 class TorchGroupComm(Comm):
     """Comm over a torch process group.
 
-    A tensor on a device that the group has no backend for travels through one it has: the CPU if possible. The group is
-    held by torch and its users alone: see docs/decisions/0006-letting-go-of-a-group.md.
+    A tensor on a device without a backend in the group is copied to a device with one: the CPU if possible. This class
+    has only a weak reference to the process group: see docs/decisions/0006-letting-go-of-a-group.md.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry: GroupRegistry) -> None:
@@ -46,23 +46,24 @@ class TorchGroupComm(Comm):
             control_device=control_device,
             check=registry.check,
         )
-        # On one host the backend listens on loopback, where other users come too: what is unpickled does not go there.
+        # On one host the backend listens on loopback, where other users can connect. Bytes that are unpickled must not
+        # come from there, so even a large group uses the mesh.
         self.uses_mesh = self.uses_mesh or registry.one_host
         self._group_ref = None if group is None else weakref.ref(group)
         self._registry = registry
         self._name = f"group/{registry.num_groups}"
-        self._is_whole = registry.num_groups == 0
+        self._is_session_group = registry.num_groups == 0
         registry.num_groups += 1
         self._mesh: Mesh | None = None
         self._local: LocalTransport | None = None
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The process group; None for a rank that is not a member, or if it was destroyed."""
+        """The process group; None if this rank is not a member, or if the process group was destroyed."""
         return None if self._group_ref is None else self._group_ref()
 
     def connect(self) -> None:
-        """Connect to the other members, if frames are to be sent to each of them.
+        """Connect to the other members, if this group uses the mesh.
 
         Collective over the members.
 
@@ -71,15 +72,15 @@ class TorchGroupComm(Comm):
         """
         if self._mesh is None and self.uses_mesh and self.size > 1 and self.rank is not None:
             self._mesh = self._registry.connect(self._name, self.ranks)
-            if self._mesh.near:
+            if self._mesh.same_host:
                 self._local = LocalTransport(self._mesh, self.rank, timeout=self._registry.timeout)
 
     def shutdown(self, reason: str) -> None:
-        """Hang up, and forget the process group and those that were made from it."""
+        """Close the connections, and drop the process group and those that were made from it."""
         super().shutdown(reason)
         self._group_ref = None
         self._close_mesh(reason)
-        if self._is_whole:  # groups that nothing refers to are closed now
+        if self._is_session_group:  # which also ends groups without references
             self._registry.close_meshes(reason)
 
     def close_locally(self, reason: str) -> None:
@@ -91,26 +92,26 @@ class TorchGroupComm(Comm):
         self._registry.close_unreferenced()
 
     def dead_ranks(self, ranks: Container[int] | None = None) -> str:
-        with looking_at(self._mesh) as mesh:
+        with try_lock(self._mesh) as mesh:
             return "" if mesh is None else mesh.dead_ranks(ranks)
 
     def pending_call_from(self, rank: int) -> bool:
-        with looking_at(self._mesh) as mesh:
-            return mesh is not None and mesh.waiting(rank) is not None
+        with try_lock(self._mesh) as mesh:
+            return mesh is not None and mesh.pending_call(rank) is not None
 
     def shared_store(self) -> dist.Store | None:
         return dist.PrefixStore(self._name, self._registry.store()) if self.size > 1 else None
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
         self._registry.close_unreferenced()
-        with self._explained("new_group"), gloo_on_loopback() if self._registry.one_host else nullcontext():
+        with self._named_errors("new_group"), gloo_on_loopback() if self._registry.one_host else nullcontext():
             group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._registry.timeout))
-        member_of = group if isinstance(group, dist.ProcessGroup) else None
-        part = TorchGroupComm(member_of, ranks=tuple(ranks), registry=self._registry)
-        self.add_child(part)
-        self._registry.track_process_group(part._name, member_of, part)
-        part.connect()
-        return part
+        process_group = group if isinstance(group, dist.ProcessGroup) else None
+        child = TorchGroupComm(process_group, ranks=tuple(ranks), registry=self._registry)
+        self.add_child(child)
+        self._registry.track_process_group(child._name, process_group, child)
+        child.connect()
+        return child
 
     def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:
         mesh = self._connected()
@@ -123,23 +124,23 @@ class TorchGroupComm(Comm):
             on_pause=lambda missing: self._registry.detect_cross_group_deadlock(mesh, frame, missing, suspects),
         )
         for other in frames.values():
-            if other.kind is FrameKind.ELSEWHERE:
+            if other.kind is FrameKind.WAITING_IN_OTHER_GROUP:
                 self._registry.notify_other_group(mesh, frame, pickle.loads(other.body))
         return frames
 
     def _post_frame(self, frame: Frame) -> None:
         mesh = self._connected()
         with mesh.lock:
-            mesh.skip(frame, timeout=self._registry.timeout)
+            mesh.post_frame(frame, timeout=self._registry.timeout)
 
     def _connected(self) -> Mesh:
         self.connect()
         if self._mesh is None:
-            raise NotJoinedError(f"this group cannot be used any more: {self._broken or 'it was closed'}")
+            raise NotJoinedError(f"this group cannot be used any more: {self._broken_reason or 'it was closed'}")
         return self._mesh
 
-    def _break_off(self, reason: str) -> None:
-        super()._break_off(reason)
+    def _mark_broken(self, reason: str) -> None:
+        super()._mark_broken(reason)
         self._close_mesh(reason)
 
     def _close_mesh(self, reason: str) -> None:
@@ -154,8 +155,8 @@ class TorchGroupComm(Comm):
         staged = self._stage(tensor)
 
         def run() -> None:
-            with self._explained("all_reduce") as group:
-                self._finish(dist.all_reduce(staged, op=op.torch_op, group=group, async_op=True), staged)
+            with self._named_errors("all_reduce") as group:
+                self._wait(dist.all_reduce(staged, op=op.torch_op, group=group, async_op=True), staged)
                 if staged is not tensor:
                     tensor.copy_(staged)
 
@@ -168,9 +169,9 @@ class TorchGroupComm(Comm):
         reduced = torch.empty_like(staged[0])
 
         def run() -> torch.Tensor:
-            with self._explained("reduce_scatter") as group:
+            with self._named_errors("reduce_scatter") as group:
                 work = dist.reduce_scatter(reduced, staged, op=op.torch_op, group=group, async_op=True)
-                self._finish(work, reduced)
+                self._wait(work, reduced)
             return reduced.to(pieces[0].device)
 
         return run
@@ -182,8 +183,8 @@ class TorchGroupComm(Comm):
         gathered = [torch.empty_like(staged) for _ in self.ranks]
 
         def run() -> list[torch.Tensor]:
-            with self._explained("all_gather") as group:
-                self._finish(dist.all_gather(gathered, staged, group=group, async_op=True), staged)
+            with self._named_errors("all_gather") as group:
+                self._wait(dist.all_gather(gathered, staged, group=group, async_op=True), staged)
             return gathered if staged is data else [part.to(data.device) for part in gathered]
 
         return run
@@ -194,8 +195,8 @@ class TorchGroupComm(Comm):
         staged = self._stage(data)
 
         def run() -> None:
-            with self._explained("broadcast") as group:
-                self._finish(dist.broadcast(staged, src=self.ranks[src], group=group, async_op=True), staged)
+            with self._named_errors("broadcast") as group:
+                self._wait(dist.broadcast(staged, src=self.ranks[src], group=group, async_op=True), staged)
                 if staged is not data:
                     data.copy_(staged)
 
@@ -204,14 +205,14 @@ class TorchGroupComm(Comm):
     def _transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
     ) -> Prepared[None]:
-        sent = [(self._stage(data), place) for data, place in outgoing]
-        received = [(self._stage(data), place) for data, place in incoming]
+        sent = [(self._stage(data), dst) for data, dst in outgoing]
+        received = [(self._stage(data), src) for data, src in incoming]
 
         def run() -> None:
             if self._mesh is not None and all(data.device.type == "cpu" for data, _ in [*sent, *received]):
                 self._mesh.transfer(
-                    {place: memory_of(data) for data, place in sent},
-                    {place: memory_of(data) for data, place in received},
+                    {dst: memory_of(data) for data, dst in sent},
+                    {src: memory_of(data) for data, src in received},
                     timeout=self._registry.timeout,
                 )
             else:
@@ -225,14 +226,17 @@ class TorchGroupComm(Comm):
     def _transfer_by_group(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
     ) -> None:
-        with self._explained("the transfer between two ranks") as group:
-            operations = [dist.P2POp(dist.isend, data, self.ranks[place], group) for data, place in outgoing]
-            operations += [dist.P2POp(dist.irecv, data, self.ranks[place], group) for data, place in incoming]
+        with self._named_errors("the transfer between two ranks") as group:
+            operations = [dist.P2POp(dist.isend, data, self.ranks[dst], group) for data, dst in outgoing]
+            operations += [dist.P2POp(dist.irecv, data, self.ranks[src], group) for data, src in incoming]
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
 
-    def _finish(self, work: dist.Work | None, tensor: torch.Tensor) -> None:
-        """Wait for an operation of the group; on the CPU not for members that are gone, as gloo might."""
+    def _wait(self, work: dist.Work | None, tensor: torch.Tensor) -> None:
+        """Wait for an operation of the process group; on the CPU, stop waiting once a member is gone.
+
+        In gloo only the neighbours of a dead rank notice its death. The others would wait for the full timeout.
+        """
         if work is None:
             return
         if tensor.device.type != "cpu" or self._mesh is None:
@@ -247,25 +251,25 @@ class TorchGroupComm(Comm):
                     raise
             else:
                 return
-            gone = self._mesh.dead_ranks()
-            if gone:
+            dead = self._mesh.dead_ranks()
+            if dead:
                 lost_since = lost_since or time.monotonic()
-                if time.monotonic() - lost_since > _FAREWELL_SECONDS:
-                    raise CollectiveError(f"the data did not come: {gone}")
+                if time.monotonic() - lost_since > _LAST_DATA_SECONDS:
+                    raise CollectiveError(f"the data did not come: {dead}")
 
     def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor on a device that the group can send from: itself, if it can."""
+        """Return the tensor on a device with a backend: the tensor itself if possible."""
         if tensor.device.type == "cpu":
             return tensor.to(self.control_device)
         backend = self._backends.get(tensor.device.type, "gloo")
-        # gloo takes CUDA tensors in some operations and not in others: it gets none.
+        # gloo supports CUDA tensors in some operations only, so it gets none.
         return tensor.to(self.control_device) if backend == "gloo" else tensor
 
     @contextmanager
-    def _explained(self, operation: str) -> Iterator[dist.ProcessGroup]:
-        """Give the group; say which collective broke off, on which rank, why if that is known, and in torch's words."""
+    def _named_errors(self, operation: str) -> Iterator[dist.ProcessGroup]:
+        """Give the process group; errors of torch name the operation, the rank, and the cause if it is known."""
         group = self.group
-        if group is None:  # which torch would take for the default group, maybe another by now
+        if group is None:  # torch would use the default group, which may be another one by now
             raise NotJoinedError.destroyed()
         try:
             yield group
@@ -276,4 +280,4 @@ class TorchGroupComm(Comm):
                 raise NotJoinedError.destroyed() from error
             where = "" if self.rank is None else f" on rank {self.ranks[self.rank]} of {self.size}"
             cause = self.dead_ranks() or "a rank died, or did not take part in time"
-            raise CollectiveError(f"{operation} broke off{where}: {cause}. torch says: {error}") from error
+            raise CollectiveError(f"{operation} failed{where}: {cause}. torch reports: {error}") from error
