@@ -111,7 +111,7 @@ def test_an_open_group_counts_more_than_variables_that_cannot_be_read(monkeypatc
     with fake_process_group(3, 100), rw.init(local_rank=1, local_world_size=2) as session:
         assert (session.rank, session.world_size, rw.get_local_rank(), rw.get_local_world_size()) == (3, 100, 1, 2)
         rw.finalize()
-        with pytest.raises(rw.InvalidArgumentError, match="rank=2, but the process group that is open says 3"):
+        with pytest.raises(rw.InvalidArgumentError, match="rank=2, but it is 3 in the process group that is open"):
             rw.init(rank=2, world_size=100)
         with pytest.raises(rw.InvalidArgumentError, match="launcher='slrum'"):
             rw.init(launcher="slrum")
@@ -134,8 +134,8 @@ def test_variables_that_contradict_an_open_group_are_warned_of(
     rw.finalize()
     (record,) = caplog.records
     assert record.getMessage() == (
-        "the process group that is open says rank 1 of 2, and counts; "
-        "but the variables say rank 7 (from RANK) of 8 (from WORLD_SIZE)"
+        "rank 1 of 2 in the process group that is open is used, "
+        "but the variables give rank 7 (from RANK) of 8 (from WORLD_SIZE)"
     )
 
 

@@ -74,7 +74,7 @@ def _first_host(environ: Environ) -> Fact[str] | None:
 
 
 def _tasks_on(environ: Environ, node_rank: Fact[int] | None, world_size: Fact[int]) -> Fact[int] | None:
-    """Return the number of tasks on this node, from a list like "2(x3),1": two each on three nodes, one on the fourth."""
+    """Return the number of tasks on this node, from a list like "2(x3),1": 2 each on three nodes, 1 on the fourth."""
     text = read_text(environ, "SLURM_STEP_TASKS_PER_NODE")
     if text is None or node_rank is None:
         return None

@@ -42,8 +42,8 @@ class Torchrun:
 class RankwiseLaunch(Torchrun):
     """`rankwise launch`, `rankwise.launch`, and the ranks of tests.
 
-    Reads the variables of torchrun, and RANKWISE_RUN_ID, which repeats TORCHELASTIC_RUN_ID, MASTER_ADDR and MASTER_PORT: under
-    a torchrun that one of these ranks has started, they differ.
+    Reads the variables of torchrun, and RANKWISE_RUN_ID, which repeats TORCHELASTIC_RUN_ID, MASTER_ADDR and
+    MASTER_PORT: under a torchrun that one of these ranks has started, they differ.
     """
 
     name: str = "rankwise"

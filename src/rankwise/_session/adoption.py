@@ -1,4 +1,4 @@
-"""Sessions and groups over process groups that other code opened. Nothing here communicates, or closes such a group."""
+"""Sessions and groups over process groups that other code opened. This module neither communicates nor closes them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def adopt(
     close: Callable[[str, bool], None] | None = None,
     pid: int | None = None,
 ) -> Session:
-    """Return a session over a process group that somebody else opened, in this process or in its parent `pid`.
+    """Return a session over a process group that other code opened, in this process or in its parent `pid`.
 
     Its ranks connect to each other in their first collective.
 
-    Rank and world size are the group's; the other numbers are the launcher's, if it agrees on who this is.
+    Rank and world size are the group's; the other numbers are the launcher's, if it agrees on those two.
     """
     if reading is None:
         reading = environment_in_group(group, {}, "auto", None)
     world_size = group.size()
     device = _group_device(group)
     ranks = range(world_size)
-    world = _adopted_world(group, reading, ranks, device, check=read_check() if check is None else check)
+    world = _adopted_registry(group, reading, ranks, device, check=read_check() if check is None else check)
     return Session(
         reading,
         comm=TorchGroupComm(group, ranks=ranks, registry=world),
@@ -59,52 +59,58 @@ def adopt(
 def environment_in_group(
     group: dist.ProcessGroup, given: Mapping[str, Fact[int]], launcher: str, environ: Mapping[str, str] | None
 ) -> LaunchEnvironment:
-    """Return who this process is in a group that is open: its group knows, so variables that cannot be read may stand.
+    """Return the launch environment of a process whose group is open.
+
+    The group determines rank and world size, so unreadable variables are not an error.
 
     Raises:
-        InvalidArgumentError: The caller says otherwise.
+        InvalidArgumentError: The caller's arguments contradict the group.
     """
     rank, world_size = Fact(group.rank(), OPEN_GROUP), Fact(group.size(), OPEN_GROUP)
     for name, fact in (("rank", rank), ("world_size", world_size)):
         if name in given and given[name].value != fact.value:
-            raise InvalidArgumentError(f"{name}={given[name].value}, but {OPEN_GROUP} that is open says {fact.value}")
+            raise InvalidArgumentError(
+                f"{name}={given[name].value}, but it is {fact.value} in {OPEN_GROUP} that is open"
+            )
     reading: LaunchEnvironment | None = None
     try:
         reading = read_environment(launcher, environ)
     except LauncherEnvironmentError as error:
-        log.debug("the process group alone says who this is: %s", error)
+        log.debug("rank and world size come from the process group alone: %s", error)
     if reading is None or (reading.rank.value, reading.world_size.value) != (rank.value, world_size.value):
         if reading is not None and reading.world_size.value > 1:
             log.warning(
-                "%s that is open says rank %s of %s, and counts; but the variables say rank %s of %s",
-                OPEN_GROUP,
+                "rank %s of %s in %s that is open is used, but the variables give rank %s of %s",
                 rank.value,
                 world_size.value,
+                OPEN_GROUP,
                 reading.rank,
                 reading.world_size,
             )
-        alone = world_size.value == 1
+        is_single = world_size.value == 1
         reading = (
-            read_environment("none") if alone else LaunchEnvironment(launcher="none", rank=rank, world_size=world_size)
+            read_environment("none")
+            if is_single
+            else LaunchEnvironment(launcher="none", rank=rank, world_size=world_size)
         )
     return reading.with_topology(**given).with_topology(rank=rank, world_size=world_size)
 
 
 def adopt_subgroup(group: dist.ProcessGroup, session: Session) -> Comm:
-    """Return a comm over a process group that somebody else made between some ranks of a session. Does not talk.
+    """Return a comm over a process group that other code made between some ranks of a session. Does not communicate.
 
     Its ranks connect to each other in their first collective. It is closed with the session, or before; the process
     group stays open.
     """
     ranks = dist.get_process_group_ranks(group)
-    world = _adopted_world(group, session.reading, ranks, session.device, check=session.comm.check)
+    world = _adopted_registry(group, session.reading, ranks, session.device, check=session.comm.check)
     part = TorchGroupComm(group, ranks=ranks, registry=world)
     part.close_refusal = ""
     session.comm.add_child(part)
     return part
 
 
-def _adopted_world(
+def _adopted_registry(
     group: dist.ProcessGroup, reading: LaunchEnvironment, ranks: Sequence[int], device: torch.device, *, check: bool
 ) -> GroupRegistry:
     rank = group.rank()
@@ -112,7 +118,7 @@ def _adopted_world(
 
     @functools.cache
     def prefix() -> str:
-        # A group can be adopted again and again: each time the ranks that talk count, and have a part for themselves.
+        # A group can be adopted several times. Each rank counts its adoptions, so each has a key prefix of its own.
         return f"rankwise/{group_store().add(f'rankwise/adopted/{rank}', 1)}"
 
     def group_store() -> dist.Store:
@@ -139,7 +145,10 @@ def _adopted_world(
 
 
 def _group_device(group: dist.ProcessGroup) -> torch.device:
-    """Return the device that a process group's owner uses: the current one of the accelerator it has a backend for."""
+    """Return the device of a process group: the current accelerator if the group has a backend for it, else the CPU.
+
+    gloo does not count as one: it does not support all operations on tensors of an accelerator.
+    """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     config = BackendConfig.parse(dist.get_backend_config(group))
     if accelerator is None or config.backend_for(accelerator.type) in {None, "gloo"}:

@@ -1,4 +1,4 @@
-"""How a process joins its world, or a process group that is open already."""
+"""`init()` and `finalize()`: a process joins its world, or adopts a process group that is open already."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import current
 from rankwise._session.adoption import adopt, environment_in_group
 from rankwise._session.environ import read_check, read_environment
-from rankwise._session.init_arguments import check_sources, given_topology, join_in, require_same
+from rankwise._session.init_arguments import check_compatible, check_sources, given_topology, share_session
 from rankwise._session.lifecycle import open_session
 from rankwise._session.session import Session
 
 log = logging.getLogger(__name__)
 
-# Ten years. Beyond what torch can count, a timeout is an overflow in C.
+# Ten years. A much longer timeout overflows in torch's C++.
 _LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600
 
 
-def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
+def init(  # noqa: PLR0913 - each is one that some launcher does not set
     *,
     backend: str | None = None,
     device: str | torch.device | None = None,
@@ -43,32 +43,32 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
     """Join the world that this process was launched into, and return the session: a context manager.
 
     Collective over the world. Works under every launcher that `rankwise env` knows, and alone, where it opens a process
-    group of one, so that DDP and FSDP work there too. A process group that is open already is adopted, without talking;
-    a session that is open already is joined in, and closing the inner one leaves it open. The session ends with the
-    `with` block, with `finalize()`, or with the process.
+    group of one, so that DDP and FSDP work there too. A process group that is open already is adopted, without
+    communication; a session that is open already is shared, and closing the inner one leaves it open. The session ends
+    with the `with` block, with `finalize()`, or with the process.
 
     Args:
         backend: As torch writes it ("gloo", "cpu:gloo,cuda:nccl"); by default gloo for the CPU, and the accelerator's
             own beside it.
         device: This rank's device; by default its accelerator if it has one. "cpu" leaves accelerators alone.
         timeout: Seconds that joining may take, and every collective after it.
-        launcher: The launcher whose variables count. "auto", by default, takes the first that fits of: "override", the
-            variables RANKWISE_RANK and so on; "rankwise", which is `rankwise launch`; "torchrun"; "plain", RANK and
-            WORLD_SIZE set by hand; "openmpi"; "intelmpi"; "mpich"; "slurm"; "none", a world of one.
-        rank: This process's rank, instead of what the launcher says. Needs world_size.
-        world_size: How many processes there are.
+        launcher: The launcher whose variables are read. "auto", by default, takes the first that matches of:
+            "override", the variables RANKWISE_RANK and so on; "rankwise", which is `rankwise launch`; "torchrun";
+            "plain", RANK and WORLD_SIZE set by hand; "openmpi"; "intelmpi"; "mpich"; "slurm"; "none", a world of one.
+        rank: This process's rank, instead of the launcher's. Needs world_size.
+        world_size: The number of processes.
         local_rank: This process's rank on its node.
-        local_world_size: How many processes are on its node.
-        address: "host:port" that rank zero listens on, instead of what the launcher says.
+        local_world_size: The number of processes on its node.
+        address: "host:port" that rank zero listens on, instead of the launcher's.
         check: Check single tensors on accelerators too before they are reduced, which costs the host a
-            round trip each; all else is always checked. By default what RANKWISE_CHECK says, 1 or 0.
-        environ: The variables to read, instead of this process's own.
+            round trip each; all else is always checked. By default as RANKWISE_CHECK is set, 1 or 0.
+        environ: The variables to read, instead of `os.environ`.
 
     Raises:
         LauncherEnvironmentError: The variables are incomplete, contradictory or unreadable.
         InvalidArgumentError: An argument cannot be used: no such backend, no such device; or the session or process
             group that is open already has another.
-        JoinError: The ranks could not meet, or do not make one world.
+        JoinError: The ranks could not meet, or do not form one world.
         JoinTimeoutError: Not all ranks arrived in time; the message names those that are missing.
 
     Example:
@@ -87,7 +87,7 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
         opened.close(failed=True)
         opened = None
     if opened is not None:
-        return join_in(opened, backend, device, given)
+        return share_session(opened, backend, device, given)
     group = current.default_group()
     if group is not None:
         reading = environment_in_group(group, given, launcher, environ)
@@ -99,9 +99,9 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
             close=lambda reason, _failed: _leave_adopted(comm, reason),
         )
         comm = session.comm
-        require_same(session, backend, device, given)
+        check_compatible(session, backend, device, given)
     else:
-        reading = _reading(launcher, environ, given, address)
+        reading = _launch_environment(launcher, environ, given, address)
         checked = read_check(environ) if checks is None else checks
         session = open_session(
             reading, backend=backend, device=device, timeout=timeout, check=checked, reset=current.reset_current
@@ -112,9 +112,9 @@ def init(  # noqa: PLR0913 - each is what some launcher leaves to its user
 
 
 def finalize() -> None:
-    """Close the session that `init()` opened, and forget what was read. Without one, only forget.
+    """Close the session that `init()` opened, if there is one, so that variables are read again afterwards.
 
-    Local, but for rank zero, which waits until the others no longer need the store that it serves.
+    Local, except on rank zero, which waits until the others no longer need the store that it serves.
 
     Example:
         >>> finalize()
@@ -123,29 +123,29 @@ def finalize() -> None:
 
 
 def _leave_adopted(comm: Comm, reason: str) -> None:
-    """Close what a session opened over a process group that other code opened, and leave that open."""
+    """Close the connections of a session over a process group that other code opened; the group stays open."""
     current.reset_current()
     comm.close_children(reason)
     comm.shutdown(reason)
 
 
-def _reading(
+def _launch_environment(
     launcher: str, environ: Mapping[str, str] | None, given: Mapping[str, Fact[int]], address: str | None
 ) -> LaunchEnvironment:
-    """Read the environment, and put the caller's arguments in its place."""
+    """Read the environment, and replace its facts by the caller's arguments."""
     if "rank" in given:
         reading = LaunchEnvironment(launcher="arguments", rank=given["rank"], world_size=given["world_size"])
         if reading.world_size.value == 1:
             reading = replace(read_environment("none"), launcher="arguments")
         elif address is None:
-            around = read_environment(launcher, environ)
+            outer = read_environment(launcher, environ)
             reading = replace(
                 reading,
-                host=around.host,
-                port=around.port,
-                job=around.job,
-                agent_store=around.agent_store,
-                attempt=around.attempt,
+                host=outer.host,
+                port=outer.port,
+                job=outer.job,
+                agent_store=outer.agent_store,
+                attempt=outer.attempt,
             )
     else:
         reading = read_environment(launcher, environ)

@@ -1,7 +1,7 @@
-"""The session in force: the only mutable global.
+"""The current session: the only mutable global.
 
-It belongs to the process; a thread that is itself a rank has its own. Where there is none, a process group that
-somebody else opened is adopted, and where there is none either, the launcher's variables speak.
+It belongs to the process; a thread that is itself a rank has its own. Without an open session, one is inferred: from a
+process group that other code opened, or else from the launcher's variables.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class _NoGroups:
-    """Stands for `torch.distributed.group` until torch is imported."""
+    """A substitute for `torch.distributed.group` until torch is imported."""
 
     @property
     def WORLD(self) -> object:  # noqa: N802 - torch's name
-        # Without `group` while another thread imports it, and for good where torch was built without it.
+        # There is no `group` while another thread imports the module, nor in a build of torch without distributed.
         group = getattr(sys.modules.get("torch.distributed"), "group", None)
         if group is None:
             return None
@@ -41,7 +41,7 @@ class _NoGroups:
 
 
 class Current(threading.local):
-    """The state. Class attributes are the process's; a thread that is a rank overrides `session` for itself."""
+    """The state. Class attributes belong to the process; a thread that is a rank overrides `session` for itself."""
 
     session: Session | None = None
     # Where no session is open: one that is inferred from the process group that other code opened, or from the
@@ -50,7 +50,8 @@ class Current(threading.local):
     # The group of the inferred session. Its callback resets `inferred` when the group is released.
     inferred_group: weakref.ref[Any] | None = None
     groups: Any = _NoGroups()
-    # Of a forked process: the groups that were open when it or one of its ancestors was forked, and who opened them.
+    # In a forked process: the groups that were open when it or an ancestor was forked, with the ids of the processes
+    # that opened them.
     inherited: list[tuple[object, int]] = []  # noqa: RUF012 - the process's
 
 
@@ -58,7 +59,7 @@ thread_local = Current()
 
 
 def current_session() -> Session:
-    """Return the session in force; where there is none, one that stands for what this process can know of itself.
+    """Return the current session; without an open one, a session inferred from the default group or the variables.
 
     Local.
     """
@@ -66,15 +67,15 @@ def current_session() -> Session:
     if session is None:
         session = Current.inferred
     if session is None or not (session.settled or Current.groups.WORLD is session.group_ref()):
-        session = _found()
+        session = _refreshed()
     return session
 
 
 def joined_session() -> Session:
-    """Return the session to talk in.
+    """Return the session for a collective.
 
-    As `current_session`, but what was read is read again: a getter that ran before the program set RANK for itself
-    must not make it talk to nobody.
+    Like `current_session`, but reads the variables again: a program may call a getter before it sets RANK itself, and
+    its collectives must not run in a world of one then.
 
     Raises:
         NotJoinedError: Other code has destroyed the session's process group.
@@ -90,12 +91,12 @@ def joined_session() -> Session:
 
 
 def opened_session() -> Session | None:
-    """Return the session that `init()` opened, if one is in force."""
+    """Return the session that `init()` opened, or None."""
     return thread_local.session
 
 
 def is_joined() -> bool:
-    """Return whether this process has joined others: a session, or somebody's process group, is open.
+    """Return whether this process has joined others: a session, or a process group of other code, is open.
 
     Local.
     """
@@ -104,24 +105,24 @@ def is_joined() -> bool:
 
 
 def has_destroyed_group(session: Session) -> bool:
-    """Return whether a session has joined with a process group that other code has destroyed."""
+    """Return whether other code has destroyed the process group of a session."""
     return session.backend is not None and (session.group is None or session.group is not default_group())
 
 
 def set_current(session: Session) -> None:
-    """Make a session the process's."""
+    """Make a session the current one of this process."""
     reset_current()
     Current.session = session
 
 
 def reset_current() -> None:
-    """Forget the session in force and whatever stood in for one."""
+    """Reset the current session and the inferred one, without closing them."""
     Current.session = Current.inferred = None
 
 
 @contextmanager
 def rank_of_this_thread(session: Session) -> Iterator[Session]:
-    """Make a session the calling thread's own, for threads that are ranks."""
+    """Make a session the current one of the calling thread, for threads that are ranks."""
     before = thread_local.__dict__.get("session")
     thread_local.session = session
     try:
@@ -134,7 +135,7 @@ def rank_of_this_thread(session: Session) -> Iterator[Session]:
 
 
 def close_current(*, reason: str = "left the session", failed: bool = False) -> None:
-    """Close the session in force, if there is one, and forget what was read."""
+    """Close the current session if one is open, and reset the inferred one."""
     session = thread_local.session
     reset_current()
     if session is not None:
@@ -142,22 +143,22 @@ def close_current(*, reason: str = "left the session", failed: bool = False) -> 
 
 
 def default_group() -> torch.distributed.ProcessGroup | None:
-    """Return the default process group, if anybody opened one."""
+    """Return the default process group, or None."""
     group: torch.distributed.ProcessGroup | None = Current.groups.WORLD
     return group
 
 
 def opening_pid(group: torch.distributed.ProcessGroup) -> int:
-    """Return the process that opened a group: this one, or its parent if that was before the fork."""
+    """Return the id of the process that opened a group: this one, or its parent if it was opened before the fork."""
     return next((parent for inherited, parent in Current.inherited if inherited is group), os.getpid())
 
 
-def _found() -> Session:
-    """Return the session in force where the default process group is not the one that was last seen."""
+def _refreshed() -> Session:
+    """Return the current session after the default process group may have changed."""
     group = default_group()
     opened = thread_local.session
-    # A session without a group, as tests put in force, has nothing to do with other code's; and one whose group was
-    # destroyed tells who this process was until another is opened, which is then the one that counts.
+    # An open session takes precedence if it has no group, as those that tests make current; if its group is still the
+    # default one; or if its group was destroyed and no other was opened, so that getters keep their values.
     if opened is not None and (opened.backend is None or group is None or opened.group is group):
         return opened
     session = Current.inferred
@@ -181,7 +182,7 @@ def _reset_inferred(reference: weakref.ref[Any]) -> None:
         Current.inferred = Current.inferred_group = None
 
 
-def _close_at_exit() -> None:
+def _close_at_interpreter_exit() -> None:
     # The interpreter keeps the exception that ended the program here.
     error = getattr(sys, "last_value", None)
     if error is None:
@@ -190,7 +191,7 @@ def _close_at_exit() -> None:
         close_current(reason=f"left with {summary_with_location(error)}", failed=True)
 
 
-def _begin_anew_in_child() -> None:
+def _reset_in_forked_child() -> None:
     Current.inferred = None
     keep_groups_for_good()
     group = default_group()
@@ -198,5 +199,5 @@ def _begin_anew_in_child() -> None:
         Current.inherited.append((group, os.getppid()))
 
 
-atexit.register(_close_at_exit)
-os.register_at_fork(after_in_child=_begin_anew_in_child)
+atexit.register(_close_at_interpreter_exit)
+os.register_at_fork(after_in_child=_reset_in_forked_child)

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from rankwise._backends import BackendConfig
 from rankwise.errors import InvalidArgumentError, JoinError, shown
 
-# Torch lists these among its backends, but they carry nothing.
+# Torch lists these among its backends, but they transfer no data.
 _PLACEHOLDERS: Final = frozenset({"undefined", "fake"})
 
 
 def device_index(local_rank: int, visible: int) -> int:
-    """Return which of the visible devices belongs to a local rank.
+    """Return the index of a local rank's device among the visible ones.
 
-    Local. One visible device means that the launcher has chosen (`--gpus-per-task=1`): it is index 0 for every rank.
+    Local. One visible device means that the launcher has assigned it (`--gpus-per-task=1`): index 0 on every rank.
 
     Raises:
         JoinError: There are several devices, but none for this rank.
@@ -37,12 +37,12 @@ def device_index(local_rank: int, visible: int) -> int:
 
 
 def choose_device(local_rank: int, requested: str | torch.device | None) -> torch.device:
-    """Return the device of a local rank: the one asked for, else its accelerator, else the CPU.
+    """Return the device of a local rank: the requested one, else its accelerator, else the CPU.
 
     Local. "cuda" without an index means this rank's own one.
 
     Raises:
-        InvalidArgumentError: The requested device is no device, or not there.
+        InvalidArgumentError: The requested device is malformed, or not on this host.
         JoinError: There are several devices, but none for this rank.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -79,18 +79,18 @@ def is_selectable(device: torch.device) -> bool:
 
 
 def bind(device: torch.device) -> None:
-    """Make a device the current one of its kind for this process; nothing to do for the CPU."""
+    """Make a device the current one of its type for this process; does nothing for the CPU and MPS."""
     if is_selectable(device):
         torch.accelerator.set_device_index(device)
 
 
 def choose_backend(requested: str | None, device: torch.device) -> str:
-    """Return the backend configuration for a device: the one asked for, else gloo for the CPU and the device's own.
+    """Return the backend configuration for a device: the requested one, else gloo for the CPU and the device's own.
 
     Local.
 
     Raises:
-        InvalidArgumentError: The requested backend is not in this build of torch, or not for such a device.
+        InvalidArgumentError: The requested backend is not in this build of torch, or does not support the device.
 
     Example:
         >>> choose_backend(None, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The variables of this process: the one place where `os.environ` is read."""
+"""The variables of this process: the only module that reads `os.environ`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def own_environment() -> LaunchEnvironment:
-    """Read who this process is.
+    """Read the launch environment of this process.
 
     Local.
     """
@@ -22,7 +22,7 @@ def own_environment() -> LaunchEnvironment:
 
 
 def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
-    """Read who this process is from its own variables or these, and log what is odd about them.
+    """Read the launch environment from these variables or `os.environ`, and log its warnings.
 
     Local.
     """

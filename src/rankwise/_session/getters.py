@@ -1,4 +1,4 @@
-"""Who am I: what a process can ask without talking to anybody."""
+"""The getters: rank, topology, device and backend of this process. They never communicate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def get_rank() -> int:
     """Return this process's rank among all, from 0.
 
-    Local. Right before `init()` under any launcher, and 0 alone. A process group that somebody else opened counts.
+    Local. Correct before `init()` under any launcher; 0 without one. A process group that other code opened takes
+    precedence over the variables.
 
     Raises:
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
@@ -26,7 +27,7 @@ def get_rank() -> int:
         >>> get_rank()
         0
     """
-    # What current_session() does first, without the call: programs ask for their rank in every log line.
+    # The first part of current_session(), without the cost of the call: programs get their rank for every log line.
     session = thread_local.session
     if session is None:
         session = Current.inferred
@@ -36,7 +37,7 @@ def get_rank() -> int:
 
 
 def get_world_size() -> int:
-    """Return how many processes there are; 1 alone.
+    """Return the number of processes; 1 without a launcher.
 
     Local.
 
@@ -56,50 +57,50 @@ def get_local_rank() -> int:
     Local.
 
     Raises:
-        NotJoinedError: The launcher does not say; `init()` finds out.
+        NotJoinedError: The launcher does not set it; `init()` computes it.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
-    return _known("local_rank")
+    return _known_number("local_rank")
 
 
 def get_local_world_size() -> int:
-    """Return how many processes are on this node.
+    """Return the number of processes on this node.
 
     Local.
 
     Raises:
-        NotJoinedError: The launcher does not say; `init()` finds out.
+        NotJoinedError: The launcher does not set it; `init()` computes it.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
-    return _known("local_world_size")
+    return _known_number("local_world_size")
 
 
 def get_node_rank() -> int:
-    """Return this node's number among all, from 0.
+    """Return the index of this node among all, from 0.
 
     Local.
 
     Raises:
-        NotJoinedError: The launcher does not say (Open MPI and MPICH on several hosts); `init()` finds out.
+        NotJoinedError: The launcher does not set it (Open MPI and MPICH on several hosts); `init()` computes it.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
-    return _known("node_rank")
+    return _known_number("node_rank")
 
 
 def get_num_nodes() -> int:
-    """Return how many nodes there are.
+    """Return the number of nodes.
 
     Local.
 
     Raises:
-        NotJoinedError: The launcher does not say (Open MPI and MPICH on several hosts); `init()` finds out.
+        NotJoinedError: The launcher does not set it (Open MPI and MPICH on several hosts); `init()` computes it.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
-    return _known("num_nodes")
+    return _known_number("num_nodes")
 
 
 def is_rank_zero() -> bool:
-    """Whether this is rank zero of the world; true alone.
+    """Return whether this process is rank zero of the world; true without a launcher.
 
     Local.
 
@@ -114,12 +115,12 @@ def is_rank_zero() -> bool:
 
 
 def topology() -> Topology:
-    """Return the place of this process, complete.
+    """Return the topology of this process: all six numbers.
 
     Local.
 
     Raises:
-        NotJoinedError: The launcher does not say all of it; `init()` finds out.
+        NotJoinedError: The launcher does not set all of it; `init()` computes the rest.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
 
     Example:
@@ -132,7 +133,7 @@ def topology() -> Topology:
 def hostname() -> str:
     """Return this host's name.
 
-    Local. From the host itself: HOSTNAME is wrong under sbatch.
+    Local. Not from HOSTNAME, which is wrong under sbatch.
     """
     return socket.gethostname()
 
@@ -140,7 +141,7 @@ def hostname() -> str:
 def device() -> torch.device:
     """Return this rank's device: its accelerator, or the CPU.
 
-    Local. Before `init()` it is only named, not made the current one.
+    Local. Before `init()` it is not yet the current device of the accelerator.
 
     Raises:
         JoinError: There are several devices, but none for this local rank.
@@ -161,7 +162,7 @@ def backend() -> str | None:
 
 
 def explain() -> str:
-    """Return who this process is as text, a line for each value with what decided it.
+    """Return a text with a line for each fact about this process: its name, value and source.
 
     Local.
 
@@ -178,7 +179,7 @@ def explain() -> str:
 
 
 def fact_lines(facts: dict[str, Fact[int] | Fact[str] | None]) -> list[tuple[str, str, str]]:
-    """Return name, value and source of each fact, for people."""
+    """Return name, value and source of each fact, as text."""
     return [
         (name, "-", "not known before init()" if name not in {"host", "port", "job"} else "not set")
         if fact is None
@@ -187,7 +188,7 @@ def fact_lines(facts: dict[str, Fact[int] | Fact[str] | None]) -> list[tuple[str
     ]
 
 
-def _known(name: str) -> int:
+def _known_number(name: str) -> int:
     reading = current_session().reading
     fact: Fact[int] | None = getattr(reading, name)
     if fact is None:

@@ -1,4 +1,4 @@
-"""What the caller of `init()` gives: checked alike whether a world is joined, or one that is open is joined in."""
+"""The arguments of `init()`: the same checks apply whether it opens a session, adopts a group, or shares a session."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rankwise.errors import InvalidArgumentError, TopologyError, shown
 
 
 def given_topology(explicit: Mapping[str, object]) -> dict[str, Fact[int]]:
-    """Return the numbers that the caller gives as facts.
+    """Return the numbers that the caller passes as facts.
 
     Raises:
-        InvalidArgumentError: One is no integer, they cannot all be true, or the rank comes without the world size.
+        InvalidArgumentError: One is not an integer, they are inconsistent, or rank or world size is missing.
     """
     given = {
         name: Fact(as_integer(value, name), f"the argument {name}")
@@ -38,10 +38,10 @@ def given_topology(explicit: Mapping[str, object]) -> dict[str, Fact[int]]:
 
 
 def check_sources(launcher: str, environ: Mapping[str, str] | None, address: str | None) -> None:
-    """Check what says where the rest is to be found, also where nobody will look there.
+    """Check the sources of the other facts, even if they will not be read.
 
     Raises:
-        InvalidArgumentError: There is no such launcher, variables are no strings, or the address is none.
+        InvalidArgumentError: There is no such launcher, a variable is not a string, or the address is malformed.
     """
     launcher_named(launcher)
     if environ is not None:
@@ -50,25 +50,25 @@ def check_sources(launcher: str, environ: Mapping[str, str] | None, address: str
         parse_address(address)
 
 
-def join_in(
+def share_session(
     opened: Session, backend: str | None, device: str | torch.device | None, given: Mapping[str, Fact[int]]
 ) -> Session:
-    """Return a session that shares an open one, and leaves it open.
+    """Return a session that shares an open one; closing it leaves that open.
 
     Raises:
-        InvalidArgumentError: The caller wants another.
+        InvalidArgumentError: The caller's arguments contradict the open session.
     """
-    require_same(opened, backend, device, given)
+    check_compatible(opened, backend, device, given)
     return Session(opened.reading, comm=opened.comm, device=opened.device, group=opened.group, backend=opened.backend)
 
 
-def require_same(
+def check_compatible(
     opened: Session, backend: str | None, device: str | torch.device | None, given: Mapping[str, Fact[int]]
 ) -> None:
-    """Check that a session, or a group that other code opened, is as the caller of `init()` wants one.
+    """Check that the arguments of `init()` agree with a session, or with a group that other code opened.
 
     Raises:
-        InvalidArgumentError: It is another.
+        InvalidArgumentError: They do not.
     """
     remedy = "; call rankwise.finalize() first" if opened.settled else ""
     if backend is not None:

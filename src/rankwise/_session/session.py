@@ -1,7 +1,7 @@
-"""A session: this process as a member of its world. Closes what it opened, leaves what it found.
+"""A session: this process as a member of its world. It closes the resources that it opened, and no others.
 
-Decided here: what a session is and when it ends. How a world is joined is decided in `joining`, which session is in
-force in `current`.
+Decided here: the attributes of a session, and when it ends. How it is opened is decided in `lifecycle`, which session
+is the current one in `current`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Session:
     Made by `rankwise.init()`; a context manager, closed on exit.
 
     Attributes:
-        rank, world_size: This process's place.
-        reading: Every fact, with its source.
-        group_ref: Returns the process group, or None where nobody joined or the group was destroyed. A group is held by
-            torch and its users alone: see docs/decisions/0006-letting-go-of-a-group.md.
-        settled: This session opened the group and the group lives, so that getters need not look whether it is still
+        rank, world_size: Those of this process.
+        reading: The launch environment: every fact, with its source.
+        group_ref: Returns the process group, or None if there is none or it was destroyed. Only torch and its users
+            hold a reference to a group: see docs/decisions/0006-letting-go-of-a-group.md.
+        settled: This session opened the group, and the group exists, so that getters need not check whether it is still
             the default one.
         backend: The group's backends, as torch writes them, or None.
         node_comm: The comm of this node's ranks, once `node_group()` has made it.
@@ -76,7 +76,7 @@ class Session:
         self.settled = settled
         self.group_ref: Callable[[], dist.ProcessGroup | None] = _no_group
         if group is not None:
-            self.group_ref = weakref.ref(group, self._unsettle)
+            self.group_ref = weakref.ref(group, self._clear_settled)
         self.backend = backend
         self.node_comm: Comm | None = None
         self._comm = comm
@@ -91,15 +91,15 @@ class Session:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The process group, or None where nobody joined or the group was destroyed."""
+        """The process group, or None if there is none or it was destroyed."""
         return self.group_ref()
 
     @property
     def topology(self) -> Topology:
-        """The place of this process, complete.
+        """The topology of this process: all six numbers.
 
         Raises:
-            NotJoinedError: Part of it is not known before the world is joined.
+            NotJoinedError: Some are not known before the world is joined.
         """
         return Topology.of(self.reading)
 
@@ -108,10 +108,10 @@ class Session:
         """The comm of the whole world.
 
         Raises:
-            NotJoinedError: The world is larger than one and was not joined, or by another process than this.
+            NotJoinedError: The world is larger than one and was not joined, or was joined by another process.
         """
         if self._comm is None:
-            self._comm = self._alone()
+            self._comm = self._serial_comm()
         if self._pid != os.getpid():
             raise NotJoinedError.forked(self.rank)
         return self._comm
@@ -121,25 +121,24 @@ class Session:
         """This rank's device."""
         if self._device is None:
             require_torch("a device")
-            from rankwise._session.device import choose_device  # noqa: PLC0415 - needs torch, which a reading does not
+            from rankwise._session.device import choose_device  # noqa: PLC0415 - imports torch
 
             local_rank = self.reading.local_rank
             self._device = choose_device(0 if local_rank is None else local_rank.value, None)
         return self._device
 
     def close(self, *, reason: str = "left the session", failed: bool = False) -> None:
-        """Close what this session opened; once, and only in the process that opened it.
+        """Close the resources that this session opened; once, and only in the process that opened it.
 
-        Local, but for rank zero: where it serves the store it waits until the others are done with it, for as long as
-        the session's timeout.
+        Local, except on rank zero: if it serves the store, it waits until the others no longer need it, at most for the
+        session's timeout.
 
         Args:
-            reason: What the others are told if they still wait for this rank.
-            failed: The program ends with an error, so the others may never be done.
+            reason: The reason that other ranks report if they still wait for this one.
+            failed: The program ends with an error, so rank zero does not wait long for the others.
         """
-        if (
-            self._pid != os.getpid()
-        ):  # a child that let go of what its parent opened would wait for the parent's threads
+        # A forked child that closed its parent's resources would wait for threads that it does not have.
+        if self._pid != os.getpid():
             return
         close, self._close = self._close, None
         if close is not None:
@@ -155,33 +154,33 @@ class Session:
     ) -> None:
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if failed and self._close is not None and self.world_size > 1:
-            # Closing breaks off what the others are doing, and their errors may end this process before Python prints
-            # this one, which is the cause: so it is said first.
+            # Closing aborts the collectives of the others, and their errors may end this process before Python prints
+            # this one, which is the cause. So it is logged first.
             log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary_with_location(error))
         self.close(reason=f"left with {summary_with_location(error)}" if failed else "left the session", failed=failed)
 
-    def _unsettle(self, _: weakref.ref[dist.ProcessGroup]) -> None:
+    def _clear_settled(self, _: weakref.ref[dist.ProcessGroup]) -> None:
         self.settled = False
 
-    def _alone(self) -> Comm:
-        """Return the comm of a process that joined nothing."""
+    def _serial_comm(self) -> Comm:
+        """Return the comm of a process that has not joined others."""
         if self.world_size > 1:
             raise NotJoinedError(
-                f"this is rank {self.reading.rank} of {self.reading.world_size}, but nobody has joined that world; "
+                f"this is rank {self.reading.rank} of {self.reading.world_size}, but it has not joined that world; "
                 "call rankwise.init() before the first collective"
             )
         require_torch("a collective")
-        from rankwise._comm.data.serial import SerialComm  # noqa: PLC0415 - needs torch, which a reading does not
+        from rankwise._comm.data.serial import SerialComm  # noqa: PLC0415 - imports torch
 
         return SerialComm(device=self.device)
 
 
 def _no_group() -> None:
-    """Stands for the reference to a group where there is none."""
+    """A substitute for the reference to a group if there is none."""
 
 
 def summary_with_location(error: BaseException | None) -> str:
-    """Return an error and the line of the user's that raised it, in one line: "ValueError: no data (train.py:12)"."""
-    place = "" if error is None else raised_at(error)
-    where = f" ({place})" if place else ""
-    return f"{type(error).__name__}: {message_of(error).partition(chr(10))[0]}{where}"
+    """Return an error with the line of the user's program that raised it: "ValueError: no data (train.py:12)"."""
+    location = "" if error is None else raised_at(error)
+    suffix = f" ({location})" if location else ""
+    return f"{type(error).__name__}: {message_of(error).partition(chr(10))[0]}{suffix}"
