@@ -16,17 +16,17 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "printed"),
     [
         ("with_accelerate", "2 [0, 1] MULTI_CPU"),
         ("with_lightning", "2 [0, 1] TorchElasticEnvironment"),
         ("with_ignite", "2 [0, 1] True"),
     ],
 )
-def test_a_framework_runs(program: str, said: str, tmp_path: Path) -> None:
+def test_a_framework_runs(program: str, printed: str, tmp_path: Path) -> None:
     ended = subprocess.run(
         [*RANKWISE, str(PROGRAMS / f"{program}.py")],
         env=clean_environ(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert [line for line in ended.stdout.splitlines() if line.startswith("2 ")] == [said, said]
+    assert [line for line in ended.stdout.splitlines() if line.startswith("2 ")] == [printed, printed]

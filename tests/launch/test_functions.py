@@ -1,4 +1,4 @@
-"""launch(fn): results, originals of what was raised, and nothing left behind."""
+"""launch(fn): results, the original exceptions, and no process or file left behind."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_librarys_own_errors_travel() -> None:
     assert pickle.loads(pickle.dumps(remote)).traceback == "ValueError: x"
 
 
-def test_what_raised_first_is_the_cause_though_it_ends_last() -> None:
+def test_the_first_error_is_the_cause_though_its_rank_ends_last() -> None:
     def fail() -> None:
         import atexit  # noqa: PLC0415 - a function is carried to other processes
         import time  # noqa: PLC0415
@@ -151,7 +151,7 @@ def test_what_raised_first_is_the_cause_though_it_ends_last() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_is_slow_to_end_keeps_its_exit_code() -> None:
-    """It is told to end while it ends, since the other one has missed it and is quicker."""
+    """It is stopped while it ends, since the other rank fails because of that, and ends sooner."""
 
     def leave() -> None:
         import atexit  # noqa: PLC0415 - a function is carried to other processes
@@ -226,7 +226,7 @@ def test_the_callers_process_stays_as_it_is() -> None:
         raise ValueError
 
     rw.launch(rw.get_rank, nproc=2)  # torch's first store in a process opens a pipe for good
-    gc.collect()  # what earlier tests have left goes now, and not while descriptors are counted
+    gc.collect()  # garbage of earlier tests, which would close descriptors while they are counted
     before = [signal.getsignal(number) for number in signal.valid_signals()]
     variables, descriptors = dict(os.environ), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     threads = threading.active_count()
@@ -261,7 +261,7 @@ def knows_of_the_agent() -> bool:
 
 @pytest.mark.slow
 def test_the_launcher_of_one_host_keeps_to_itself_who_its_ranks_are() -> None:
-    """Read back from where others can write, it could tell the ranks that there are other hosts."""
+    """In a store where other users can write, they could add hosts."""
     assert rw.launch(knows_of_the_agent, nproc=1) == [False]
 
 
@@ -283,7 +283,7 @@ def test_numbers_that_are_no_numbers_of_ranks_are_refused(nproc: int) -> None:
         rw.launch(add, 1, nproc=nproc)
 
 
-def test_what_cannot_be_carried_is_refused_before_anything_starts() -> None:
+def test_a_call_that_cannot_be_pickled_is_refused_before_ranks_start() -> None:
     lock = threading.Lock()
     with pytest.raises(rw.InvalidArgumentError, match="cannot be carried to other processes"):
         rw.launch(lambda: lock, nproc=2)
@@ -299,7 +299,7 @@ def test_a_callers_session_stays_as_it_is() -> None:
 
 @pytest.mark.slow
 def test_functions_run_on_several_hosts() -> None:
-    """Each host has a launcher of its own, and gets what its own ranks return."""
+    """Each host has its own launcher, which returns the results of its own ranks."""
     endpoint = f"127.0.0.1:{free_port()}"
 
     def host(number: int) -> list[float]:

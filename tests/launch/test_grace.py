@@ -1,4 +1,4 @@
-"""How ranks come to their end: interrupted, with time to save; failed, and not gone; under signals that are ignored."""
+"""Grace periods: ranks that save at Ctrl-C, that do not end after an error, and that start with ignored signals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"]
 SECONDS = 200
 # On a host that is busy, rank 0 may take its time as well.
 WAITS = r"rankwise: rank(?: |s 0-)1 may take"
-# What a script does at Ctrl-C that saves a checkpoint; a hundredth of the time that the ranks have.
+# A script that saves a checkpoint at Ctrl-C, in a hundredth of the grace period.
 SAVES = """
 import os, signal, sys, time
 rank = os.environ["RANK"]
@@ -65,14 +65,14 @@ def wait_until_up(launcher: subprocess.Popen[str]) -> None:
     assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] up\n", "[1] up\n"]
 
 
-def test_ctrl_c_gives_ranks_time_and_tells_for_whom_it_waits(tmp_path: Path) -> None:
+def test_ctrl_c_gives_ranks_a_grace_period_and_names_them(tmp_path: Path) -> None:
     with launched(SAVES, tmp_path, "--grace", "30") as launcher:
         wait_until_up(launcher)
         launcher.send_signal(signal.SIGINT)
-        shown, said = launcher.communicate(timeout=SECONDS)
+        stdout, stderr = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 130
-    assert sorted(shown.splitlines()) == ["[0] saved", "[1] saved"]
-    assert re.fullmatch(f"{WAITS} 30 s to end; Ctrl-C ends them now\n", said)
+    assert sorted(stdout.splitlines()) == ["[0] saved", "[1] saved"]
+    assert re.fullmatch(f"{WAITS} 30 s to end; Ctrl-C ends them now\n", stderr)
 
 
 def test_another_ctrl_c_ends_ranks_at_once(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_another_ctrl_c_ends_ranks_at_once(tmp_path: Path) -> None:
         assert launcher.wait(SECONDS) == 130
 
 
-def test_ctrl_c_reaches_what_a_program_has_started(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_children_of_a_program(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SAVES.replace("2.5", "0.0"))
     shell = ["--no-python", "sh", "-c", '"$0" "$1"; true', sys.executable, str(tmp_path / "script.py")]
     with subprocess.Popen([*LAUNCH, *shell], env=clean_environ(), stdout=subprocess.PIPE, text=True) as launcher:
@@ -97,16 +97,16 @@ def test_ctrl_c_reaches_what_a_program_has_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_fails_at_ctrl_c_is_told(tmp_path: Path) -> None:
+def test_an_error_at_ctrl_c_is_reported(tmp_path: Path) -> None:
     script = SAVES.replace('    print("saved", flush=True)\n', "    raise OSError('disk full')\n").replace("2.5", "0.5")
     with launched(script, tmp_path) as launcher:
         wait_until_up(launcher)
         launcher.send_signal(signal.SIGINT)
-        _, said = launcher.communicate(timeout=SECONDS)
+        _, stderr = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 130
     assert re.search(
         r"^rankwise: rank [01] of 2 on .*\n(.*\n)+OSError: disk full\n\nrank [01] then raised OSError",
-        said,
+        stderr,
         re.MULTILINE,
     )
 
@@ -114,31 +114,31 @@ def test_what_fails_at_ctrl_c_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_failed_and_does_not_end_is_a_failure_after_a_while(tmp_path: Path) -> None:
     with launched(STAYS, tmp_path, "--grace", "0.5") as launcher:
-        _, said = launcher.communicate(timeout=SECONDS)
+        _, stderr = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 1
-    assert said.startswith("rankwise: rank 1 of 2 on")
-    assert "ValueError: the loss is not a number\n\nrank 0 then was stopped (SIGTERM)\nrank 1 did not end" in said
+    assert stderr.startswith("rankwise: rank 1 of 2 on")
+    assert "ValueError: the loss is not a number\n\nrank 0 then was stopped (SIGTERM)\nrank 1 did not end" in stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_a_rank_has_raised_is_told_when_the_launcher_is_stopped(
+def test_an_earlier_error_of_a_rank_is_reported_when_the_launcher_is_stopped(
     number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
-    # A rank tells what it has raised before it waits for its threads.
+    # A rank sends its error before it waits for its threads.
     script = STAYS.replace("threading.Timer(60, print)", "threading.Timer(0.5, os.write, [1, b'up\\n'])")
     with launched(script, tmp_path, "--grace", "50") as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "[1] up\n"
         launcher.send_signal(number)
         assert launcher.stderr is not None
-        told = launcher.stderr.readline()
-        if re.match(WAITS, told):
+        first = launcher.stderr.readline()
+        if re.match(WAITS, first):
             launcher.send_signal(signal.SIGINT)
-        said = told + launcher.stderr.read()
+        stderr = first + launcher.stderr.read()
         assert launcher.wait(SECONDS) in {status, 130}
-    assert "rankwise: rank 1 of 2 on" in said
-    assert "ValueError: the loss is not a number" in said
+    assert "rankwise: rank 1 of 2 on" in stderr
+    assert "ValueError: the loss is not a number" in stderr
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_a_blocked_sigchld_does_no_harm_and_ranks_have_it_as_it_was(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_is_ignored_at_the_start_is_ignored_by_launcher_and_ranks(tmp_path: Path) -> None:
+def test_a_signal_ignored_at_the_start_is_ignored_by_launcher_and_ranks(tmp_path: Path) -> None:
     ignoring = after(
         "for name in ('SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGCHLD'):\n"
         "    signal.signal(getattr(signal, name), signal.SIG_IGN)"
@@ -166,8 +166,8 @@ def test_what_is_ignored_at_the_start_is_ignored_by_launcher_and_ranks(tmp_path:
         os.mkfifo(tmp_path / f"go{rank}")
     with launched(script, tmp_path, prefix=ignoring) as launcher:
         assert launcher.stdout is not None
-        told = sorted(launcher.stdout.readline() for _ in range(2))
-        assert told == [f"[{rank}] [True, True, True, True]\n" for rank in range(2)]
+        lines = sorted(launcher.stdout.readline() for _ in range(2))
+        assert lines == [f"[{rank}] [True, True, True, True]\n" for rank in range(2)]
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
             launcher.send_signal(number)
         for rank in range(2):

@@ -1,4 +1,4 @@
-"""Launchers of several hosts that are numbered: who did not come, who came twice, who has the port."""
+"""The static rendezvous of several launchers: a missing host, a duplicate node rank, a port in use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def taken_port() -> Iterator[int]:
 
 
 def launch_on(port: int, rank: int, *, most: int = 2, timeout: str = "2") -> list[int] | Exception:
-    """Launch ranks that say who they are, as host `rank`, and return what came of it."""
+    """Launch ranks that return their identity, as host `rank`, and return the results or the error."""
     nodes = Nodes(
         min_nodes=most,
         max_nodes=most,
@@ -108,7 +108,7 @@ def test_a_port_that_is_taken_is_an_error_on_every_host(taken_port: int) -> None
 
 
 @pytest.mark.slow
-def test_two_hosts_of_one_number_are_told() -> None:
+def test_two_hosts_with_one_node_rank_are_an_error() -> None:
     ended = launch_all(0, 1, 1, most=3, timeout="8")
     assert any("two launchers are host 1 of 3" in str(error) for error in ended)
     assert any("host 2 of 3 did not come" in str(error) for error in ended)

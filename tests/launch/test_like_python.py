@@ -1,4 +1,4 @@
-"""A script cannot tell a rank from `python script.py`, but for what it is told of its place."""
+"""A script runs as under `python script.py`, except for the variables of its rank."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ FAST = {"raise", "SIGKILL"}
 
 
 def run(command: list[str], *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
-    # What a terminal's user has: a search path of their own, a variable that is hard to quote.
+    # As in a user's terminal: a search path of their own, a variable that is hard to quote.
     environ = clean_environ(ODD="=x=\n y")
     return subprocess.run(
         [*command, *args],
@@ -107,7 +107,7 @@ def without_addresses(text: bytes) -> bytes:
         pytest.param(["-m", "programs.probe"], ["--no-preload"], id="module-fresh", marks=pytest.mark.slow),
     ],
 )
-def test_a_script_sees_what_it_sees_under_python(target: list[str], extra: list[str]) -> None:
+def test_a_script_sees_the_same_as_under_python(target: list[str], extra: list[str]) -> None:
     args = [*target, "--lr", "0.1", "two words", ""]
     wanted = run(PYTHON, *args, cwd=HERE)
     found = run([*LAUNCH, *extra], *args, cwd=HERE)
@@ -131,15 +131,15 @@ def test_a_script_ends_as_it_ends_under_python(ending: str, tmp_path: Path) -> N
     assert found.stdout == wanted.stdout
     code = wanted.returncode
     assert found.returncode == (code if code >= 0 else 128 - code), found.stderr
-    said, _, report = found.stderr.partition(b"rankwise: ")
+    before, _, report = found.stderr.partition(b"rankwise: ")
     assert bool(report) == (code != 0)
-    assert without_addresses(wanted.stderr).strip() in without_addresses(said + report), "tracebacks to the letter"
+    assert without_addresses(wanted.stderr).strip() in without_addresses(before + report), "tracebacks to the letter"
     assert (file.read_bytes() if file.exists() else None) == written
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
-def test_streams_are_unbuffered_where_python_is_told_so(extra: list[str], tmp_path: Path) -> None:
+def test_streams_are_unbuffered_if_python_is_started_so(extra: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nprint('partial', sys.stdout.write_through, end='')\nos._exit(0)\n")
     for setting, wanted in (("PYTHONUNBUFFERED=1", b"partial True"), ("PYTHONUNBUFFERED=", b"")):
@@ -148,7 +148,7 @@ def test_streams_are_unbuffered_where_python_is_told_so(extra: list[str], tmp_pa
 
 
 @pytest.mark.slow
-def test_a_number_of_threads_that_is_set_too_late_is_told(tmp_path: Path) -> None:
+def test_a_number_of_threads_that_is_set_too_late_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n"
@@ -190,7 +190,7 @@ def test_a_script_is_shown_by_its_command_and_can_execute_itself_again(extra: li
 
 
 @pytest.mark.slow
-def test_output_that_cannot_be_written_at_the_end_is_told_as_under_python(tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_at_the_end_is_reported_as_under_python(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('x', end='')\n")
     shell = ["env", "PYTHONUNBUFFERED=", "sh", "-c", 'exec "$@" >/dev/full', "sh"]
@@ -233,7 +233,7 @@ def test_a_data_loader_has_workers(tmp_path: Path) -> None:
     assert (found.returncode, found.stdout) == (0, b"fork 28\nspawn 28\n"), found.stderr
 
 
-def test_ranks_differ_in_what_is_random(tmp_path: Path) -> None:
+def test_ranks_draw_different_random_numbers(tmp_path: Path) -> None:
     script = tmp_path / "draw.py"
     script.write_text("import numpy, random\nprint(random.random(), numpy.random.rand())\n")
     found = run([*LAUNCH[:-1], "3", "--no-prefix"], str(script))

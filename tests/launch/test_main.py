@@ -1,4 +1,4 @@
-"""launch(fn) where `fn` is the main script's: what ranks find of it, and what comes back."""
+"""launch(fn) with `fn` defined in the main script: its definitions in ranks, and the results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", variants(WAYS, fast=["script"]))
-def test_ranks_find_what_the_script_has_defined_and_done(way: str, tmp_path: Path) -> None:
-    """Where there is nothing to import, all but what its top level has done."""
+def test_ranks_find_the_definitions_and_effects_of_the_script(way: str, tmp_path: Path) -> None:
+    """Where there is no module to import, all but the effects of its top level."""
     if way == "archive":
         shutil.copy(PROGRAMS / "caller.py", tmp_path / "__main__.py")
         subprocess.run([sys.executable, "-m", "zipapp", ".", "-o", "caller.pyz"], cwd=tmp_path, check=True)
@@ -81,7 +81,7 @@ def test_a_script_that_starts_ranks_when_it_is_imported_is_an_error() -> None:
 
 @pytest.mark.slow
 def test_packages_that_only_the_caller_finds_are_found_by_ranks(tmp_path: Path) -> None:
-    """As in a notebook that puts a folder first in `sys.path`; nothing in there stands in for what all find."""
+    """As in a notebook that puts a folder first in `sys.path`: its modules do not replace those of all processes."""
     (tmp_path / "vendored").mkdir()
     (tmp_path / "vendored" / "rankwise").symlink_to(Path(rankwise.__file__).parent)
     (tmp_path / "vendored" / "selectors.py").write_text("raise ImportError('not this one')\n")

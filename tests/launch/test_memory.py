@@ -1,4 +1,4 @@
-"""The kernel's own word on a rank that was killed for want of memory."""
+"""The kernel's counters for a rank that was killed because memory ran out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def small_group() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_rank_that_the_kernel_killed_is_said_to_be(small_group: Path, tmp_path: Path) -> None:
+def test_a_rank_killed_by_the_kernel_is_reported_as_out_of_memory(small_group: Path, tmp_path: Path) -> None:
     script = tmp_path / "grow.py"
     script.write_text("import os\nif os.environ['RANK'] == '1':\n    data = b'x' * (4 << 30)\n")
     ended = subprocess.run(
@@ -68,7 +68,7 @@ def test_a_groups_count_is_read(groups: str, file: str, text: str, tmp_path: Pat
     assert oom_explanation(looks[1], looks[1]) == ""
 
 
-def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+def test_counters_that_cannot_be_read_give_no_explanation(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
     assert count_oom_kills(nothing, nothing, nothing) == {}
     assert oom_explanation({}, {"this host": 5}) == "", "it cannot be known when that was"

@@ -1,4 +1,4 @@
-"""launch(fn) in a real notebook: functions of its cells, output as it comes, and the button that interrupts."""
+"""launch(fn) in a real notebook: functions defined in cells, output at once, and the interrupt button."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what the kernel's libraries warn of is theirs
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the kernel's libraries
 
 TRAIN = """
 import time
@@ -77,7 +77,7 @@ def client(*cells: str) -> NotebookClient:
 
 
 @pytest.mark.slow
-def test_a_notebook_sees_what_ranks_print_and_return() -> None:
+def test_a_notebook_shows_output_and_results_of_ranks() -> None:
     notebook = client(TRAIN, SAVE).execute()
     outputs = notebook.cells[0].outputs
     printed = "".join(output.text for output in outputs if output.output_type == "stream")

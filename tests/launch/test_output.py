@@ -1,4 +1,4 @@
-"""What ranks print reaches whoever started them, whole, and with the rank in front."""
+"""The output of ranks reaches the streams of the launcher: complete, and with the rank as prefix."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.session.worlds import clean_environ
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
 
 
-def shown(*pieces: tuple[int, str], nproc: int = 2, **settings: object) -> str:
-    """Return what is shown of pieces that ranks write, one after the other."""
+def show(*pieces: tuple[int, str], nproc: int = 2, **settings: object) -> str:
+    """Return the text that is shown for pieces that ranks write, one after the other."""
     stream = io.StringIO()
     screen = Console(nproc=nproc, **settings)  # type: ignore[arg-type]
     lines = {rank: screen.open(rank, stream) for rank in range(nproc)}
@@ -32,20 +32,20 @@ def shown(*pieces: tuple[int, str], nproc: int = 2, **settings: object) -> str:
 
 
 def test_lines_are_whole_and_say_whose_they_are() -> None:
-    assert shown((0, "a"), (1, "x\ny"), (0, "b\n"), (1, "z\n")) == "[1] x\n[0] ab\n[1] yz\n"
-    assert shown((10, "a\n"), (3, "b\n\n"), nproc=11) == "[10] a\n[ 3] b\n[ 3] \n"
-    assert shown((0, "a\n"), (1, "b\n"), prefixed=False) == "a\nb\n"
-    assert shown((0, "a\n"), nproc=1) == "a\n"
-    assert shown((0, "a\n"), (1, "b\n"), (2, "c\n"), nproc=3, shown={0, 2}) == "[0] a\n[2] c\n"
+    assert show((0, "a"), (1, "x\ny"), (0, "b\n"), (1, "z\n")) == "[1] x\n[0] ab\n[1] yz\n"
+    assert show((10, "a\n"), (3, "b\n\n"), nproc=11) == "[10] a\n[ 3] b\n[ 3] \n"
+    assert show((0, "a\n"), (1, "b\n"), prefixed=False) == "a\nb\n"
+    assert show((0, "a\n"), nproc=1) == "a\n"
+    assert show((0, "a\n"), (1, "b\n"), (2, "c\n"), nproc=3, shown={0, 2}) == "[0] a\n[2] c\n"
 
 
-def test_what_has_no_end_is_shown_in_the_end_and_kept_apart() -> None:
-    assert shown((0, "no end"), (1, "also")) == "[0] no end\n[1] also"
-    assert shown((0, "x" * 70_000)) == "[0] " + "x" * 70_000
+def test_a_line_without_an_end_is_shown_at_the_end_on_its_own() -> None:
+    assert show((0, "no end"), (1, "also")) == "[0] no end\n[1] also"
+    assert show((0, "x" * 70_000)) == "[0] " + "x" * 70_000
 
 
 def test_an_unfinished_line_of_one_stream_leaves_the_other_alone() -> None:
-    """As with `2> errors.log`: nothing in that file needs to be kept apart from what is elsewhere."""
+    """As with `2> errors.log`: that file gets no line breaks because of output in another one."""
     output, errors = io.StringIO(), io.StringIO()
     screen = Console(nproc=2)
     first = screen.open(0, output)
@@ -57,10 +57,10 @@ def test_an_unfinished_line_of_one_stream_leaves_the_other_alone() -> None:
 
 
 def test_progress_bars_go_back_to_the_beginning_of_their_line() -> None:
-    assert shown((0, "\r10%"), (0, "\r20%"), (0, "\r30%\n")) == "[0] \r[0] 10%\r[0] 20%\r[0] 30%\n"
+    assert show((0, "\r10%"), (0, "\r20%"), (0, "\r30%\n")) == "[0] \r[0] 10%\r[0] 20%\r[0] 30%\n"
 
 
-def test_a_line_that_waits_for_an_answer_is_shown_and_goes_on() -> None:
+def test_a_prompt_is_shown_before_its_line_ends() -> None:
     stream = io.StringIO()
     lines = Console(nproc=2).open(0, stream)
     lines.write(b"name? ")
@@ -112,7 +112,7 @@ def test_a_terminal_gets_colours_and_one_rank_gets_the_terminal(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_terminal_is_told_that_ranks_start_and_how_long_they_took(tmp_path: Path) -> None:
+def test_a_terminal_shows_that_ranks_start_and_how_long_they_took(tmp_path: Path) -> None:
     script = tmp_path / "talk.py"
     script.write_text("print('x')\n")
     ours, theirs = pty.openpty()
@@ -120,11 +120,11 @@ def test_a_terminal_is_told_that_ranks_start_and_how_long_they_took(tmp_path: Pa
         [*LAUNCH, "-n", "2", "--show", "1", str(script)], stdout=theirs, stderr=theirs, timeout=200, check=True
     )
     os.close(theirs)
-    said = os.read(ours, 10_000).decode()
+    text = os.read(ours, 10_000).decode()
     os.close(ours)
     assert re.fullmatch(
-        r"rankwise: starting 2 ranks\r\x1b\[2K\x1b\[32m\[1\] \x1b\[0mx\r\nrankwise: 2 ranks, \d+\.\d s\r\n", said
-    ), repr(said)
+        r"rankwise: starting 2 ranks\r\x1b\[2K\x1b\[32m\[1\] \x1b\[0mx\r\nrankwise: 2 ranks, \d+\.\d s\r\n", text
+    ), repr(text)
 
 
 @pytest.mark.slow

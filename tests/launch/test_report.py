@@ -1,4 +1,4 @@
-"""How a failed world is reported: the class and the first line of the message of each rank, whatever was raised."""
+"""The report of a failed world: the class and the first line of the message of any exception of each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a world from starting is told: a fork server that dies, a network that is down, a lack of descriptors."""
+"""Errors at the start of a world: a fork server that dies, a network that is down, a lack of descriptors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(*command: str, prepare: Callable[[], None] | None = None, **variables: s
 
 
 @pytest.mark.parametrize("caller", variants(["command", "function"], fast=["command"]))
-def test_a_fork_server_that_ends_before_it_is_asked_is_told(caller: str, tmp_path: Path) -> None:
+def test_a_fork_server_that_ends_at_its_start_is_reported(caller: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif 'server' in ' '.join(sys.orig_argv[1:3]):\n    os._exit(7)\n"
     )
@@ -52,7 +52,7 @@ def test_a_fork_server_that_ends_before_it_is_asked_is_told(caller: str, tmp_pat
 
 @pytest.mark.slow
 @NAMESPACES
-def test_a_loopback_interface_that_is_down_is_told() -> None:
+def test_a_loopback_interface_that_is_down_is_reported() -> None:
     ended = run(*ELSEWHERE, "--net", *LAUNCH, "true")
     assert ended.returncode == 1
     assert ended.stderr.startswith("rankwise: this process cannot reach its own port")
@@ -60,7 +60,7 @@ def test_a_loopback_interface_that_is_down_is_told() -> None:
 
 
 @pytest.mark.parametrize("most", variants([10, 12, 14, 16], fast=[12]))
-def test_a_lack_of_descriptors_is_told(most: int) -> None:
+def test_a_lack_of_descriptors_is_reported(most: int) -> None:
     ended = run(*LAUNCH, "true", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
@@ -69,7 +69,7 @@ def test_a_lack_of_descriptors_is_told(most: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [22, 40])
-def test_a_lack_of_descriptors_for_ranks_is_told(most: int) -> None:
+def test_a_lack_of_descriptors_for_ranks_is_reported(most: int) -> None:
     limit = most, most
     ended = run(*LAUNCH, "-n", "6", "true", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit))
     assert ended.returncode == 1
@@ -96,7 +96,7 @@ def process_limit() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_lack_of_processes_is_told(process_limit: Path) -> None:
+def test_a_lack_of_processes_is_reported(process_limit: Path) -> None:
     (process_limit / "pids.max").write_text("6")
     enter = f'echo $$ > {process_limit}/cgroup.procs && exec "$@"'
     ended = run("sh", "-c", enter, "sh", *LAUNCH, "-n", "6", "sleep", "1")
@@ -131,7 +131,7 @@ def test_ranks_start_and_end_where_there_is_no_proc() -> None:
 
 @pytest.mark.slow
 @NAMESPACES
-def test_the_name_of_the_host_is_nobodys_concern() -> None:
+def test_the_name_of_the_host_is_not_resolved() -> None:
     script = 'hostname "$0" && exec "$@"'
     ended = run(*ELSEWHERE, "--uts", "sh", "-c", script, LONG_NAME, *LAUNCH, "hostname")
     assert (ended.returncode, ended.stderr) == (0, "")

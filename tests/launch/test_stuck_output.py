@@ -1,4 +1,4 @@
-"""Nobody reads what the launcher shows, or it cannot be written: ranks wait, as they would alone; nothing else does."""
+"""Output of the launcher that nobody reads, or that cannot be written: only ranks wait, as they would alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINES = 5000
 
 @pytest.fixture
 def screen() -> Iterator[tuple[int, int]]:
-    """A pipe that nobody reads yet: where to read, and where to write."""
+    """A pipe that nobody reads yet: its readable end, and its writable end."""
     reader, writer = os.pipe()
     yield reader, writer
     os.close(reader)
@@ -46,8 +46,8 @@ def launched(*args: str, screen: int) -> Iterator[subprocess.Popen[str]]:
 
 def wait_until_ranks_wait(launcher: subprocess.Popen[str], nproc: int = 2) -> None:
     assert launcher.stderr is not None
-    told = sorted(launcher.stderr.readline() for _ in range(nproc))
-    assert told == [f"[{rank}] waits True\n" for rank in range(nproc)]
+    lines = sorted(launcher.stderr.readline() for _ in range(nproc))
+    assert lines == [f"[{rank}] waits True\n" for rank in range(nproc)]
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_ranks_wait_for_a_reader_and_nothing_is_lost(blocking: bool, screen: tup
     assert sorted(lines) == sorted(f"[{rank}] {str(rank) * 999}".encode() for rank in range(2) for _ in range(LINES))
 
 
-def test_a_death_is_told_while_nobody_reads_the_output(screen: tuple[int, int]) -> None:
+def test_a_killed_rank_is_noticed_while_nobody_reads_the_output(screen: tuple[int, int]) -> None:
     reader, writer = screen
     with launched("-n", "2", FILL, str(LINES), screen=writer) as launcher:
         assert launcher.stderr is not None
@@ -79,7 +79,7 @@ def test_a_death_is_told_while_nobody_reads_the_output(screen: tuple[int, int]) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signals", "status"), [([signal.SIGTERM], 143), ([signal.SIGINT, signal.SIGINT], 130)])
-def test_the_launcher_ends_when_told_though_nobody_reads(
+def test_the_launcher_ends_at_a_signal_though_nobody_reads(
     signals: list[int], status: int, screen: tuple[int, int]
 ) -> None:
     writer = screen[1]
@@ -87,10 +87,10 @@ def test_the_launcher_ends_when_told_though_nobody_reads(
         wait_until_ranks_wait(launcher)
         for number in signals:
             launcher.send_signal(number)
-        _, said = launcher.communicate(timeout=SECONDS)
+        _, stderr = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == status
-    assert "rankwise: nobody read standard output for 2 s: the last" in said
-    assert "bytes for it are discarded" in said
+    assert "rankwise: nobody read standard output for 2 s: the last" in stderr
+    assert "bytes for it are discarded" in stderr
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_output_that_cannot_be_written_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("command", variants(["command", "function"], fast=["function"]))
-def test_closed_streams_show_nothing_and_harm_nobody(command: str, tmp_path: Path) -> None:
+def test_closed_streams_show_nothing_and_do_no_harm(command: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     script = tmp_path / "script.py"
     script.write_text(
@@ -132,14 +132,14 @@ def test_closed_streams_show_nothing_and_harm_nobody(command: str, tmp_path: Pat
     assert file.read_text() == "zz"
 
 
-def test_a_writer_says_how_much_it_discards_and_writes_nothing_after_that(screen: tuple[int, int]) -> None:
+def test_a_writer_reports_discarded_bytes_and_writes_nothing_after_that(screen: tuple[int, int]) -> None:
     reader, descriptor = screen
     writer = StreamWriter(descriptor, "the screen", on_writable=lambda: None)
     assert writer.drain(60.0) == ""
     assert writer.write(b"x" * (1 << 21))
     assert writer.is_full
     lost = writer.drain(0.2)
-    held = 1 << 16  # what a pipe holds
+    held = 1 << 16  # the capacity of a pipe
     assert lost == f"nobody read the screen for 0.2 s: the last {(1 << 21) - held} bytes for it are discarded"
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "rankwise-writer")
     read = 0
@@ -152,7 +152,7 @@ def test_a_writer_says_how_much_it_discards_and_writes_nothing_after_that(screen
     assert held <= read <= held + 4096, "no more than what was being written"
 
 
-def test_a_writer_whose_reader_leaves_says_so_and_lets_those_go_who_wait() -> None:
+def test_a_writer_whose_reader_leaves_reports_it_and_is_no_longer_full() -> None:
     reader, descriptor = os.pipe()
     writable = threading.Event()
     writer = StreamWriter(descriptor, "the screen", on_writable=writable.set)

@@ -1,4 +1,4 @@
-"""torchrun's contract: a rank's environment is complete, and flags mean what they mean there."""
+"""torchrun's contract: a rank's environment is complete, and options have the same meaning."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def environments(folder: Path, *command: str) -> list[dict[str, str]]:
     return sorted(map(json.loads, ended.stdout.splitlines()), key=lambda environ: int(environ["RANK"]))
 
 
-def test_a_rank_is_told_what_torchrun_tells(tmp_path: Path) -> None:
+def test_a_rank_has_the_variables_of_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW)
     ours = environments(tmp_path, *RANKWISE, "--standalone", "--nproc-per-node=2", "--no-prefix", str(script))
@@ -74,8 +74,8 @@ def test_two_hosts_meet_as_under_torchrun(backend: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     ends = [node.communicate(timeout=200) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], ends
-    said = sorted(line.split() for out, _ in ends for line in out.splitlines())
-    assert said == [[str(rank), "4", str(rank % 2), str(rank // 2), "4"] for rank in range(4)]
+    lines = sorted(line.split() for out, _ in ends for line in out.splitlines())
+    assert lines == [[str(rank), "4", str(rank % 2), str(rank // 2), "4"] for rank in range(4)]
 
 
 @pytest.mark.parametrize(("needed", "status"), variants([("2", 0), ("3", 1)], fast=[("2", 0)]))
@@ -97,7 +97,7 @@ def test_ranks_are_started_again_as_often_as_allowed(needed: str, status: int, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "status", "told"),
+    ("fault", "status", "wanted"),
     [
         ("raise ValueError('the loss is not a number')", 1, "raised ValueError"),
         ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
@@ -109,8 +109,8 @@ def test_ranks_are_started_again_as_often_as_allowed(needed: str, status: int, t
         ),
     ],
 )
-def test_the_cause_is_shown_once_though_gloo_tells_of_it_first(
-    fault: str, status: int, told: str, tmp_path: Path
+def test_the_cause_is_shown_once_though_gloo_logs_it_first(
+    fault: str, status: int, wanted: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "fault.py"
     script.write_text(
@@ -127,7 +127,7 @@ def test_the_cause_is_shown_once_though_gloo_tells_of_it_first(
     assert ended.returncode == status
     lines = ended.stderr.splitlines()
     assert lines[0].startswith("rankwise: rank ")
-    assert told in lines[0]
+    assert wanted in lines[0]
     if fault == "sys.exit()":
         assert lines[-1] == "rank 1 had ended before that, with exit code 0"
     else:

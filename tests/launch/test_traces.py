@@ -1,4 +1,4 @@
-"""Nothing is left of a world two seconds after its end, however that came: no rank, no child of one, no file."""
+"""Nothing is left of a world two seconds after any end of it: no rank, no descendant of one, no file."""
 
 from __future__ import annotations
 
@@ -84,22 +84,22 @@ class World:
         return psutil.Process(self.launcher.pid)
 
     def is_gone(self) -> str:
-        """Wait for the launcher's end and for all else's, and return what it said."""
-        _, said = self.launcher.communicate(timeout=200)
+        """Wait for the end of the launcher and of all other processes, and return the launcher's standard error."""
+        _, stderr = self.launcher.communicate(timeout=200)
         pids = [int(word) for file in self.folder.glob("*.pids") for word in file.read_text().split()]
         assert len(pids) == 6
         deadline = time.monotonic() + LEFT_SECONDS
         while left := [*filter(psutil.pid_exists, pids), *marked(self.folder), *self._left_files()]:
             assert time.monotonic() < deadline, left
             time.sleep(0.02)
-        return said
+        return stderr
 
     def _left_files(self) -> list[Path]:
         return [*(self.folder / "tmp").iterdir(), *(nobodys_shared_memory() - self.shared_memory)]
 
 
 def nobodys_shared_memory() -> set[Path]:
-    """Return the names of shared memory that no process has: what other tests use at the same time is not left."""
+    """Return the names of shared memory that no process uses: other tests may use some at the same time."""
     paths = set(Path("/dev/shm").iterdir())
     for process in psutil.process_iter() if paths else ():
         with contextlib.suppress(psutil.Error):
@@ -128,21 +128,21 @@ def test_nothing_is_left_of_ranks_that_stay(end: str, how: str, tmp_path: Path) 
     act, status = ENDS[end]
     launcher = world.up()
     act(launcher)
-    said = world.is_gone()
-    assert world.launcher.returncode == status, said
+    stderr = world.is_gone()
+    assert world.launcher.returncode == status, stderr
     if end == "fork server SIGKILL":
-        assert "was killed by SIGKILL; no rank is left" in said
+        assert "was killed by SIGKILL; no rank is left" in stderr
     if end.startswith("rank"):
-        assert f"rankwise: rank 1 of 3 on {os.uname().nodename} was killed by {end[5:]}" in said
-    assert "_launch/agent.py" not in said, "no traceback of the launcher's own"
+        assert f"rankwise: rank 1 of 3 on {os.uname().nodename} was killed by {end[5:]}" in stderr
+    assert "_launch/agent.py" not in stderr, "no traceback of the launcher's own"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 1)])
 def test_nothing_is_left_of_ranks_that_end(how: str, status: int, tmp_path: Path) -> None:
     world = World(tmp_path, how)
-    said = world.is_gone()
-    assert world.launcher.returncode == status, said
+    stderr = world.is_gone()
+    assert world.launcher.returncode == status, stderr
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_ranks_that_do_not_listen_are_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_are_gone_when_launcher_and_fork_server_are_killed_at_once(tmp_path: Path) -> None:
-    """Their children may stay: nobody is left who knows them."""
+    """Their children may stay: no process is left that knows them."""
     world = World(tmp_path, "C++")
     launcher = world.up()
     kill_both(launcher)
