@@ -88,3 +88,14 @@ def test_cost_does_not_grow_with_the_world() -> None:
             assert rw.get_world_size() == 100_000
             large = {name: calls_in_rankwise(talk) for name, talk in talks.items()}
     assert large == small
+
+
+def test_one_module_waits_for_descriptors() -> None:
+    waiting = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(
+            r"^\s*(import|from) (select|selectors|multiprocessing\.connection)\b", path.read_text(), re.MULTILINE
+        )
+    }
+    assert waiting == {"_net/polling.py"}
