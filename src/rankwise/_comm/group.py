@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from rankwise._comm.buffers import as_bytes, from_bytes, require_memory
 from rankwise._comm.control.agreement import Completion, Prepared
-from rankwise._comm.control.messages import ByteCollectives
+from rankwise._comm.control.byte_collectives import ByteCollectives
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op, fold, plan
 from rankwise._torch import without_class
