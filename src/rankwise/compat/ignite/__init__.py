@@ -87,6 +87,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in {"comp_models", "launcher", "utils"}:  # modules of the original; this one has all their names
+    if name in {"auto", "comp_models", "launcher", "utils"}:  # modules of the original; this one has all their names
         return sys.modules[__name__]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
