@@ -31,10 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     """Print the seed."""
     seed = config.getoption("soak_seed")
-    return "" if seed is None else f"soak: seed {seed}; to repeat this run: make soak SEED={seed}"
+    return [] if seed is None else [f"soak: seed {seed}; to repeat this run: make soak SEED={seed}"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
