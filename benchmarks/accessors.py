@@ -35,7 +35,7 @@ def compare(name: str, goal: float) -> None:
 
 
 def main() -> None:
-    print("| what | rankwise | torch | ratio | goal |\n| --- | --- | --- | --- | --- |")
+    print("| getter | rankwise | torch | ratio | goal |\n| --- | --- | --- | --- | --- |")
     with rw.init():
         compare("with a session", 0.35)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -27,22 +27,22 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def compare(
-    what: str, against: str, ours: Callable[[], object], torchs: Callable[[], object], rounds: int = ROUNDS
+    name: str, against: str, ours: Callable[[], object], torchs: Callable[[], object], rounds: int = ROUNDS
 ) -> Row:
     """Return the medians of both in microseconds, and of their ratio round by round."""
     pairs = []
-    for turn in range(WARM_UP + rounds):
+    for index in range(WARM_UP + rounds):
         # Each goes first every other time.
-        first, second = (ours, torchs) if turn % 2 else (torchs, ours)
+        first, second = (ours, torchs) if index % 2 else (torchs, ours)
         one, two = seconds(first), seconds(second)
-        pairs.append((one, two) if turn % 2 else (two, one))
+        pairs.append((one, two) if index % 2 else (two, one))
     pairs = pairs[WARM_UP:]
     medians = [statistics.median(side) * 1e6 for side in zip(*pairs, strict=True)]
-    return what, against, medians[0], medians[1], statistics.median(a / b for a, b in pairs)
+    return name, against, medians[0], medians[1], statistics.median(a / b for a, b in pairs)
 
 
 def pad_to_largest(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Gather tensors of different length as everybody's `dist_utils` does."""
+    """Gather tensors of different length as the usual `dist_utils.py` does."""
     size = torch.tensor([tensor.numel()])
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, size)
@@ -116,8 +116,8 @@ def measure() -> list[Row]:
 def main() -> None:
     print("| ranks | rankwise | torch | rankwise, us | torch, us | ratio |\n| --- | --- | --- | --- | --- | --- |")
     for ranks in (2, 4):
-        for what, against, ours, torchs, ratio in rw.launch(measure, nproc=ranks)[0]:
-            print(f"| {ranks} | {what} | {against} | {ours:.0f} | {torchs:.0f} | {ratio:.2f} |")
+        for name, against, ours, torchs, ratio in rw.launch(measure, nproc=ranks)[0]:
+            print(f"| {ranks} | {name} | {against} | {ours:.0f} | {torchs:.0f} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

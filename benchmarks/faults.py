@@ -43,14 +43,14 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def seconds(command: list[str], kind: str, folder: Path) -> tuple[float | None, int, list[str]]:
-    """Return how long after the fault the last process was gone, what is left, and what the user was told."""
+    """Return the seconds from the fault to the end of the last process, the exit status, and the lines on stderr."""
     mark = uuid.uuid4().hex
     moment = folder / mark
-    with (folder / "said").open("w+", errors="replace") as said:
+    with (folder / "stderr").open("w+", errors="replace") as stderr:
         launcher = subprocess.Popen(
             [*command, kind, str(moment)],
             env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
-            stdout=subprocess.DEVNULL, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         moment.with_suffix(".pid").write_text(str(launcher.pid))
         deadline = time.time() + LIMIT_SECONDS + 15
@@ -66,31 +66,31 @@ def seconds(command: list[str], kind: str, folder: Path) -> tuple[float | None, 
             with contextlib.suppress(psutil.Error):
                 process.kill()
         launcher.wait()
-        said.seek(0)
-        lines = said.read().splitlines()
+        stderr.seek(0)
+        lines = stderr.read().splitlines()
     return None if left else end - float(moment.read_text()), launcher.returncode, lines
 
 
 def main() -> None:
-    print("| fault | rankwise | torchrun | ratio | lines told | by torchrun | statuses |")
+    print("| fault | rankwise | torchrun | ratio | lines on stderr | by torchrun | statuses |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for kind in sys.argv[1:] or KINDS:
-        took, codes, told = {}, {}, {}
+        took, codes, lines = {}, {}, {}
         for name, command in LAUNCHERS.items():
             with tempfile.TemporaryDirectory() as folder:
-                took[name], codes[name], told[name] = seconds(command, kind, Path(folder))
+                took[name], codes[name], lines[name] = seconds(command, kind, Path(folder))
         shown = {
             name: f"over {LIMIT_SECONDS:.0f} s" if time is None else f"{time:.2f} s" for name, time in took.items()
         }
         ours, theirs = took["rankwise"], took["torchrun"] or LIMIT_SECONDS
         ratio = "" if ours is None else f"{ours / theirs:.2f}"
         print(
-            f"| {kind} | {shown['rankwise']} | {shown['torchrun']} | {ratio} | {len(told['rankwise'])} "
-            f"| {len(told['torchrun'])} | {codes['rankwise']}, {codes['torchrun']} |",
+            f"| {kind} | {shown['rankwise']} | {shown['torchrun']} | {ratio} | {len(lines['rankwise'])} "
+            f"| {len(lines['torchrun'])} | {codes['rankwise']}, {codes['torchrun']} |",
             flush=True,
         )
-        if os.environ.get("SHOW_TOLD"):
-            print("\n".join(line[:160] for line in told["rankwise"][-25:]))
+        if os.environ.get("SHOW_LINES"):
+            print("\n".join(line[:160] for line in lines["rankwise"][-25:]))
 
 
 if __name__ == "__main__":

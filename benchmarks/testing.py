@@ -1,4 +1,4 @@
-"""What one more test in a world of four ranks takes: in the pytest plugin, with mp.spawn, and in torch's own harness.
+"""The time of one more test in a world of four ranks: in the pytest plugin, with mp.spawn, and in torch's own harness.
 
 python benchmarks/testing.py
 """

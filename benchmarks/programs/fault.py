@@ -83,7 +83,7 @@ LATE: dict[str, Callable[[], object]] = {
     "exit None, early": sys.exit,
     "os._exit(1)": lambda: os._exit(1),
     "SIGKILL": kill,
-    "SIGSEGV": faulthandler._sigsegv,  # type: ignore[attr-defined]  # noqa: SLF001 - it is what crashes
+    "SIGSEGV": faulthandler._sigsegv,  # type: ignore[attr-defined]  # noqa: SLF001 - it raises a real SIGSEGV
     "SIGABRT": os.abort,
     "out of memory": use_up_memory,
     "10 MB exception": lambda: fail(ValueError("x" * 10_000_000)),

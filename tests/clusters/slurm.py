@@ -1,7 +1,8 @@
 """A throw-away Slurm of several virtual nodes on this machine: real slurmctld, slurmd and srun, over loopback.
 
 Debian's packages refuse two nodes on one host name, but not two that claim different ones: `NodeHostname` and
-`slurmd -N` do the rest. No systemd, no cgroups; everything lives in one folder, and only what was started is ended.
+`slurmd -N` do the rest. No systemd, no cgroups; all files are in one folder, and only processes started here are
+ended.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def slurm(folder: Path, *, nodes: int) -> Iterator[dict[str, str]]:
             last_port=port + nodes,
         )
     )
-    # slurmd loads a cgroup plugin though nothing uses it, and fails where it cannot tell which.
+    # slurmd loads a cgroup plugin though nothing uses it, and fails where it cannot detect the version.
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o600)
@@ -129,7 +130,7 @@ def _end(folder: Path) -> None:
     for daemon in daemons:
         daemon.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs(daemons, timeout=5)
-    # A step's own daemon has no file. One that had yet to tell slurmctld of its end would try to for ever.
+    # A step's own daemon has no file. One that has not yet reported its end to slurmctld would try to for ever.
     for process in [*alive, *_working_in(folder / "log")]:
         with suppress(psutil.NoSuchProcess):
             process.kill()

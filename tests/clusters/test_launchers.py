@@ -23,7 +23,7 @@ JOIN = str(PROGRAMS / "join.py")
 
 
 def run(command: Sequence[str], **variables: str) -> list[dict[str, Any]]:
-    """Run a launcher's command and return what its ranks printed, in the order of ranks."""
+    """Run a launcher's command and return the output of its ranks, in the order of ranks."""
     with tempfile.TemporaryDirectory(prefix="launcher-") as folder:  # torchrun leaves folders
         environ = clean_environ(**variables, TMPDIR=folder)
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)

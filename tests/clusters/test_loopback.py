@@ -46,7 +46,7 @@ def addresses(process: subprocess.Popen[str]) -> set[str]:
 
 @pytest.mark.slow
 def test_the_host_is_far(tmp_path: Path) -> None:
-    """Without care, gloo listens where the whole network can reach it: what the tests below look for can be found."""
+    """By default gloo listens on an address of the network, and the tests below would find such a listener."""
     program = (
         "import os, psutil, torch.distributed as d;"
         "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1);"

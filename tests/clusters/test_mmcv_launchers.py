@@ -18,15 +18,15 @@ JOIN = str(PROGRAMS / "join_mmcv.py")
 pytestmark = pytest.mark.slow
 
 
-def check(told: list[dict[str, Any]], size: int) -> None:
+def check(reports: list[dict[str, Any]], size: int) -> None:
     """Check that ranks have joined each other, and find themselves in the environment."""
-    assert [said["rank"] for said in told] == list(range(size))
-    for said in told:
-        assert (said["RANK"], said["WORLD_SIZE"]) == (str(said["rank"]), str(size))
-        assert said["ranks"] == list(range(size))
-        assert said["total"] == said["size"] == size
-        assert int(said["LOCAL_RANK"]) < size
-    assert len({(said["MASTER_ADDR"], said["MASTER_PORT"]) for said in told}) == 1
+    assert [report["rank"] for report in reports] == list(range(size))
+    for report in reports:
+        assert (report["RANK"], report["WORLD_SIZE"]) == (str(report["rank"]), str(size))
+        assert report["ranks"] == list(range(size))
+        assert report["total"] == report["size"] == size
+        assert int(report["LOCAL_RANK"]) < size
+    assert len({(report["MASTER_ADDR"], report["MASTER_PORT"]) for report in reports}) == 1
 
 
 @pytest.mark.parametrize("launcher", ["pytorch", "auto"])
@@ -37,22 +37,24 @@ def test_torchrun(launcher: str) -> None:
 @pytest.mark.parametrize("launcher", ["mpi", "auto"])
 def test_mpirun(mpirun: tuple[str, ...], launcher: str) -> None:
     """The original knows Open MPI alone, and does not join under that either."""
-    told = run([*mpirun, "-n", "3", sys.executable, JOIN, launcher])
-    check(told, 3)
-    assert sorted(said["LOCAL_RANK"] for said in told) == ["0", "1", "2"]
+    reports = run([*mpirun, "-n", "3", sys.executable, JOIN, launcher])
+    check(reports, 3)
+    assert sorted(report["LOCAL_RANK"] for report in reports) == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "auto"])
 def test_srun(cluster: dict[str, str], launcher: str) -> None:
     """On two nodes of different size, where the original's local ranks are wrong."""
-    told = run(["srun", "-N2", "-n3", "--export=ALL,MASTER_ADDR=127.0.0.1", sys.executable, JOIN, launcher], **cluster)
-    check(told, 3)
-    assert [said["LOCAL_RANK"] for said in told] == ["0", "1", "0"]
+    reports = run(
+        ["srun", "-N2", "-n3", "--export=ALL,MASTER_ADDR=127.0.0.1", sys.executable, JOIN, launcher], **cluster
+    )
+    check(reports, 3)
+    assert [report["LOCAL_RANK"] for report in reports] == ["0", "1", "0"]
 
 
 def test_srun_with_a_timeout_and_a_port(cluster: dict[str, str]) -> None:
     """The original takes no timeout under Slurm; its ranks may choose a port each."""
     options = '{"port": 23458, "seconds": 40, "backend": "gloo"}'
-    told = run(["srun", "-N1", "-n2", sys.executable, JOIN, "slurm", options], **cluster)
-    check(told, 2)
-    assert {said["MASTER_PORT"] for said in told} == {"23458"}
+    reports = run(["srun", "-N1", "-n2", sys.executable, JOIN, "slurm", options], **cluster)
+    check(reports, 2)
+    assert {report["MASTER_PORT"] for report in reports} == {"23458"}

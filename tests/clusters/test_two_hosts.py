@@ -27,7 +27,7 @@ def on_two_hosts(folder: Path, shell: str, *args: str) -> subprocess.CompletedPr
     """Run a line of shell on two hosts; HOST is 0 on one and 1 on the other."""
     hosts, resolver = folder / "hosts", folder / "resolv.conf"
     hosts.write_text("127.0.0.1 localhost\n10.9.9.1 left\n10.9.9.2 right\n")
-    resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")  # says no at once
+    resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")  # refuses at once
     spaces = ["--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     script = ["sh", str(HERE / "two_hosts.sh"), str(hosts), str(resolver)]
     return subprocess.run(

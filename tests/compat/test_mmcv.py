@@ -1,4 +1,4 @@
-"""The names of mmcv's module that talk: parameters and gradients become their means, and ranks that differ are told."""
+"""The collectives of mmcv's module: parameters and gradients become their means, and ranks that differ raise."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_parameters_become_their_means(comm: Comm, coalesce: bool, bucket_size_m
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("coalesce", [False, True])
 def test_tensors_of_odd_memory_become_their_means(comm: Comm, coalesce: bool) -> None:
-    """Without `coalesce` the original reduces what lies between the elements of a slice, and conjugates not at all."""
+    """Without `coalesce` the original reduces the memory between the elements of a slice, and ignores conjugation."""
     rank, _ = mmcv.get_dist_info()
     pairs = torch.tensor([1 + 2j, 3 - 1j]) * (1 + rank)
     whole = torch.arange(8.0).view(2, 4) * (1 + rank)
@@ -101,7 +101,7 @@ def test_tensors_of_odd_memory_become_their_means(comm: Comm, coalesce: bool) ->
     assert torch.equal(whole[:, 1::2], torch.arange(8.0).view(2, 4)[:, 1::2] * (1 + rank))
     assert frozen.tolist() == [0.5] * 2
     assert hidden.tolist() == [0.5] * 3
-    squared.sum().backward()  # autograd is not told, as in the original
+    squared.sum().backward()  # autograd does not record the mean, as in the original
 
 
 @pytest.mark.ranks("serial", 2, 4)

@@ -1,4 +1,4 @@
-"""init_dist: who is asked, what is in the environment afterwards, and what is said where ranks cannot join."""
+"""init_dist: the launchers it reads, the environment afterwards, and the errors of ranks that cannot join."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOIN = str(PROGRAMS / "join_mmcv.py")
 
 
 def slurm(rank: int, size: int, **more: str) -> dict[str, str]:
-    """Return what srun sets on a node of its own for all tasks."""
+    """Return the variables that srun sets for the tasks of one node."""
     return {
         "SLURM_JOB_ID": "77",
         "SLURM_STEP_ID": "0",
@@ -33,7 +33,7 @@ def slurm(rank: int, size: int, **more: str) -> dict[str, str]:
 
 
 def openmpi(rank: int, size: int) -> dict[str, str]:
-    """Return what mpirun sets on one host."""
+    """Return the variables that mpirun sets on one host."""
     own = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()} | {"PMIX_NAMESPACE": "test-ns"}
 
@@ -43,37 +43,37 @@ def join(environs: list[dict[str, str]], launcher: str, **options: object) -> li
 
 
 def joined(ends: list[subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
-    """Return what ranks say that have joined each other, after looking at what is the same for all launchers."""
+    """Return the reports of ranks, once the properties that all launchers share are checked."""
     assert [end.returncode for end in ends] == [0] * len(ends), ends
-    told = [json.loads(end.stdout) for end in ends]
-    size = len(told)
-    for rank, said in enumerate(told):
-        assert (said["rank"], said["size"], said["total"]) == (rank, size, size)
-        assert (said["RANK"], said["WORLD_SIZE"], said["LOCAL_RANK"]) == (str(rank), str(size), str(rank))
-        assert (said["MASTER_ADDR"], said["MASTER_PORT"]) == ("127.0.0.1", told[0]["MASTER_PORT"])
-        assert said["start method"] is None, "the original sets it to spawn for good"
-    return told
+    reports = [json.loads(end.stdout) for end in ends]
+    size = len(reports)
+    for rank, report in enumerate(reports):
+        assert (report["rank"], report["size"], report["total"]) == (rank, size, size)
+        assert (report["RANK"], report["WORLD_SIZE"], report["LOCAL_RANK"]) == (str(rank), str(size), str(rank))
+        assert (report["MASTER_ADDR"], report["MASTER_PORT"]) == ("127.0.0.1", reports[0]["MASTER_PORT"])
+        assert report["start method"] is None, "the original sets it to spawn for good"
+    return reports
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("launcher", ["pytorch", "auto"])
 def test_variables_set_by_hand(launcher: str, size: int) -> None:
     port = free_port()
-    told = joined(join([plain(rank, size, port) for rank in range(size)], launcher))
-    assert told[0]["MASTER_PORT"] == str(port)
+    reports = joined(join([plain(rank, size, port) for rank in range(size)], launcher))
+    assert reports[0]["MASTER_PORT"] == str(port)
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "auto"])
 def test_slurm(launcher: str) -> None:
     """Of the job's tasks, nine, two are in this step; there are more tasks here than GPUs, and none of these."""
-    told = joined(join([slurm(rank, 2) for rank in range(2)], launcher))
-    assert int(told[0]["MASTER_PORT"]) > 0
+    reports = joined(join([slurm(rank, 2) for rank in range(2)], launcher))
+    assert int(reports[0]["MASTER_PORT"]) > 0
 
 
 def test_slurm_with_a_port_of_ones_own() -> None:
     port = free_port()
-    told = joined(join([slurm(rank, 2) for rank in range(2)], "slurm", port=port, timeout=100))
-    assert told[0]["MASTER_PORT"] == str(port)
+    reports = joined(join([slurm(rank, 2) for rank in range(2)], "slurm", port=port, timeout=100))
+    assert reports[0]["MASTER_PORT"] == str(port)
 
 
 def test_mpi() -> None:
@@ -102,12 +102,12 @@ def test_one_of_rank_and_world_size_may_be_given() -> None:
 
 def test_none_joins_nothing() -> None:
     (end,) = join([{}], "none")
-    told = json.loads(end.stdout)
-    assert (told["RANK"], told["rank"], told["size"]) == (None, 0, 1)
+    reports = json.loads(end.stdout)
+    assert (reports["RANK"], reports["rank"], reports["size"]) == (None, 0, 1)
 
 
 @pytest.mark.parametrize(
-    ("launcher", "environ", "options", "told"),
+    ("launcher", "environ", "options", "message"),
     [
         ("torchrun", {}, {}, "InvalidArgumentError: launcher='torchrun' is none of pytorch, mpi, slurm, auto, none"),
         ("pytorch", {}, {}, "launcher='pytorch', but this process shows no sign of it, and was started by 'none'"),
@@ -128,11 +128,11 @@ def test_none_joins_nothing() -> None:
     ],
 )
 def test_what_cannot_be_joined_is_said(
-    launcher: str, environ: dict[str, str], options: dict[str, object], told: str
+    launcher: str, environ: dict[str, str], options: dict[str, object], message: str
 ) -> None:
     (end,) = join([environ], launcher, **options)
     assert end.returncode == 1
-    assert told in end.stderr
+    assert message in end.stderr
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

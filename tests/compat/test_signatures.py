@@ -57,8 +57,8 @@ SIGNATURES = {
     "torch_launch": {"parse_args": "()", "main": "()"},
 }
 PAIRS = [(module, name) for module, names in SIGNATURES.items() for name in names]
-# Local is what talks to nobody; the others say so too.
-SAYS_WHETHER_IT_TALKS = re.compile(r"^\s*(Local|Collective)\b|\. (Local|Collective)\b", re.MULTILINE)
+# A function is Local if it does not communicate; the docstring states which of the two it is.
+LOCAL_OR_COLLECTIVE = re.compile(r"^\s*(Local|Collective)\b|\. (Local|Collective)\b", re.MULTILINE)
 
 
 @pytest.mark.parametrize(("module", "name"), PAIRS)
@@ -67,7 +67,7 @@ def test_a_name_has_the_originals_signature(module: str, name: str) -> None:
     signature = inspect.signature(function)
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     assert str(inspect.Signature(bare)) == SIGNATURES[module][name]
-    assert SAYS_WHETHER_IT_TALKS.search(function.__doc__ or ""), "as every public function does"
+    assert LOCAL_OR_COLLECTIVE.search(function.__doc__ or ""), "as every public function does"
     if (module, name) == ("vis4d", "obj2tensor"):
         assert signature.parameters["device"].default == torch.device("cuda")
 

@@ -1,4 +1,4 @@
-"""`python -m rankwise.compat.torch_launch`: its command line, what it runs and how, and how it ends."""
+"""`python -m rankwise.compat.torch_launch`: its command line, the programs it runs, and its exit status."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def launch(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def told(ended: subprocess.CompletedProcess[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """Return what ranks were told: their arguments and variables, by rank."""
+def received(ended: subprocess.CompletedProcess[str]) -> list[tuple[list[str], dict[str, str]]]:
+    """Return the arguments and variables that ranks received, by rank."""
     assert ended.returncode == 0, ended.stderr
-    return sorted(map(json.loads, ended.stdout.splitlines()), key=lambda said: int(said[1]["RANK"]))
+    return sorted(map(json.loads, ended.stdout.splitlines()), key=lambda rank: int(rank[1]["RANK"]))
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> str:
@@ -97,7 +97,7 @@ def test_a_count_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("size", variants([1, 2, 4], fast=[2]))
 def test_ranks_are_told_their_place(size: int, tmp_path: Path) -> None:
     script = write(tmp_path / "show.py", SHOW)
-    found = told(launch("--no_prefix", f"--nproc_per_node={size}", script, "--lr", "two words", cwd=tmp_path))
+    found = received(launch("--no_prefix", f"--nproc_per_node={size}", script, "--lr", "two words", cwd=tmp_path))
     for rank, (args, place) in enumerate(found):
         assert args == ["--lr", "two words"]
         assert (place["RANK"], place["LOCAL_RANK"]) == (str(rank), str(rank))
@@ -109,9 +109,9 @@ def test_ranks_are_told_their_place(size: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_local_rank_is_an_argument_only_without_use_env(tmp_path: Path) -> None:
-    """The original's documentation says so, and its code never passes it."""
+    """The original documents it, but never passes it."""
     script = write(tmp_path / "show.py", SHOW)
-    found = told(launch("--no_prefix", "--nproc_per_node=2", "--use_env=False", script, "--lr", "1", cwd=tmp_path))
+    found = received(launch("--no_prefix", "--nproc_per_node=2", "--use_env=False", script, "--lr", "1", cwd=tmp_path))
     assert [args for args, _ in found] == [["--lr", "1", f"--local_rank={rank}"] for rank in range(2)]
 
 
@@ -154,7 +154,7 @@ def test_what_cannot_run_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_job_finds_a_port(tmp_path: Path) -> None:
-    """The original's is 29500 for all, which is what its users report most."""
+    """The original uses 29500 for all, the fault that its users report most."""
     script = write(tmp_path / "show.py", SHOW)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -162,8 +162,8 @@ def test_a_second_job_finds_a_port(tmp_path: Path) -> None:
             taken.bind(("127.0.0.1", 29500))
             taken.listen()
         except OSError:
-            pass  # somebody else has it, which is as good
-        ((_, place),) = told(launch(script, cwd=tmp_path))
+            pass  # another process uses it, which serves as well
+        ((_, place),) = received(launch(script, cwd=tmp_path))
         assert place["MASTER_PORT"] != "29500"
 
 
@@ -171,7 +171,7 @@ def test_a_second_job_finds_a_port(tmp_path: Path) -> None:
 def test_a_port_of_ones_own_is_kept_or_refused(tmp_path: Path) -> None:
     script = write(tmp_path / "show.py", SHOW)
     port = str(free_port())
-    ((_, place),) = told(launch(f"--master_port={port}", script, cwd=tmp_path))
+    ((_, place),) = received(launch(f"--master_port={port}", script, cwd=tmp_path))
     assert place["MASTER_PORT"] == port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

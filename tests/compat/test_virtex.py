@@ -1,4 +1,4 @@
-"""The names of virtex's module: alone nothing raises and nothing moves; in a world they do what they say."""
+"""The names of virtex's module: alone they do not raise and change nothing; in a world they communicate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_ranks_know_themselves(comm: Comm) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_ranks_are_right_before_they_join(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The original says rank 0 of 1 on every rank then, and so has as many writers of each file as ranks."""
+    """The original returns rank 0 of 1 on every rank then, and so has as many writers of each file as ranks."""
     monkeypatch.setenv("RANK", str(size - 1))
     monkeypatch.setenv("WORLD_SIZE", str(size))
     rw.finalize()

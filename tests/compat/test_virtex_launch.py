@@ -63,7 +63,7 @@ def test_two_jobs_run_side_by_side() -> None:
 
 
 def test_what_cannot_travel_back_is_none(capfd: pytest.CaptureFixture[str]) -> None:
-    """A job of the original may return anything, which nobody sees."""
+    """A function of the original may return any value, which is discarded there."""
     assert dist.launch(threading.Lock, num_gpus_per_machine=2) == [None, None]
     assert "returned a value that cannot be pickled, so launch() returns None for it" in capfd.readouterr().err
 
@@ -90,7 +90,7 @@ def test_a_killed_rank_ends_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"num_gpus_per_machine": 0}, "nproc=0 is not a number of processes"),
         ({"num_machines": 0}, "num_machines=0 is not a number of machines"),
@@ -100,8 +100,8 @@ def test_a_killed_rank_ends_the_others() -> None:
         ({"num_machines": 2, "dist_url": "tcp://node0:99999"}, "with a port from 1 to 65535"),
     ],
 )
-def test_what_cannot_be_launched_is_refused(options: dict[str, object], told: str) -> None:
-    with pytest.raises(rw.InvalidArgumentError, match=told):
+def test_what_cannot_be_launched_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match=message):
         dist.launch(print, **options)  # type: ignore[arg-type]  # which is the point
 
 

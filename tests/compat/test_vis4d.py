@@ -36,7 +36,7 @@ def test_ranks_know_themselves(comm: Comm) -> None:
 @pytest.mark.parametrize(
     ("record", "sizes"),
     [
-        ("slurm/20-sbatch-batch-shell", {1}),  # the original says 4, for SLURM_NTASKS is the job's
+        ("slurm/20-sbatch-batch-shell", {1}),  # the original returns 4, for SLURM_NTASKS is the job's
         ("slurm/52-salloc-N2-n4-shell", {1}),
         ("slurm/54-srun-pty-n1-bash", {1}),
         ("slurm/53-srun-pty", {4}),
@@ -68,7 +68,7 @@ def test_a_local_rank_that_nobody_knows_is_not_made_up(monkeypatch: pytest.Monke
 
 
 def test_ranks_that_have_not_joined_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The original finds a world of four in the environment, and nobody to talk to."""
+    """The original finds a world of four in the environment, and has no process group."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     reset_current()
@@ -126,7 +126,7 @@ def test_values_become_tensors_and_values_again(comm: Comm) -> None:
 
 @pytest.fixture
 def group_of() -> Iterator[None]:
-    """Give back what torch changes when a group is opened here, and close it."""
+    """Close the group that is opened here, and restore the state that torch changed."""
     hook = sys.excepthook
     yield
     dist.destroy_process_group()
@@ -283,7 +283,7 @@ def test_modules_that_wrap_others_are_known(comm: Comm) -> None:
 
 @pytest.mark.slow
 def test_wrappers_of_torchs_are_known(tmp_path: Path) -> None:
-    """DDP, and what the original does not know: FSDP 1 and 2, and what torch.compile returns."""
+    """DDP, and the wrappers that the original misses: FSDP 1 and 2, and the result of torch.compile."""
     ended = subprocess.run(
         [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", str(PROGRAMS / "wrappers.py")],
         env=clean_environ(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=200, check=False,

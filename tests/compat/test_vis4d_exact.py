@@ -44,14 +44,14 @@ TENSORS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 def facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what can be told of a tensor."""
+    """Return the observable properties of a tensor."""
     strides = tensor.stride() if tensor.layout is torch.strided else ()
     bits = tensor.is_conj(), tensor.is_neg(), tensor.requires_grad, tensor.is_leaf
     return type(tensor), tensor.dtype, strides, bits, repr(tensor), tensor.__dict__
 
 
 def everyones(value: Any) -> list[Any]:
-    """Return what arrives of a value by all the ways that there are."""
+    """Return the values that a rank receives by each of the functions."""
     arrived = [vis4d.broadcast(value if vis4d.get_rank() == src else None, src=src) for src in (0, 1)]
     for gather in (vis4d.all_gather_object_gpu, vis4d.all_gather_object_cpu):
         arrived += gather(value, rank_zero_return_only=False) or []

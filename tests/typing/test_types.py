@@ -1,4 +1,4 @@
-"""What type checkers make of the public names, and that it is true."""
+"""The types that type checkers infer for the public names, compared with the values."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_mypy_knows_the_types_of_the_public_names(pytestconfig: pytest.Config, t
 
 
 def test_the_types_are_those_of_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each type that mypy was told is compared with the value that there is."""
-    import typing_extensions  # noqa: PLC0415 - what the program imports is replaced
+    """Each declared type is compared with the value at run time."""
+    import typing_extensions  # noqa: PLC0415 - its `assert_type` is replaced
 
     compared = []
 

@@ -104,7 +104,7 @@ def test_the_backend_has_a_name_whoever_chose_it(own_group: None) -> None:
 
 
 def test_uneven_nodes_are_what_their_launcher_says() -> None:
-    """Two nodes, of one rank and of three: the original computes what cannot be from the largest."""
+    """Two nodes, of one rank and of three: the original computes an impossible topology from the largest."""
     environ = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environ |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2"}
     set_current(Session(detect(environ)))
@@ -144,7 +144,7 @@ def test_host_lists_are_read_as_slurm_writes_them() -> None:
 
 
 def test_finalize_leaves_the_environment_alone(own_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The original puts back what was there at `initialize`, whatever was set since."""
+    """The original restores the hook of `initialize`, also over one that was set since."""
     idist.initialize("gloo")
     monkeypatch.setenv("SET_SINCE", "1")
     before = dict(os.environ)
@@ -153,7 +153,7 @@ def test_finalize_leaves_the_environment_alone(own_group: None, monkeypatch: pyt
 
 
 def test_the_proxy_sampler_leaves_random_states_alone() -> None:
-    import random  # noqa: PLC0415 - to see what it is left as
+    import random  # noqa: PLC0415 - to check its state afterwards
 
     def states() -> tuple[Any, ...]:
         return random.getstate(), torch.random.get_rng_state().tolist()

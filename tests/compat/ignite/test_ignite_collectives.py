@@ -198,8 +198,8 @@ def test_wrong_arguments_on_one_rank_are_heard_on_all(comm: Comm) -> None:
         (lambda: idist.all_gather_tensors_with_shapes(torch.ones(1 + mine), [[1]] * comm.size), "shapes has"),
         (lambda: idist.one_rank_first(9 if mine else 0).__enter__(), "rank should be between 0 and"),
     )
-    for call, said in calls:
-        with pytest.raises((ValueError, TypeError) if mine else rw.RemoteRankError, match=said):
+    for call, message in calls:
+        with pytest.raises((ValueError, TypeError) if mine else rw.RemoteRankError, match=message):
             call()
     assert idist.all_reduce(1) == comm.size
 

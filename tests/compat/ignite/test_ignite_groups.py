@@ -54,7 +54,7 @@ def test_a_list_of_ranks_makes_one_group(comm: Comm) -> None:
 
 @worlds
 def test_members_alone_may_pass_a_list_of_ranks(comm: Comm) -> None:
-    """As with the original, and whatever groups each rank was in before."""
+    """As with the original, for ranks that were in any groups before."""
     rank, last = rw.get_rank(), comm.size - 1
     if comm.size > 2:
         for members in ([1, 2], [2, 3]):
@@ -101,7 +101,7 @@ def test_members_that_were_refused_meet_at_once_again(comm: Comm) -> None:
 
 @pytest.mark.slow
 def test_a_member_that_comes_late_or_never_is_named(tmp_path: Path) -> None:
-    """What a rank left where the members meet, and gave up waiting, nobody takes for that rank later."""
+    """The key of a rank that gave up waiting is not taken for that rank by a later attempt."""
     port = free_port()
     environs = [plain(rank, 3, port, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3") for rank in range(3)]
     zero, one, two = run_ranks(PROGRAM, environs, str(tmp_path))

@@ -31,20 +31,20 @@ def refused(environs: list[dict[str, str]], **arguments: object) -> list[str]:
     return [process.stderr for process in ended]
 
 
-def check(said: list[dict[str, Any]], *, hook: bool = True) -> None:
-    size = len(said)
-    for rank, told in enumerate(said):
-        assert told["before"] == 0, "as the original says before it has joined"
-        assert [told[name] for name in ("rank", "world_size", "local_rank", "nproc_per_node")] == [
+def check(reports: list[dict[str, Any]], *, hook: bool = True) -> None:
+    size = len(reports)
+    for rank, report in enumerate(reports):
+        assert report["before"] == 0, "as the original says before it has joined"
+        assert [report[name] for name in ("rank", "world_size", "local_rank", "nproc_per_node")] == [
             rank,
             size,
             rank,
             size,
         ]
-        assert (told["nnodes"], told["node_rank"], told["total"]) == (1, 0, size)
-        assert (told["backend"], told["model"], told["device"]) == ("gloo", "native-dist", "cpu")
-        assert told["left"] == [False, "serial", 1, hook]
-        assert told["environment is as it was"]
+        assert (report["nnodes"], report["node_rank"], report["total"]) == (1, 0, size)
+        assert (report["backend"], report["model"], report["device"]) == ("gloo", "native-dist", "cpu")
+        assert report["left"] == [False, "serial", 1, hook]
+        assert report["environment is as it was"]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
@@ -131,10 +131,10 @@ def test_getters_of_a_group_that_others_opened_never_talk(address: str, tmp_path
         ] * 4
     else:
         assert places == [0, 2, 1, 0], "nobody comes to loopback from another host"
-    for rank, told in enumerate((zero, one)):
-        assert told["after sync"]["local_rank"] == rank
-        assert told["after sync"]["nproc_per_node"] == 2
-        assert told["total"] == 2
+    for rank, report in enumerate((zero, one)):
+        assert report["after sync"]["local_rank"] == rank
+        assert report["after sync"]["nproc_per_node"] == 2
+        assert report["total"] == 2
 
 
 def test_a_hint_is_believed_until_the_end(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_taken_port_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "arguments", "said"),
+    ("environ", "arguments", "message"),
     [
         ({"RANK": "0"}, {}, "WORLD_SIZE is not set, but RANK=0 is"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, {}, "RANK='x' is not a whole number"),
@@ -181,6 +181,6 @@ def test_a_taken_port_is_named() -> None:
         ({}, {"device_id": "nonsense"}, "is no device"),
     ],
 )
-def test_what_cannot_be_is_refused(environ: dict[str, str], arguments: dict[str, object], said: str) -> None:
+def test_what_cannot_be_is_refused(environ: dict[str, str], arguments: dict[str, object], message: str) -> None:
     (error,) = refused([environ], **({"backend": "gloo"} | arguments))
-    assert said in error
+    assert message in error

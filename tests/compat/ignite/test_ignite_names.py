@@ -1,4 +1,4 @@
-"""The names of ignite.distributed: all there, with the original's signatures, and what they return alone."""
+"""The names of ignite.distributed: complete, with the original's signatures and its results alone."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TORCHRUN = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2"]
 
 
 def trained(folder: Path, command: list[str], how: str, *more: str) -> tuple[dict[str, Any], str]:
-    """Return what a training reports, and what it logged."""
+    """Return the report of a training, and its log."""
     place = folder / "checkpoints"
     place.mkdir(parents=True)
     ended = subprocess.run(
@@ -26,8 +26,8 @@ def trained(folder: Path, command: list[str], how: str, *more: str) -> tuple[dic
         env=clean_environ(TMPDIR=str(folder)), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    said: dict[str, Any] = json.loads(ended.stdout.removeprefix("[0] "))
-    return said, ended.stderr
+    report: dict[str, Any] = json.loads(ended.stdout.removeprefix("[0] "))
+    return report, ended.stderr
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +48,15 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
 )
 def test_training_comes_to_the_same(command: list[str], how: str, reference: dict[str, Any], tmp_path: Path) -> None:
-    said, logged = trained(tmp_path, command, how)
+    report, logged = trained(tmp_path, command, how)
     for name, value in reference.items():
         if isinstance(value, float):
-            assert said[name] == pytest.approx(value, rel=1e-4), name
+            assert report[name] == pytest.approx(value, rel=1e-4), name
         elif name == "files":
-            assert said[name][-1:] == value[-1:] == ["checkpoint_2.pt"]
+            assert report[name][-1:] == value[-1:] == ["checkpoint_2.pt"]
         elif name == "precision":
-            assert said[name] == pytest.approx(value)
+            assert report[name] == pytest.approx(value)
         else:
-            assert said[name] == value, name
-    assert 0.4 < said["accuracy"] < 0.99, "there is something to get wrong"
+            assert report[name] == value, name
+    assert 0.4 < report["accuracy"] < 0.99, "there is something to get wrong"
     assert logged.count("Engine run starting with max_epochs=1") == 2, "one rank logs"

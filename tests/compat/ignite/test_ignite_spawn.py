@@ -1,4 +1,4 @@
-"""spawn and Parallel: what is carried to new processes, what comes of it, and nothing left behind."""
+"""spawn and Parallel: functions sent to new processes, their results and failures, and no process left."""
 
 from __future__ import annotations
 
@@ -124,12 +124,12 @@ def test_two_hosts_meet(how: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     ends = [node.communicate(timeout=200) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], ends
-    said = sorted(line.partition("] ")[2] for out, _ in ends for line in out.splitlines())
-    assert said == [f"hello {rank} {rank % 2} 4 6 {rank}" for rank in range(4)]
+    lines = sorted(line.partition("] ")[2] for out, _ in ends for line in out.splitlines())
+    assert lines == [f"hello {rank} {rank % 2} 4 6 {rank}" for rank in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"nnodes": 2, "node_rank": 2}, "Argument node_rank should be between 0 and 1, but given 2"),
         ({"nnodes": 0}, "Argument nnodes should positive, a whole number, but given 0"),
@@ -150,17 +150,17 @@ def test_two_hosts_meet(how: str, tmp_path: Path) -> None:
         ({"fn": threading.Lock()}, "cannot be carried to other processes"),
     ],
 )
-def test_what_cannot_be_spawned_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_spawned_is_refused(arguments: dict[str, Any], message: str) -> None:
     fn = arguments.get("fn", print)
     more: dict[str, Any] = {"nproc_per_node": 1} | {name: value for name, value in arguments.items() if name != "fn"}
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         idist.spawn("gloo", fn, (), **more)
-    with pytest.raises(ValueError, match=re.escape(said)), idist.Parallel("gloo", **more) as parallel:
+    with pytest.raises(ValueError, match=re.escape(message)), idist.Parallel("gloo", **more) as parallel:
         parallel.run(fn)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"nnodes": 2}, "If number of nodes larger than one, arguments node_rank should be given"),
         ({"nnodes": -1}, "Argument nnodes should positive, a whole number, but given -1"),
@@ -172,13 +172,13 @@ def test_what_cannot_be_spawned_is_refused(arguments: dict[str, Any], said: str)
         ({"init_method": "tcp://127.0.0.1:1", "nproc_per_node": None}, "will hang. To fix this"),
     ],
 )
-def test_parallel_is_refused_before_its_block_begins(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_parallel_is_refused_before_its_block_begins(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         idist.Parallel("gloo", **({"nproc_per_node": 1} | arguments))
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("raise", "rank 1 left with ValueError: the loss is not a number"),
         ("kill", "rank 1"),
@@ -186,12 +186,12 @@ def test_parallel_is_refused_before_its_block_begins(arguments: dict[str, Any], 
         pytest.param("never come", "CollectiveTimeoutError", marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_that_fails_in_parallel_strands_nobody(fault: str, said: str) -> None:
-    """Whatever becomes of one rank, the others hear of it, and leave."""
+def test_a_rank_that_fails_in_parallel_strands_nobody(fault: str, message: str) -> None:
+    """However one rank fails, the others receive its error, and end."""
     port = free_port()
     environs = [plain(rank, 2, port) for rank in range(2)]
     zero, one = run_ranks(str(PROGRAMS / "ignite_fails.py"), environs, fault)
     assert zero.returncode == 1
-    assert said in zero.stderr
+    assert message in zero.stderr
     assert zero.stdout == "serial\n", "it has left"
     assert one.returncode == {"raise": 1, "kill": -9, "leave": 0, "never come": 1}[fault]

@@ -1,4 +1,4 @@
-"""A rank of a world fails in the way that the argument says, while the others wait for it."""
+"""A rank of a world fails as the argument specifies, while the others wait for it."""
 
 import os
 import signal

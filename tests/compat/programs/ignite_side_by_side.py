@@ -41,7 +41,7 @@ OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AND", "OR")
 
 
 def both(name: str, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any] | None:
-    """Return what both make of a value, with the value afterwards; None if the original raises."""
+    """Return the results of both for a value, with the value afterwards; None if the original raises."""
     theirs, ours = copy.deepcopy(value), value
     try:
         with warnings.catch_warnings():

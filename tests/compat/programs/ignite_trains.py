@@ -1,8 +1,8 @@
 """PyTorch-Ignite on rankwise: engines with metrics, checkpoints, loggers, loaders and a model, on any number of ranks.
 
 How to start is the first argument: "alone", "env" for ranks that a launcher started, or the number of ranks to start.
-The second is a folder. Rank zero prints what came out, which is the same on any number of ranks, as JSON. With a third,
-it is Ignite as it is.
+The second is a folder. Rank zero prints the results, which are the same on any number of ranks, as JSON. With a third,
+Ignite itself runs, without rankwise.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-warnings.simplefilter("ignore")  # what Ignite imports of torch is deprecated there
+warnings.simplefilter("ignore")  # Ignite imports deprecated names of torch
 
 import rankwise.compat.ignite  # noqa: E402
 
@@ -44,7 +44,7 @@ SAMPLES, CLASSES, EPOCHS, BATCH = 48, 3, 2, 16
 
 
 def share(predictions: torch.Tensor, targets: torch.Tensor) -> float:
-    """Return what an epoch metric computes of all predictions and targets."""
+    """Return an epoch metric of all predictions and targets."""
     return float((predictions.argmax(dim=1) == targets).double().mean())
 
 
@@ -87,7 +87,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def training(model: nn.Module, loader: Any) -> tuple[Engine, torch.optim.Optimizer]:
-    """Return the engine that trains, with running metrics and what Ignite adds for a distributed sampler."""
+    """Return the engine that trains, with running metrics and Ignite's handler for a distributed sampler."""
     optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=0.1))
 
     def step(_: Engine, batch: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Join by `init_dist`, and say what is in the environment then. Errors of rankwise go to stderr in one line."""
+"""Join by `init_dist`, and print the environment after it. Errors of rankwise go to stderr in one line."""
 
 import json
 import multiprocessing

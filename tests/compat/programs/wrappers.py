@@ -1,4 +1,4 @@
-"""Wrap modules in what takes long to import, and say whether each is known for a wrapper."""
+"""Wrap modules in classes whose import is slow, and print whether each is recognized as a wrapper."""
 
 import torch
 from torch import nn

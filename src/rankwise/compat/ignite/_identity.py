@@ -88,7 +88,7 @@ def set_local_rank(index: int) -> None:
 
     Example:
         >>> set_local_rank(0)
-        >>> forget_hint()
+        >>> reset_local_rank()
     """
     local_rank = integer(index)
     if local_rank is None or local_rank < 0:
