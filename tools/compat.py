@@ -41,10 +41,6 @@ class Combination:
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
-    @property
-    def requirement(self) -> str:
-        return "torch" if self.torch == NEWEST else f"torch=={self.torch}"
-
 
 def combinations() -> list[Combination]:
     """Return the combinations that are promised, each Python once."""
@@ -75,24 +71,22 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-def gigabytes_needed(python: str, requirement: str) -> int:
-    """Return the room that torch takes there, from what pip would install."""
-    command = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--dry-run",
-        "--ignore-installed",
-        "--quiet",
-        "--report",
-        "-",
-        requirement,
-    ]
+def offered_version(python: str, torch: str) -> str:
+    """Return the version of torch that pip would install there: the CPU build, where there is one.
+
+    From the registry's list of versions: `pip install --dry-run` downloads gigabytes with pip's older versions.
+    """
+    command = [python, "-m", "pip", "index", "versions", "torch"]
     asked = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environ())
-    if asked.returncode != 0:
-        raise CommandError(f"{requirement} cannot be installed: {asked.stderr.strip().splitlines()[-1]}")
-    return CUDA_BUILD if '"nvidia-' in asked.stdout or '"cuda-' in asked.stdout else CPU_BUILD
+    listed = re.search(r"Available versions: (.+)", asked.stdout)
+    if listed is None:
+        raise CommandError(f"pip lists no versions of torch: {asked.stderr.strip()}")
+    versions = listed[1].split(", ")
+    release = versions[0].partition("+")[0] if torch == NEWEST else torch + ".0" * (2 - torch.count("."))
+    for version in (f"{release}+cpu", release):
+        if version in versions:
+            return version
+    raise CommandError(f"the registry has no torch {release} for this Python")
 
 
 def free_gigabytes() -> float:
@@ -110,12 +104,13 @@ def check(combination: Combination, *, tests: list[str], keep: bool) -> None:
     started = time.monotonic()
     try:
         virtualenv = Virtualenv(folder, interpreter=found)
-        needed, free = gigabytes_needed(virtualenv.python, combination.requirement), free_gigabytes()
+        combination.torch = offered_version(virtualenv.python, combination.torch)
+        needed, free = CPU_BUILD if combination.torch.endswith("+cpu") else CUDA_BUILD, free_gigabytes()
         print(f"{folder.name}: needs up to {needed} GB, {free:.0f} GB are free", flush=True)
         if free < needed:
             combination.result = f"skipped: {free:.0f} GB free, {needed} GB needed"
             return
-        virtualenv.install(combination.requirement, "--editable", ".[dev,examples]")
+        virtualenv.install(f"torch=={combination.torch}", "--editable", ".[dev,examples]")
         run_tests(combination, virtualenv, tests)
     except (CommandError, subprocess.TimeoutExpired) as error:
         combination.result = "could not run"
