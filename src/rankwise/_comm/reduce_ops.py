@@ -28,7 +28,7 @@ class Op:
         name: The name that users pass as `op`.
         torch_op: The operation of torch's process group, on tensors in their wire format (see `plan`).
         accumulate: Reduces a second tensor in wire format into the first one, in place.
-        reduce_copies: Reduces so many copies of a tensor in wire format into it, in place.
+        reduce_copies: Makes of a tensor in wire format the reduction of so many equal ones, in place (for fake groups).
         reduce_numbers: Reduces Python numbers of one type, in the order of ranks.
         result_bits: Returns an upper bound of the bits of the result, given the bits of the largest integer and the
             number of ranks.
@@ -262,8 +262,8 @@ def _plan_order(dtype: torch.dtype, absorbing: Callable[[torch.iinfo], int]) -> 
     Backends drop not-a-number, and do so on some ranks only. So floats are sent as integers of the same order, in which
     not-a-number is beyond infinity.
     """
-    wide, whole = (torch.float64, torch.int64) if dtype is torch.float64 else (torch.float32, torch.int32)
-    limits = torch.iinfo(whole)
+    wide, integers = (torch.float64, torch.int64) if dtype is torch.float64 else (torch.float32, torch.int32)
+    limits = torch.iinfo(integers)
     not_a_number = absorbing(limits)
 
     def reorder(bits: torch.Tensor) -> torch.Tensor:
@@ -272,6 +272,8 @@ def _plan_order(dtype: torch.dtype, absorbing: Callable[[torch.iinfo], int]) -> 
 
     def start(tensor: torch.Tensor) -> torch.Tensor:
         values = tensor.to(wide).contiguous()
-        return reorder(values.view(whole)).masked_fill_(values.isnan(), not_a_number)
+        return reorder(values.view(integers)).masked_fill_(values.isnan(), not_a_number)
 
-    return ReductionRecipe(wire_dtype=whole, start=start, finish=lambda result, _: reorder(result).view(wide).to(dtype))
+    return ReductionRecipe(
+        wire_dtype=integers, start=start, finish=lambda result, _: reorder(result).view(wide).to(dtype)
+    )

@@ -54,9 +54,9 @@ class BlockDecorator:
         return self._entered.pop().__exit__(kind, error, traceback)
 
 
-def as_method(function: Callable[P, R], kind: Any) -> Callable[P, R]:  # noqa: ANN401 - classmethod or staticmethod
+def as_method(function: Callable[P, R], method_type: Any) -> Callable[P, R]:  # noqa: ANN401 - classmethod or staticmethod
     """Return a class method or static method of a function, with the type of the function."""
-    method: Callable[P, R] = kind(function)
+    method: Callable[P, R] = method_type(function)
     return method
 
 

@@ -63,7 +63,7 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
             layouts = [layout_bit(parameter) for parameter in trained]
             _describe(call, describe_gradients(trained))
             # The reduction is prepared before the ranks agree, since it allocates memory, which can fail on one rank.
-            # The preparation assumes that a gradient that is sparse here is sparse on all ranks.
+            # It is right unless a gradient is sparse on some ranks and not on others; then it is prepared once more.
             local_dense = {index: trained[index] for index, layout in enumerate(layouts) if not layout & SPARSE}
             average = dense_means(local_dense, comm)
             combined = combine_layouts(comm, call, layouts)()

@@ -104,8 +104,8 @@ class OneRankOnlyShared(OneRankOnly):
         @functools.wraps(fn)
         def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R:
             result: Any = None
-            # The function may take longer than a collective may: so the others wait in the section, and the broadcast
-            # begins when the result is there.
+            # The function may take longer than the timeout of a collective: so the other ranks wait in the section, and
+            # the broadcast begins when the result is there.
             with self as is_owner:
                 if is_owner:
                     result = fn(*args, **kwargs)
