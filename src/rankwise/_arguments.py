@@ -27,8 +27,8 @@ def integer(value: object) -> int | None:
     try:
         if _is_of_bools(value) or getattr(value, "ndim", None):
             return None
-        return operator.index(value)  # type: ignore[arg-type]  # which is what is to be found out
-    except Exception:  # noqa: BLE001 - whatever a class raises that is no integer; meta tensors a RuntimeError
+        return operator.index(value)  # type: ignore[arg-type]  # raises for other types
+    except Exception:  # noqa: BLE001 - any error of a class that is not an integer; meta tensors raise RuntimeError
         return None
 
 
@@ -36,7 +36,7 @@ def as_integer(value: object, name: str) -> int:
     """Return an integer argument as Python's.
 
     Raises:
-        InvalidArgumentError: It is no integer, or a bool; `name` names the argument in the message.
+        InvalidArgumentError: It is not an integer, or is a bool; the message has the `name` of the argument.
     """
     found = integer(value)
     if found is None:
@@ -48,11 +48,11 @@ def as_bool(value: object, name: str) -> bool:
     """Return a bool argument as Python's.
 
     Raises:
-        InvalidArgumentError: It is something else, be it as true or false as 1, "" and None.
+        InvalidArgumentError: It is not a bool; values such as 1, "" and None are not converted.
     """
     if isinstance(value, bool):
         return value
-    with suppress(Exception):  # whatever a class raises
+    with suppress(Exception):  # any error of a class that is not a bool
         if _is_of_bools(value) and not getattr(value, "ndim", None):
             return bool(value)
     raise InvalidArgumentError(f"{name}={shown(value)}, of type {type(value).__qualname__}, is not True or False")
@@ -63,11 +63,11 @@ def as_seconds(value: object, name: str, *, most: float | None = None) -> float:
 
     Args:
         value: Any real number above 0, numpy's included.
-        name: Names the argument in the message.
+        name: The name of the argument, for the message.
         most: The longest possible; infinity is possible without it.
 
     Raises:
-        InvalidArgumentError: It is no number, not above 0, or too large.
+        InvalidArgumentError: It is not a number, not above 0, or too large.
 
     Example:
         >>> as_seconds(5, "timeout")
@@ -88,7 +88,7 @@ def as_text(value: object, name: str) -> str:
     """Return an argument that is a string.
 
     Raises:
-        InvalidArgumentError: It is something else; `name` names the argument.
+        InvalidArgumentError: It is not a string; the message has the `name` of the argument.
 
     Example:
         >>> as_text("epoch 1", "name")

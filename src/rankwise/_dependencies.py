@@ -1,6 +1,6 @@
-"""Torch where it is missing: one error that names it, instead of a traceback of an import in the middle of rankwise.
+"""The error for a missing torch, instead of the traceback of an import inside rankwise.
 
-Installing rankwise installs torch; but a copied package, or another interpreter than the one meant, has none.
+Installing rankwise installs torch; but a copied package, or an unintended interpreter, may lack it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def require_torch(purpose: str) -> None:
     """Check that torch can be found, without importing it.
 
     Args:
-        purpose: What needs it, for the message.
+        purpose: The feature that needs it, for the message.
 
     Raises:
         MissingDependencyError: It cannot.

@@ -1,4 +1,4 @@
-"""What a process's `__main__` defines, and how another process knows whether it defines the same."""
+"""The functions and classes that `__main__` defines, and fingerprints to compare them between processes."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from types import CodeType, FunctionType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-# The second is its name where `multiprocessing` or a launcher has imported it in a process that it did not start.
+# The second is its name in a process that `multiprocessing` or a launcher started, which imports it as a module.
 NAMES_OF_MAIN: Final = ("__main__", "__mp_main__")
-# What dataclasses, enums, named tuples and classes with slots consist of, besides functions.
+# The attributes that define dataclasses, enums, named tuples and classes with slots, in addition to functions.
 _MEMBERS: Final = ("__dataclass_fields__", "_member_map_", "_fields", "__slots__")
 
 _fingerprints: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def name_in_main(definition: Any) -> str | None:  # noqa: ANN401 - any function or class
-    """Return under which name `__main__` defines a function or class; None if it does not."""
+    """Return the name under which `__main__` defines a function or class; None if it does not."""
     if getattr(definition, "__module__", None) not in NAMES_OF_MAIN:
         return None
     name = str(definition.__qualname__)
-    return name if _found(name) is definition else None
+    return name if _find(name) is definition else None
 
 
-def local(name: str, fingerprint: str) -> Any:  # noqa: ANN401 - any function or class
-    """Return what this process's `__main__` defines under a name, if it is the same; None if not."""
-    found = _found(name)
+def same_definition(name: str, fingerprint: str) -> Any:  # noqa: ANN401 - any function or class
+    """Return the definition of this name in `__main__` if it has the same fingerprint; None if not."""
+    found = _find(name)
     return found if found is not None and fingerprint_of(found) == fingerprint else None
 
 
-def adopt(name: str, definition: Any) -> None:  # noqa: ANN401 - any function or class
-    """Let `__main__` define something too, unless it defines something else of that name."""
+def define_in_main(name: str, definition: Any) -> None:  # noqa: ANN401 - any function or class
+    """Define a name in `__main__`, unless it is defined already."""
     if "." not in name:
         vars(sys.modules["__main__"]).setdefault(name, definition)
 
 
-def fingerprint_of(definition: Any) -> str:  # noqa: ANN401 - whatever has the name
-    """Return what is the same in all processes that run the same script, and differs where the definition does.
+def fingerprint_of(definition: Any) -> str:  # noqa: ANN401 - any value
+    """Return a digest that is equal in all processes that run the same script, and differs if the definition does.
 
-    What may change after the definition, such as a class's attributes, is not part of it.
+    Values that may change after the definition, such as attributes of a class, are not part of it.
     """
     if not isinstance(definition, (type, FunctionType)):
         return ""
@@ -56,7 +56,7 @@ def fingerprint_of(definition: Any) -> str:  # noqa: ANN401 - whatever has the n
     return known
 
 
-def _found(name: str) -> Any:  # noqa: ANN401 - whatever has the name
+def _find(name: str) -> Any:  # noqa: ANN401 - any value
     found: Any = sys.modules.get("__main__")
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -70,7 +70,7 @@ def _of_class(definition: type) -> tuple[object, ...]:
 
 
 def _functions(definition: type) -> Iterator[tuple[str, FunctionType]]:
-    """Give the functions that a class was defined with."""
+    """Iterate over the functions in the body of a class."""
     for name, attribute in list(vars(definition).items()):
         function = attribute
         if isinstance(attribute, (staticmethod, classmethod)):
@@ -96,7 +96,7 @@ def _of_function(function: FunctionType) -> tuple[object, ...]:
 
 
 def _of_code(code: CodeType) -> tuple[object, ...]:
-    """Return what source of a function says, and not how this interpreter has compiled it."""
+    """Return the parts of a code object that depend on its source alone, and not on the version of Python."""
     constants = [_of_constant(constant) for constant in code.co_consts]
     return code.co_name, code.co_firstlineno, code.co_varnames, code.co_freevars, code.co_names, constants
 
@@ -104,6 +104,6 @@ def _of_code(code: CodeType) -> tuple[object, ...]:
 def _of_constant(constant: object) -> object:
     if isinstance(constant, CodeType):
         return _of_code(constant)
-    if isinstance(constant, frozenset):  # in another order in each process
+    if isinstance(constant, frozenset):  # its order differs between processes
         return sorted(map(repr, constant))
     return repr(constant) if isinstance(constant, (int, float, complex, str, bytes, tuple, type(None))) else ""

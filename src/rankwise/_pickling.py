@@ -1,8 +1,9 @@
-"""Any value as bytes, for a process that runs the same program, or another one.
+"""Pickling of any value, for a process that runs the same program, or another one.
 
-Cloudpickle carries what `__main__` defines by value, for it cannot know what `__main__` is elsewhere. But a class that
-is carried is another class, to which nothing that exists there belongs. So here it goes by its name, and beside the
-pickle go the definitions by value: they are read where `__main__` defines nothing of that name, or something else.
+Cloudpickle serializes the definitions of `__main__` by value, since `__main__` may differ in the other process. But a
+class that is deserialized by value is a new class, and existing objects are not instances of it. So here a definition
+of `__main__` is pickled by reference, with its name and fingerprint, and the definitions by value are added to the
+pickle. They are used only where `__main__` does not define that name, or defines it differently.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from weakref import WeakKeyDictionary
 
 import cloudpickle
 
-from rankwise._main_definitions import NAMES_OF_MAIN, adopt, fingerprint_of, local, name_in_main
+from rankwise._main_definitions import NAMES_OF_MAIN, define_in_main, fingerprint_of, name_in_main, same_definition
 
 _PROTOCOL: Final = 5
-# What pickles call by these names is the unpickler's.
-_STAND_INS: Final = ("_named", "_made", "_put")
+# Pickles refer to these functions, which `Unpickler` replaces by its methods of the same names.
+_UNPICKLER_METHODS: Final = ("_named", "_made", "_put")
 
 
 class Definitions(NamedTuple):
-    """What `__main__` defines, by value.
+    """Definitions of `__main__`, pickled by value.
 
     Attributes:
         pickled: The definitions by their names; b"" if there are none, or they cannot be pickled.
-        problem: Why they cannot.
+        problem: Why some cannot be pickled.
     """
 
     pickled: bytes = b""
@@ -38,53 +39,53 @@ class Definitions(NamedTuple):
 
     @classmethod
     def of(cls, definitions: Mapping[str, object]) -> Definitions:
-        """Pickle definitions, if that is possible."""
+        """Pickle those definitions that can be pickled."""
         if not definitions:
             return cls()
         try:
             return cls(pickled=_by_value(definitions))
-        except Exception:  # noqa: BLE001 - whatever an object says of it; it may not be needed
-            _note_uncarried(definitions)
-        carried = {name: value for name, value in definitions.items() if value not in _uncarried}
-        problem = "; ".join(_uncarried[value] for value in definitions.values() if value in _uncarried)
+        except Exception:  # noqa: BLE001 - any error of an object's pickling; the definition may not be needed
+            _record_unpicklable(definitions)
+        picklable = {name: value for name, value in definitions.items() if value not in _unpicklable}
+        problem = "; ".join(_unpicklable[value] for value in definitions.values() if value in _unpicklable)
         try:
-            return cls(pickled=_by_value(carried) if carried else b"", problem=problem)
+            return cls(pickled=_by_value(picklable) if picklable else b"", problem=problem)
         except Exception as error:  # noqa: BLE001 - as above
             return cls(problem=f"{problem}; {error}")
 
 
 _NONE: Final = Definitions()
-# Definitions that cannot be carried, and why. Others refer to them by name.
-_uncarried: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+# Definitions that cannot be pickled by value, and why. Others refer to them by name.
+_unpicklable: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-class ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Carries what `__main__` defines by value, for processes where it defines nothing of that name.
+class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Pickles the definitions of `__main__` by value, for processes where it does not define those names.
 
     Attributes:
-        referenced: What it has met of that and carries by name, by its names.
+        referenced: The definitions of `__main__` that it has pickled by reference, by name.
     """
 
-    def __init__(self, file: IO[bytes], *, alone: object = None) -> None:
+    def __init__(self, file: IO[bytes], *, single: object = None) -> None:
         """Write to a file.
 
         Args:
-            file: What to write to.
-            alone: Carry this by value and the rest by name; by default, by value whatever can be.
+            file: The file to write to.
+            single: The only definition to pickle by value; by default all that can be are.
         """
         self.referenced: dict[str, object] = {}
-        self._alone = alone
+        self._single = single
         super().__init__(file, protocol=_PROTOCOL)
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
         kind = type(value)
-        if issubclass(kind, ModuleType):  # those of classes of their own cannot be pickled, as torch.backends.cudnn
+        if issubclass(kind, ModuleType):  # modules of a subclass, such as torch.backends.cudnn, cannot be pickled
             return _of_module(value) or super().reducer_override(value)
         name = name_in_main(value) if kind is FunctionType or issubclass(kind, type) else None
         if name is None:
             return super().reducer_override(value)
         key = (name, fingerprint_of(value))
-        if value in _uncarried if self._alone is None else value is not self._alone:
+        if value in _unpicklable if self._single is None else value is not self._single:
             self.referenced[name] = value
             return _named, key
         reduced = super().reducer_override(value)
@@ -95,10 +96,10 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Carries what `__main__` defines by name, and what has none, as a lambda, by value.
+    """Pickles the definitions of `__main__` by reference, and functions without a name, such as lambdas, by value.
 
     Attributes:
-        referenced: What it has met that `__main__` defines, by its names.
+        referenced: The definitions of `__main__` that it has pickled, by name.
     """
 
     def __init__(self, file: IO[bytes], *, protocol: int = _PROTOCOL, **options: Any) -> None:  # noqa: ANN401 - pickle's
@@ -118,7 +119,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads what `Pickler` and `ByValue` write."""
+    """Reads the pickles of `Pickler` and `ByValuePickler`."""
 
     def __init__(
         self,
@@ -131,24 +132,23 @@ class Unpickler(pickle.Unpickler):
         """Read from a file.
 
         Args:
-            file: What was written.
-            definitions: What came with it; read once something is not defined here.
-            adopting: Functions and classes that `__main__` does not define, it defines from now on, so that pickle
-                finds them by their names.
-            options: Those of pickle's own.
+            file: The file to read from.
+            definitions: The definitions by value; used when a name is not defined here.
+            adopting: Also define those functions and classes in `__main__`, so that pickle finds them by name.
+            options: Those of `pickle.Unpickler`.
         """
         super().__init__(file, **options)
         self._definitions = definitions
         self._adopting = adopting
         self._read: dict[str, Any] = {}
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - what pickle asks for
-        if module == __name__ and name in _STAND_INS:
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in pickle
+        if module == __name__ and name in _UNPICKLER_METHODS:
             return getattr(self, name)
         return super().find_class(module, name)
 
     def _named(self, name: str, fingerprint: str) -> Any:  # noqa: ANN401 - any function or class
-        found = local(name, fingerprint)
+        found = same_definition(name, fingerprint)
         if found is not None:
             return found
         pickled, problem = self._definitions
@@ -156,7 +156,7 @@ class Unpickler(pickle.Unpickler):
             inner = Unpickler(io.BytesIO(pickled), Definitions(problem=problem), adopting=self._adopting)
             self._read = inner.load()
         if name not in self._read:
-            why = f"; its definition cannot be carried: {problem}" if problem else ""
+            why = f"; its definition cannot be pickled: {problem}" if problem else ""
             raise LookupError(
                 f"{name!r} of another process's __main__ is not defined by this one's, or differently{why}; define it "
                 "in a module that both import"
@@ -165,16 +165,16 @@ class Unpickler(pickle.Unpickler):
 
     @staticmethod
     def _made(name: str, fingerprint: str, make: Any, arguments: Any) -> Any:  # noqa: ANN401 - cloudpickle's
-        found = local(name, fingerprint)
+        found = same_definition(name, fingerprint)
         return make(*arguments) if found is None else found
 
     def _put(self, value: Any, state: Any) -> None:  # noqa: ANN401 - cloudpickle's
         name, fingerprint, put, inner = state
-        if local(name, fingerprint) is value:
+        if same_definition(name, fingerprint) is value:
             return
         put(value, inner)
         if self._adopting:
-            adopt(name, value)
+            define_in_main(name, value)
 
 
 def dumps(value: object) -> bytes:
@@ -186,33 +186,34 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_by_value(value: object) -> bytes:
-    """Return a value as bytes, for a process whose `__main__` defines nothing.
+    """Return a value as bytes, for a process whose `__main__` has no definitions.
 
     Raises:
-        TypeError: Something that `__main__` defines cannot be pickled.
+        TypeError: A definition of `__main__` cannot be pickled by value.
     """
     stream = io.BytesIO()
-    pickler = ByValue(stream)
+    pickler = ByValuePickler(stream)
     pickler.dump(value)
     for name, definition in pickler.referenced.items():
-        raise TypeError(f"{name!r} refers to something that cannot be pickled: {_uncarried.get(definition)}")
+        raise TypeError(f"{name!r} refers to something that cannot be pickled: {_unpicklable.get(definition)}")
     return encoded(stream)
 
 
 def encoded(stream: io.BytesIO, definitions: Definitions = _NONE) -> bytes:
-    """Return what a pickler has written, with the definitions beside it, as `loads` reads it."""
+    """Return the output of a pickler together with the definitions, in the form that `loads` reads."""
     return pickle.dumps((stream.getvalue(), *definitions), _PROTOCOL)
 
 
-def loads(data: bytes, *, adopting: bool = False) -> Any:  # noqa: ANN401 - what was pickled
-    """Return the value of which these are the bytes.
+def loads(data: bytes, *, adopting: bool = False) -> Any:  # noqa: ANN401 - any value
+    """Return the value that `dumps` has pickled.
 
     Args:
-        data: What `dumps` has returned.
+        data: The result of `dumps`.
         adopting: As for `Unpickler`.
 
     Raises:
-        LookupError: What another process's `__main__` defines is not defined here, and cannot be carried.
+        LookupError: A definition of another process's `__main__` does not exist here, and could not be
+            pickled by value.
     """
     stream, *definitions = pickle.loads(data)
     return Unpickler(io.BytesIO(stream), Definitions(*definitions), adopting=adopting).load()
@@ -220,12 +221,15 @@ def loads(data: bytes, *, adopting: bool = False) -> Any:  # noqa: ANN401 - what
 
 def _by_value(definitions: Mapping[str, object]) -> bytes:
     stream = io.BytesIO()
-    ByValue(stream).dump(dict(definitions))
+    ByValuePickler(stream).dump(dict(definitions))
     return stream.getvalue()
 
 
-def _note_uncarried(definitions: Mapping[str, object]) -> None:
-    """Find out which definitions cannot be carried: of these, and of those that they refer to."""
+def _record_unpicklable(definitions: Mapping[str, object]) -> None:
+    """Record which definitions cannot be pickled by value: of these, and of those that they refer to.
+
+    Each is pickled on its own, so that the error belongs to it and not to one that it refers to.
+    """
     pending = list(definitions.values())
     seen: set[int] = set()
     while pending:
@@ -233,16 +237,16 @@ def _note_uncarried(definitions: Mapping[str, object]) -> None:
         if id(definition) in seen:
             continue
         seen.add(id(definition))
-        pickler = ByValue(io.BytesIO(), alone=definition)
+        pickler = ByValuePickler(io.BytesIO(), single=definition)
         try:
             pickler.dump(definition)
-        except Exception as error:  # noqa: BLE001 - whatever an object says of it
-            _uncarried[definition] = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - any error of an object's pickling
+            _unpicklable[definition] = f"{type(error).__name__}: {error}"
         pending += pickler.referenced.values()
 
 
-def _of_module(module: ModuleType) -> Any:  # noqa: ANN401 - what pickle takes
-    """Return how a module is found that every process can import; None for others."""
+def _of_module(module: ModuleType) -> Any:  # noqa: ANN401 - as in pickle
+    """Return the reduction of a module that every process can import; None for other modules."""
     name = module.__name__
     if sys.modules.get(name) is not module:
         return None
@@ -250,7 +254,7 @@ def _of_module(module: ModuleType) -> Any:  # noqa: ANN401 - what pickle takes
 
 
 def _named(*_: object) -> None:
-    """Stands in a pickle for the reading process's own."""
+    """A placeholder in pickles, for the method of `Unpickler`."""
     raise pickle.UnpicklingError("this is read by rankwise alone")
 
 

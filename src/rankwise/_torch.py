@@ -1,6 +1,6 @@
-"""The only file that touches what torch keeps private, each with the version it was checked on."""
+"""The only module that uses private names of torch, each with the version that it was checked with."""
 
-# ruff: noqa: SLF001 - that is what the file is for
+# ruff: noqa: SLF001 - the purpose of this module
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def gloo_on_loopback() -> Iterator[None]:
     """Make process groups that are opened inside listen on the loopback interface only, unless the user chose another.
 
     Checked on 2.13: gloo reads GLOO_SOCKET_IFNAME with C's getenv whenever it opens a group, and
-    `init_process_group(pg_options=)` ignores options for gloo. The variable is put where gloo looks and taken away
-    again; `os.environ` never shows it.
+    `init_process_group(pg_options=)` ignores options for gloo. The variable is set with C's putenv and removed
+    again; `os.environ` never has it.
     """
     name = "GLOO_SOCKET_IFNAME"
     loopback = next((interface for _, interface in socket.if_nameindex() if interface in {"lo", "lo0"}), None)
@@ -37,11 +37,11 @@ def gloo_on_loopback() -> Iterator[None]:
 
 @contextmanager
 def local_group_name(name: str) -> Iterator[None]:
-    """Give a process group that is made inside by its members alone a name, the same on all of them.
+    """Set the name of a process group that is created inside by its members alone, the same on all of them.
 
-    Checked on 2.13: the members find each other in the store by the group's name, and torch makes that from how many
-    groups the process has (`_process_group_name`), which may differ between them: then they wait for each other until
-    the timeout.
+    Checked on 2.13: the members find each other in the store by the group's name, and torch derives that from the
+    number of groups in the process (`_process_group_name`). If that differs between members, they wait for each other
+    until the timeout.
     """
     module = sys.modules["torch.distributed.distributed_c10d"]
     usual = module._process_group_name
@@ -53,11 +53,11 @@ def local_group_name(name: str) -> Iterator[None]:
 
 
 def keep_groups_for_good() -> None:
-    """Let this process never release the process groups that are open in it: for forked children.
+    """Keep the process groups of this process from ever being released: for forked children.
 
     Checked on 2.13: releasing a group of gloo, or a store that is served here, waits for their threads, which a forked
-    child does not have; `_world.pg_map` has all groups with their stores. So they get a reference that nobody gives
-    back. It outlives the interpreter, which lets go of everything else at its end.
+    child does not have; `_world.pg_map` has all groups with their stores. So they get a reference that is never
+    released, not even when the interpreter exits.
     """
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     if world is None:
@@ -71,10 +71,10 @@ def keep_groups_for_good() -> None:
 
 @contextmanager
 def fake_process_group(rank: int, world_size: int) -> Iterator[None]:
-    """Open torch's process group that talks to nobody, as the default one, and close it again.
+    """Open torch's fake process group, which does not communicate, as the default one, and close it again.
 
-    Checked on 2.13: it is part of torch's own test suite, importing which registers the backend. Its results are
-    whatever the buffers held.
+    Checked on 2.13: it is part of torch's test suite; importing it registers the backend. Its operations leave the
+    output buffers as they are.
     """
     from torch.distributed import destroy_process_group, init_process_group  # noqa: PLC0415 - loaded by few
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
@@ -89,18 +89,18 @@ def fake_process_group(rank: int, world_size: int) -> Iterator[None]:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Return whether a module is what `torch.compile` has made of another.
+    """Return whether a module is the result of `torch.compile`.
 
-    Checked on 2.13: the class has no public name. Where its module is not loaded nothing has been compiled.
+    Checked on 2.13: the class has no public name. If its module is not loaded, nothing has been compiled.
     """
     home = sys.modules.get("torch._dynamo.eval_frame")
     return home is not None and isinstance(module, home.OptimizedModule)
 
 
 def makes_fake_tensors() -> bool:
-    """Return whether tensors that are made now have no memory, since FakeTensorMode is in force.
+    """Return whether FakeTensorMode is active, so that new tensors have no memory.
 
-    Checked on 2.13. Without any mode, as nearly always, it takes a tenth of a microsecond.
+    Checked on 2.13. Without any mode, the usual case, it takes a tenth of a microsecond.
     """
     import torch  # noqa: PLC0415 - only callers that have torch come here
 
@@ -111,7 +111,7 @@ def makes_fake_tensors() -> bool:
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor stands for others, in a function that torch.func transforms: vmap, grad, jvp.
+    """Return whether a tensor is a wrapper inside a function that torch.func transforms: vmap, grad, jvp.
 
     Checked on 2.13.
     """
@@ -121,7 +121,7 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 
 
 def without_class(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that one of a class made from torch.Tensor is, whatever the class does with torch's functions.
+    """Return a tensor of a subclass as a plain `torch.Tensor`, whatever `__torch_function__` the subclass has.
 
     Checked on 2.13.
     """

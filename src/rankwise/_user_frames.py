@@ -1,8 +1,8 @@
-"""Which frames on a stack are the user's: where a call was made or an error raised, and what to show of a traceback.
+"""User frames: the frames of a stack or traceback that belong to the user's program.
 
-In the messages of rankwise, "train.py:88" is a line of the user's program. Where an error of rankwise's own leaves a
-collective, its traceback ends with the user's call and the function that was called: what is below is in the message.
-With `python -X dev` all frames stay, for whoever works on rankwise.
+A location in a message of rankwise, such as "train.py:88", is a line of the user's program. When an error of rankwise's
+own leaves a collective, its traceback ends with the user's call and the function that was called: the message has all
+else. With `python -X dev` all frames are kept, for debugging rankwise.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Final
 
 from rankwise.errors import RankwiseError
 
-# Whose frames on the stack are not the user's.
-_NOT_THE_USERS: Final = ("rankwise", "torch", "contextlib", "functools")
+# Frames of these packages are not user frames.
+_INTERNAL_PACKAGES: Final = ("rankwise", "torch", "contextlib", "functools")
 
 
 def call_site() -> str:
-    """Return where the user called: "train.py:88"."""
+    """Return the file and line of the innermost user frame: "train.py:88"."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, which is too slow for every call
-    # As `_is_users`, without the cost of calling it: every collective comes here.
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+    # As `_is_user_frame`, without the cost of the call: every collective comes here.
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL_PACKAGES:
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"  # noqa: PTH119 - of every call
 
 
 def raised_at(error: BaseException) -> str:
-    """Return where in the user's program an error was raised; if nowhere there, where it was raised; or ""."""
+    """Return the file and line of the innermost user frame that raised an error; else of any frame; "" if none."""
     entries = list(traceback.walk_tb(error.__traceback__))
-    entries = [entry for entry in entries if _is_users(entry[0])] or entries
+    entries = [entry for entry in entries if _is_user_frame(entry[0])] or entries
     if not entries:
         return ""
     frame, line = entries[-1]
@@ -40,23 +40,23 @@ def raised_at(error: BaseException) -> str:
 
 
 def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> None:
-    """Cut an error's traceback below the first frame that is not the user's, if it is an error of rankwise's own.
+    """Remove the frames below the first internal one from the traceback of an error, if it is one of rankwise's own.
 
-    Nothing is cut above a frame of the user's, as of a `__reduce__` that raised.
+    Frames above a user frame are kept, as those above a `__reduce__` that raised.
 
     Args:
-        entry: Where to begin, for what comes before may be about to leave the traceback.
+        entry: The first traceback entry to consider: the caller may be about to remove those before it.
         error: The error.
     """
     if not isinstance(error, RankwiseError) or sys.flags.dev_mode:
         return
     last: TracebackType | None = None
     while entry is not None:
-        last = None if _is_users(entry.tb_frame) else last or entry
+        last = None if _is_user_frame(entry.tb_frame) else last or entry
         entry = entry.tb_next
     if last is not None:
         last.tb_next = None
 
 
-def _is_users(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS
+def _is_user_frame(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _INTERNAL_PACKAGES

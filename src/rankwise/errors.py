@@ -3,7 +3,7 @@
     RankwiseError
     ├── LauncherEnvironmentError   ValueError     a launcher's variables are incomplete, contradictory or unreadable
     ├── TopologyError              ValueError     the numbers that place a rank in its world do not fit together
-    ├── InvalidArgumentError       ValueError     an argument cannot be used; said before anything is sent
+    ├── InvalidArgumentError       ValueError     an argument cannot be used; raised before anything is sent
     ├── PayloadTypeError           TypeError      this operation is not defined for a value of this type
     ├── MissingDependencyError     ImportError    this interpreter has no torch
     ├── NotJoinedError             RuntimeError   the world is larger than one and this process has not joined it
@@ -11,12 +11,12 @@
     │   └── JoinTimeoutError       TimeoutError   ... in time
     ├── CollectiveError            RuntimeError   a collective broke off: a rank died, or did not take part
     │   ├── CollectiveTimeoutError TimeoutError   ... in time
-    │   └── MismatchError          ValueError     the ranks asked for different things
+    │   └── MismatchError          ValueError     the calls of the ranks do not match
     ├── RemoteRankError            RuntimeError   another rank raised; its traceback is in the message
     └── LaunchError                RuntimeError   a world could not be started
         └── RankFailedError                       a rank ended with an error
 
-Every message says what was wanted, what was got, where that came from and what to do next.
+Every message has the expected and the actual value, the source of that value, and the next step for the user.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
 
 
 class MismatchError(CollectiveError, ValueError):
-    """The ranks asked for different things in one collective."""
+    """The calls of the ranks in one collective do not match."""
 
 
 class RemoteRankError(RankwiseError, RuntimeError):
@@ -95,7 +95,7 @@ class RemoteRankError(RankwiseError, RuntimeError):
     Attributes:
         rank: The global rank that raised.
         host: The host it runs on.
-        raised: The class of what it raised and the first line of the message: "ValueError: no data".
+        raised: The class and the first line of the message of its exception: "ValueError: no data".
         traceback: Its traceback, as text.
     """
 
@@ -161,7 +161,7 @@ def summary(error: BaseException) -> str:
 
 
 def message_of(error: object) -> str:
-    """Return the message of an error, or of what sys.exit() got, also if the program's own class fails at that."""
+    """Return the message of an error, or of the argument of sys.exit(), even if its `__str__` raises."""
     try:
         return str(error)
     except BaseException:  # noqa: BLE001 - whatever it is: this error is being reported, not that one
@@ -169,7 +169,9 @@ def message_of(error: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with what a terminal might obey escaped; lines and tabs are kept.
+    """Return a text with its control characters escaped, so that a terminal does not interpret them.
+
+    Newlines and tabs are kept.
 
     Example:
         >>> printable("host\\x1b[2J")
@@ -186,9 +188,9 @@ class RankFailure:
         rank: The global rank.
         host: The host it ran on.
         exitcode: Its exit code; the negative number of the signal that killed it.
-        raised: The class of what it raised and the first line of the message, or "" if it raised nothing.
+        raised: The class and the first line of the message of its exception, or "" if it raised nothing.
         traceback: Its traceback as text, or "" if it left none.
-        stopped: It was told to end, because another one had failed.
+        stopped: It was stopped by the launcher, because another rank had failed.
     """
 
     rank: int

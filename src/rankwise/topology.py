@@ -1,4 +1,4 @@
-"""Where a rank stands: in its world, among the nodes, on its node."""
+"""The topology of a rank: its index in the world, on its node, and that of its node."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from rankwise._arguments import as_integer
 from rankwise._environment.facts import TOPOLOGY_FIELDS, Fact, LaunchEnvironment, check_topology
 from rankwise.errors import NotJoinedError, TopologyError
 
-# The source of what a process group that other code opened says.
+# The source of facts that come from a process group which other code opened.
 OPEN_GROUP: Final = "the process group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The place of one rank. Complete, and checked when built; nodes may hold different numbers of ranks.
+    """The topology of one rank. Complete, and checked when created; nodes may have different numbers of ranks.
 
     Attributes:
         rank: This process among all, from 0.
-        world_size: How many processes there are.
+        world_size: The number of processes.
         local_rank: This process among those on its node, from 0.
-        local_world_size: How many processes are on its node.
-        node_rank: Its node among all, from 0.
-        num_nodes: How many nodes there are.
+        local_world_size: The number of processes on its node.
+        node_rank: The index of its node among all, from 0.
+        num_nodes: The number of nodes.
 
     Raises:
-        InvalidArgumentError: One is no integer.
-        TopologyError: The numbers do not fit together.
+        InvalidArgumentError: One is not an integer.
+        TopologyError: The numbers are inconsistent.
 
     Example:
         >>> Topology(rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1, num_nodes=2).is_rank_zero
@@ -57,10 +57,10 @@ class Topology:
 
     @classmethod
     def of(cls, reading: LaunchEnvironment) -> Topology:
-        """Build the topology that a reading describes.
+        """Return the topology in a launch environment.
 
         Raises:
-            NotJoinedError: The launcher's variables leave some of it out; the message names what.
+            NotJoinedError: The launcher does not set all of it; the message names the missing numbers.
         """
         known = reading.known_topology()
         missing = [name for name in TOPOLOGY_FIELDS if name not in known]
@@ -70,11 +70,11 @@ class Topology:
 
 
 def unknown(reading: LaunchEnvironment, *names: str) -> str:
-    """Return the message for numbers that a reading leaves out."""
+    """Return the error message for numbers that a launch environment lacks."""
     if reading.rank.source == OPEN_GROUP:
         return (
             f"{' and '.join(names)} cannot be known: other code opened the process group, and no variable agrees "
-            "with it and says more; pass local_rank and local_world_size to rankwise.init(), or set RANK, WORLD_SIZE, "
+            "with it and has them; pass local_rank and local_world_size to rankwise.init(), or set RANK, WORLD_SIZE, "
             "LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK and NUM_NODES for each process"
         )
     return (

@@ -163,7 +163,7 @@ def test_a_definition_that_cannot_be_sent_is_named(comm: Comm, main: Any) -> Non
     if rw.get_rank() == 0:
         assert rw.broadcast(value) is value
     else:
-        with pytest.raises(rw.PayloadTypeError, match=r"'locked'.*cannot be carried: .*lock.*define it in a module"):
+        with pytest.raises(rw.PayloadTypeError, match=r"'locked'.*cannot be pickled: .*lock.*define it in a module"):
             rw.broadcast(value)
     assert rw.all_reduce(1) == comm.size
     assert isinstance(main.guard, type(threading.Lock()))

@@ -1,4 +1,4 @@
-"""Errors of the command: one line, and an exit status."""
+"""The exit statuses of the command, and its error messages of one line."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import click
 
 from rankwise.errors import RankwiseError
 
-FOUND_A_FAULT: Final = 1
-MISUSED: Final = 2
+EXIT_ERROR: Final = 1
+EXIT_USAGE: Final = 2
 
 
-def say(error: RankwiseError) -> None:
+def print_error(error: RankwiseError) -> None:
     """Print an error."""
     click.echo(f"rankwise: {error}", err=True)
 
 
 def fail(error: RankwiseError, status: int) -> NoReturn:
     """Print an error, and exit."""
-    say(error)
+    print_error(error)
     sys.exit(status)

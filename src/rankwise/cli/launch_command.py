@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from rankwise._launch.grace_period import GRACE_SECONDS
-from rankwise.cli.exit_status import FOUND_A_FAULT, MISUSED, fail
+from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
     except InvalidArgumentError as error:
         raise click.BadParameter(str(error)) from None
     except RankwiseError as error:
-        fail(error, FOUND_A_FAULT)
+        fail(error, EXIT_ERROR)
 
 
 def _number_of_nodes(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
@@ -135,7 +135,7 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
 @_flag("rdzv-conf", default="", callback=_options, metavar="KEY=VALUE,...", help="Options of the rendezvous backend.")
 @click.argument("target", type=_ANYTHING)
 @click.argument("args", nargs=-1, type=_ANYTHING)
-def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: ANN401 - what click has read
+def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: ANN401 - the values that click has parsed
     """Run the Python script TARGET on several ranks, and pass ARGS to it.
 
     Options that torchrun has too have the same meaning. All ranks run on this host unless the options name other hosts.
@@ -150,22 +150,22 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
             InvalidArgumentError(
                 "--module and --no-python exclude each other: TARGET is either a module or an executable"
             ),
-            MISUSED,
+            EXIT_USAGE,
         )
     console = Console(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"])
 
     def run() -> None:
-        launch_target(_spec((target, *args), flags), preload=not flags["no_preload"], console=console)
+        launch_target(_launch_spec((target, *args), flags), preload=not flags["no_preload"], console=console)
 
-    # Taking down torch in this process takes longer than starting a rank did, and a second Ctrl-C would be heard in it.
+    # A normal exit unloads torch, which takes longer than starting a rank, and a second Ctrl-C would interrupt it.
     os._exit(command_status(run, name="rankwise", console=console))
 
 
-def _spec(argv: tuple[str, ...], flags: Mapping[str, Any]) -> LaunchSpec:
-    """Return what a command line asks for.
+def _launch_spec(argv: tuple[str, ...], flags: Mapping[str, Any]) -> LaunchSpec:
+    """Return the launch that a command line describes.
 
     Raises:
-        InvalidArgumentError: That makes no sense.
+        InvalidArgumentError: The options are inconsistent.
     """
     from rankwise._launch.forkserver.ipc import TargetKind  # noqa: PLC0415 - as above
     from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ  # noqa: PLC0415
@@ -188,7 +188,7 @@ def _spec(argv: tuple[str, ...], flags: Mapping[str, Any]) -> LaunchSpec:
 
 
 def _nodes(flags: Mapping[str, Any]) -> Nodes | None:
-    """Return the hosts that flags name; None for this one alone."""
+    """Return the hosts that the options name; None for this host alone."""
     from rankwise._rendezvous.nodes import Nodes  # noqa: PLC0415 - `rankwise env` does not wait for this
 
     least, most = flags["nnodes"]

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from rankwise._environment.detect import LAUNCHERS
-from rankwise.cli.exit_status import FOUND_A_FAULT, MISUSED, fail
+from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
 from rankwise.cli.launch_command import launch
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
@@ -38,7 +38,7 @@ main.add_command(launch)
 def env(as_json: bool, launcher: str) -> None:
     """Show the rank of this process, and the variable that each value comes from.
 
-    Run it in place of a script to see what a launcher sets: mpirun -n 2 rankwise env
+    Run it in place of a script to see the variables of a launcher: mpirun -n 2 rankwise env
     """
     from rankwise._session.environ import read_environment  # noqa: PLC0415 - not needed for --help
     from rankwise._session.getters import fact_lines  # noqa: PLC0415
@@ -46,9 +46,9 @@ def env(as_json: bool, launcher: str) -> None:
     try:
         reading = read_environment(launcher)
     except InvalidArgumentError as error:
-        fail(error, MISUSED)
+        fail(error, EXIT_USAGE)
     except RankwiseError as error:
-        fail(error, FOUND_A_FAULT)
+        fail(error, EXIT_ERROR)
     if as_json:
         import json  # noqa: PLC0415
 
