@@ -36,7 +36,7 @@ _OTHER_OPTIONS: Final = (
 )
 
 
-def command(module: str) -> list[str]:
+def interpreter_command(module: str) -> list[str]:
     """Return a command that calls `main` of a module of `rankwise._launch`; arguments may be appended.
 
     The new interpreter has this one's search path.
@@ -50,7 +50,7 @@ def command(module: str) -> list[str]:
             f"(sys.executable is {sys.executable!r}): run it with python, or let another launcher start its ranks"
         )
     code = _BOOTSTRAP.format(homes=list(dict.fromkeys(_package_folders())), others=list(search_path()), module=module)
-    return [sys.executable, *options(), "-c", code.ljust(_TITLE_BYTES)]
+    return [sys.executable, *interpreter_options(), "-c", code.ljust(_TITLE_BYTES)]
 
 
 def search_path() -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def working_directory() -> str:
         ) from error
 
 
-def options() -> list[str]:
+def interpreter_options() -> list[str]:
     """Return the command-line options of this interpreter."""
     found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     for name in _OTHER_OPTIONS:

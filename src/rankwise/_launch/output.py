@@ -106,7 +106,7 @@ class Console:
         if not _is_original(stream):
             return self._writers.setdefault(stream, TextStreamWriter(stream))
         with contextlib.suppress(OSError, ValueError):
-            stream.flush()  # what this process has printed comes first
+            stream.flush()  # the output of this process comes first
         try:
             descriptor = stream.fileno()
             file = os.fstat(descriptor)
@@ -137,7 +137,7 @@ class RankOutput:
         return self._writer is not None and self._writer.is_full
 
     def write(self, data: bytes) -> bool:
-        """Show the whole lines of what the rank has printed; return False if nobody reads them any more."""
+        """Buffer output of the rank, and show its whole lines; return False if nobody reads them any more."""
         self._buffer += data
         # A progress bar ends each of its lines with a carriage return.
         end = max(self._buffer.rfind(b"\n"), self._buffer.rfind(b"\r")) + 1

@@ -79,7 +79,7 @@ class OutputPipes:
         self._reads_all = False
 
     def close(self) -> None:
-        """Close what this object has opened besides the pipes."""
+        """Close the sockets that wake up the loop."""
         self._console.on_writable = lambda: None
         self._wakeup_reader.close()
         self._wakeup_writer.close()

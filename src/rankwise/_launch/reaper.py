@@ -33,7 +33,7 @@ def become_subreaper() -> None:
 
 
 def set_parent_death_signal() -> None:
-    """Get SIGKILL when the parent process ends, for whatever reason."""
+    """Get SIGKILL when the parent process ends, for any reason."""
     _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 

@@ -26,7 +26,7 @@ ATOMIC_WRITE_BYTES: Final = select.PIPE_BUF
 def poll(events: Mapping[int, int], seconds: float | None = None) -> list[tuple[int, int]]:
     """Wait until one of several descriptors is ready, and return those that are, with their events.
 
-    A closed or broken connection is ready whatever the events, with POLLHUP or POLLERR.
+    A closed or broken connection is ready for any events, with POLLHUP or POLLERR.
 
     Args:
         events: READABLE, WRITABLE or both, for each descriptor.

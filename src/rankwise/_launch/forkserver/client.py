@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, READ_BYTES, ServerCommand, ServerEvent
-from rankwise._launch.interpreter import command
+from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import LAUNCH_ID, SECONDS_TO_END, kill_descendants, kill_launch
 from rankwise.errors import LaunchError
 
@@ -42,7 +42,7 @@ class ForkServer:
         self._has_answered = False
         # Elsewhere than on Linux, imported libraries may not survive a fork.
         mode = "fork" if preload and sys.platform == "linux" else "fresh"
-        start = command("forkserver.server")
+        start = interpreter_command("forkserver.server")
         self.control, theirs = map(_beyond_standard_streams, socket.socketpair())
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter

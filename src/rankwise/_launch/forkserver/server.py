@@ -1,6 +1,6 @@
 """The fork server: imports torch once, forks ranks on request, and reaps them. Each launcher has one.
 
-It ends when the connection to the launcher is closed, for whatever reason, and kills all of its descendants before. So
+It ends when the connection to the launcher is closed, for any reason, and kills all of its descendants before. So
 a world is ended by a process that does nothing else, never by a handler or a thread in a rank, which C++ may block.
 """
 
@@ -23,7 +23,7 @@ from typing import Final
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, DESCRIPTORS, ServerCommand, ServerEvent
 from rankwise._launch.forkserver.worker import run_worker
-from rankwise._launch.interpreter import command
+from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.process_title import set_title
 from rankwise._launch.reaper import become_subreaper, kill_descendants, reap, set_parent_death_signal
 from rankwise._launch.standard_streams import open_standard_streams
@@ -167,7 +167,7 @@ class Server:
         if not self._forking:
             os.set_inheritable(connection, True)
             os.set_inheritable(crashes, True)
-            os.execv(sys.executable, [*command("forkserver.worker"), str(connection), str(crashes)])  # noqa: S606
+            os.execv(sys.executable, [*interpreter_command("forkserver.worker"), str(connection), str(crashes)])  # noqa: S606
         return connection, crashes
 
     def _report_ends(self) -> None:

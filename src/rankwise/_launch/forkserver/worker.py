@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter, flush
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, receive_message, serialize
-from rankwise._launch.interpreter import options
+from rankwise._launch.interpreter import interpreter_options
 from rankwise._launch.main_module import prepare_script
 from rankwise._launch.omp_num_threads import late_setting_warning
 from rankwise._launch.process_title import set_title
@@ -113,7 +113,7 @@ def _prepare(request: StartRequest) -> None:
 def _set_process_name(request: StartRequest) -> None:
     """Give this process the name of its command, in place of that of the fork server."""
     command = ["-m", *request.argv] if request.kind is TargetKind.MODULE else request.argv
-    sys.orig_argv[:] = [sys.executable, *options(), *command]
+    sys.orig_argv[:] = [sys.executable, *interpreter_options(), *command]
     suffix = f" [rank {request.environ['RANK']}]" if "RANK" in request.environ else ""
     set_title(" ".join(sys.orig_argv) + suffix)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # noqa: SLF001 - a fork keeps the parent's
