@@ -1,4 +1,4 @@
-"""How long the plugin waits, in one place. The timeouts of ending a rank are in `worker_pool`."""
+"""All durations of the plugin: time limits, grace periods, and intervals of polling."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ START_SECONDS: Final = 120.0
 # For the other ranks to end a phase after the first failure, before they are killed. Most end at once, with an error
 # that names the rank that failed.
 GRACE_AFTER_FAILURE_SECONDS: Final = 2.0
+# For a rank to write its stacks. Every live rank can, since the signal handler is in C.
+STACK_SECONDS: Final = 1.0
+STACK_POLL_SECONDS: Final = 0.02
+# For ranks that are replaced to tear down their fixtures of wider scope and write their coverage, and then to end.
+TEARDOWN_SECONDS: Final = 60.0
+PROCESS_END_SECONDS: Final = 5.0
 # Added to the test's time limit for the timeout of its session, so that the plugin's timeout, whose report has the
 # stack of each rank, comes first, also after hours in a debugger.
 SESSION_EXTRA_SECONDS: Final = 24 * 3600.0

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import IO, Any, Final
+from typing import IO, Any
 
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, serialize
@@ -20,15 +20,9 @@ from rankwise._launch.report import describe_end
 from rankwise._launch.spec import common_environ
 from rankwise._net.polling import EventLoop
 from rankwise.errors import LaunchError, RankFailure
+from rankwise.testing._plugin import timeouts
 from rankwise.testing._plugin.messages import Aborted
 from rankwise.testing._plugin.rank_session import STACKS
-
-# How long ranks may take to tear down their fixtures of wider scope and write their coverage, and then to end.
-_TEARDOWN_SECONDS: Final = 60.0
-_END_SECONDS: Final = 5.0
-# How long a rank may take to write its stacks; every live rank can, as the signal handler is in C.
-_STACK_SECONDS: Final = 1.0
-_POLL_SECONDS: Final = 0.02
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +54,7 @@ class PooledRank(RankProcess):
         texts += [f"failed at its end\n{result.traceback}" for result in results if result.traceback]
         if not texts and not self.is_over:
             if self.is_running:
-                texts = [f"did not tear down its fixtures of wider scope within {_TEARDOWN_SECONDS:g} s"]
+                texts = [f"did not tear down its fixtures of wider scope within {timeouts.TEARDOWN_SECONDS:g} s"]
             else:
                 end = self.describe_end(number)
                 texts = [f"{end} while it tore down its fixtures of wider scope\n{self.stack()}".rstrip()]
@@ -152,9 +146,9 @@ class WorkerPool:
         stacks = dict.fromkeys(ranks, "")
         for number in ranks:
             self._processes.signal(number, STACKS)
-        deadline = time.monotonic() + _STACK_SECONDS
+        deadline = time.monotonic() + timeouts.STACK_SECONDS
         while time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)  # regular files: nothing reports that they have grown
+            time.sleep(timeouts.STACK_POLL_SECONDS)  # regular files: nothing reports that they have grown
             written = {number: rank.stack() for number, rank in ranks.items()}
             stacks = {number: stacks[number] + written[number] for number in ranks}
             if all(stacks.values()) and not any(written.values()):
@@ -172,9 +166,11 @@ class WorkerPool:
             rank.messages.clear()
             rank.send(None)
         # The result is a rank's last message. Threads may keep its process alive after that, and are not waited for.
-        self.wait(lambda: all(rank.is_over or not rank.is_running for rank in alive.values()), _in(_TEARDOWN_SECONDS))
+        self.wait(
+            lambda: all(rank.is_over or not rank.is_running for rank in alive.values()), _in(timeouts.TEARDOWN_SECONDS)
+        )
         problems = [text for number, rank in alive.items() for text in rank.problems(number)]
-        if not self._have_ended(_END_SECONDS):
+        if not self._have_ended(timeouts.PROCESS_END_SECONDS):
             self.kill()
         self._processes.sweep()
         self._clear()
