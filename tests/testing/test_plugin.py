@@ -38,12 +38,12 @@ def test_worlds_that_pass_or_skip_and_markers_that_cannot_be_used(programs: pyte
     )
     told = result.stdout.str()
     for text in (
-        'ranks wants sizes: numbers of ranks, or "serial"',
+        'ranks needs sizes: numbers of ranks, or "serial"',
         'takes numbers of ranks from 1 to 256, or "serial", got 0',
         """takes numbers of ranks from 1 to 256, or "serial", got 'four'""",
         "has the same size twice",
         "does not take time; it takes backend, timeout and device",
-        "wants a timeout in seconds, above 0, got 0",
+        "needs a timeout in seconds above 0, got 0",
         "ranks(1, 2) cannot make several tests of this one: it is a method of unittest.TestCase",
         "device='nowhere' is no device",
         "backend='none': 'none' is not in this build of torch",

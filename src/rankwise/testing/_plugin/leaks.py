@@ -19,7 +19,7 @@ import torch
 from rankwise._session.current import opened_session
 from rankwise.testing._plugin.timeouts import THREAD_EXIT_SECONDS
 
-# Pytest's own, which change with every test, and what torch sets when it loads its compiler.
+# Variables that pytest changes with every test, and that torch sets when it loads its compiler.
 _VARIABLES_NOT_WATCHED: Final = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION", "TORCHINDUCTOR_")
 _NOT_WATCHED: Final = ("_pytest", "pytest", "_pluggy", "pluggy", "rankwise.testing", "faulthandler")
 _CODE: Final = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)

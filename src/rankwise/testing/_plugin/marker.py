@@ -94,13 +94,13 @@ def _read(marker: pytest.Mark, timeout: str) -> RanksMarker:
     if unknown:
         problem = f"does not take {', '.join(unknown)}; it takes backend, timeout and device"
     elif not marker.args:
-        problem = 'wants sizes: numbers of ranks, or "serial"'
+        problem = 'needs sizes: numbers of ranks, or "serial"'
     elif wrong := [size for size in marker.args if not _is_size(size)]:
         problem = f'takes numbers of ranks from 1 to {_LARGEST}, or "serial", got {wrong[0]!r}'
     elif len(set(marker.args)) < len(marker.args):
         problem = f"has the same size twice: {marker.args}"
     elif not (isinstance(options["timeout"], float) and 0 < options["timeout"] < LONGEST_TEST_SECONDS):
-        problem = f"wants a timeout in seconds, above 0, got {options['timeout']!r}; ranks_timeout is the default"
+        problem = f"needs a timeout in seconds above 0, got {options['timeout']!r}; ranks_timeout is the default"
     if problem:
         raise InvalidArgumentError(f"@pytest.mark.ranks {problem}")
     return RanksMarker(sizes=marker.args, **options)

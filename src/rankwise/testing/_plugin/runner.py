@@ -1,8 +1,8 @@
 """Running one test on its ranks, phase by phase: setup, call, teardown.
 
-There is a barrier after each phase, so that no rank tears down what another rank still uses. A rank that fails passes
-the barriers without waiting: it leaves the session at once, and the collectives of the other ranks end with an error
-instead of a deadlock. `messages` describes the protocol.
+There is a barrier after each phase, so that no rank tears down a fixture that another rank uses. A rank that fails
+passes the barriers without waiting: it leaves the session at once, and the collectives of the other ranks end with an
+error instead of a deadlock. `messages` describes the protocol.
 """
 
 from __future__ import annotations
