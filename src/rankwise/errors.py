@@ -9,7 +9,7 @@
     ├── NotJoinedError             RuntimeError   the world is larger than one and this process has not joined it
     ├── JoinError                  RuntimeError   the ranks could not meet
     │   └── JoinTimeoutError       TimeoutError   ... in time
-    ├── CollectiveError            RuntimeError   a collective broke off: a rank died, or did not take part
+    ├── CollectiveError            RuntimeError   a collective failed: a rank died, or did not take part
     │   ├── CollectiveTimeoutError TimeoutError   ... in time
     │   └── MismatchError          ValueError     the calls of the ranks do not match
     ├── RemoteRankError            RuntimeError   another rank raised; its traceback is in the message
@@ -78,7 +78,7 @@ class JoinTimeoutError(JoinError, TimeoutError):
 
 
 class CollectiveError(RankwiseError, RuntimeError):
-    """A collective broke off: a rank died, or did not take part."""
+    """A collective failed: a rank died, or did not take part."""
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
