@@ -1,0 +1,57 @@
+"""`make compat`: the combinations that it runs, and the numbers that it reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import compat
+from tools.virtualenv import CommandError
+
+RESULTS = """<testsuites><testsuite>
+<testcase classname="tests.test_a" name="test_passes"><properties/></testcase>
+<testcase classname="tests.test_a" name="test_fails"><failure message="assert 1 == 2&#10;x">text</failure></testcase>
+<testcase classname="tests.test_a" name="test_skips"><skipped message="no GPU"/></testcase>
+<testcase classname="tests.test_b" name=""><error message="collection failure">trace</error></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_oldest_and_the_newest_are_combined() -> None:
+    first, *_, last = compat.combinations()
+    assert (first.python, first.torch) == ("3.10", "2.8")
+    assert last.torch == compat.NEWEST
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert own not in {one.python for one in compat.combinations()[1:-1]}
+
+
+def test_results_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "results.xml").write_text(RESULTS)
+    combination = compat.Combination(python="3.12", torch="2.13.0")
+    compat.read_results(combination, tmp_path / "results.xml")
+    assert combination.result == "1 passed, 2 failed, 1 skipped"
+    assert combination.failures == [
+        "tests.test_a::test_fails: assert 1 == 2",
+        "tests.test_b::: collection failure",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "version"), [("2.8", "2.8.0"), ("2.13.0", "2.13.0+cpu"), (compat.NEWEST, "2.15.0"), ("2.12", "none")]
+)
+def test_a_cpu_build_is_preferred(asked: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = "torch (2.15.0)\nAvailable versions: 2.15.0, 2.14.1, 2.13.0+cpu, 2.13.0, 2.8.0\n"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, listed, ""))
+    if version == "none":
+        with pytest.raises(CommandError, match=r"no torch 2\.12\.0"):
+            compat.offered_version("python", asked)
+    else:
+        assert compat.offered_version("python", asked) == version
+
+
+def test_a_missing_interpreter_is_skipped() -> None:
+    combination = compat.Combination(python="3.1", torch="2.8")
+    compat.check(combination, tests=[], keep=False)
+    assert combination.result == "skipped: there is no such interpreter"
