@@ -80,7 +80,7 @@ def check_environ(environ: Mapping[str, str]) -> None:
     Raises:
         InvalidArgumentError: They do not.
     """
-    if type(environ).__module__ == "os":  # `os.environ` does, and a process alone comes here before every collective
+    if type(environ).__module__ == "os":  # the process's own do, and a process alone comes here before every collective
         return
     if not isinstance(environ, Mapping):
         raise InvalidArgumentError(f"environ={shown(environ)} is not a mapping of variables, by name")
