@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankwise._comm.group import Comm
     from rankwise._environment.detect import detect
     from rankwise._environment.facts import LaunchEnvironment, Reading
-    from rankwise._launch.api import launch
+    from rankwise._launch.functions import launch
     from rankwise._session.api import finalize, init
     from rankwise._session.getters import (
         backend,
@@ -142,7 +142,7 @@ _HOMES = {
         "RemoteRankError",
         "TopologyError",
     ),
-    "_launch.api": ("launch",),
+    "_launch.functions": ("launch",),
     "_session.getters": (
         "backend",
         "device",

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.functions import launch_call
 from rankwise._rendezvous.nodes import Nodes
 from tests.session.worlds import free_port
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.functions import launch_call
 from rankwise._rendezvous.nodes import Nodes
 from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port, garbage_thrown

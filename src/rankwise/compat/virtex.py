@@ -18,8 +18,8 @@ from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import overwrite
 from rankwise._comm.control.protocol import Call
-from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.functions import launch_call
 from rankwise._launch.output import Console
 from rankwise._launch.spec import check_nproc
 from rankwise._pickling import dumps

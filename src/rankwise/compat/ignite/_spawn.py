@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rankwise._arguments import integer
-from rankwise._launch.api import launch_call
 from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.functions import launch_call
 from rankwise._launch.spec import check_nproc
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.compat.ignite._initialize import InitMethod, check_backend, join, timeout_seconds
