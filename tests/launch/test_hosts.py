@@ -111,7 +111,7 @@ def test_a_port_that_is_taken_is_an_error_on_every_host(taken_port: int) -> None
 def test_two_hosts_with_one_node_rank_are_an_error() -> None:
     ended = launch_all(0, 1, 1, most=3, timeout="8")
     assert any("two launchers are host 1 of 3" in str(error) for error in ended)
-    assert any("host 2 of 3 did not come" in str(error) for error in ended)
+    assert any("host 2 of 3 did not connect" in str(error) for error in ended)
 
 
 @pytest.mark.parametrize("options", variants([{"timeout": "soon"}, {}], fast=[{}]))
