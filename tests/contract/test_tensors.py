@@ -36,7 +36,7 @@ def test_all_reduce_in_place(comm: Comm) -> None:
 
 def test_all_reduce_in_place_refuses_results_of_another_dtype(comm: Comm) -> None:
     for tensor, op in ((torch.ones(2, dtype=torch.bool), "sum"), (torch.ones(2, dtype=torch.int64), "mean")):
-        with pytest.raises(rw.PayloadTypeError, match="another type"):
+        with pytest.raises(rw.PayloadTypeError, match="another dtype"):
             rw.all_reduce_(tensor, op=op)
     with pytest.raises(rw.PayloadTypeError, match="takes a tensor"):
         rw.all_reduce_(1)  # type: ignore[arg-type]  # that is the point
