@@ -40,9 +40,9 @@ def raised_at(error: BaseException) -> str:
 
 
 def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> None:
-    """Remove the frames below the first internal one from the traceback of an error, if it is one of rankwise's own.
+    """Remove the trailing internal frames from the traceback of one of rankwise's own errors, all but the outermost.
 
-    Frames above a user frame are kept, as those above a `__reduce__` that raised.
+    Internal frames that called user code are kept, such as those that called a `__reduce__` that raised.
 
     Args:
         entry: The first traceback entry to consider: the caller may be about to remove those before it.

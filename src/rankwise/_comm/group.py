@@ -133,7 +133,7 @@ class Comm(ByteCollectives):
         return run
 
     def reduce(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
-        """Prepare to reduce a contiguous tensor in place; backends can reduce its type with this operation."""
+        """Prepare to reduce a contiguous tensor in place, in the wire format of the operation."""
         if wire.is_complex():
             if not op.is_linear:  # no backend multiplies complex numbers
                 return self._reduce_gathered(wire, op)

@@ -28,7 +28,7 @@ class Op:
         name: The name that users pass as `op`.
         torch_op: The operation of torch's process group, on tensors in their wire format (see `plan`).
         accumulate: Reduces a second tensor in wire format into the first one, in place.
-        reduce_copies: Makes of a tensor in wire format the reduction of so many equal ones, in place (for fake groups).
+        reduce_copies: Replaces a tensor in wire format, in place, by the reduction of n copies of it (for fake groups).
         reduce_numbers: Reduces Python numbers of one type, in the order of ranks.
         result_bits: Returns an upper bound of the bits of the result, given the bits of the largest integer and the
             number of ranks.

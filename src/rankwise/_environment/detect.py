@@ -106,7 +106,7 @@ def launcher_named(name: str) -> Launcher | None:
 
 
 def _refuse_another_world(reading: LaunchEnvironment, environ: Environ) -> None:
-    """Refuse RANK and WORLD_SIZE that were exported before mpirun or srun: then all of its ranks have the same RANK.
+    """Refuse RANK and WORLD_SIZE that were exported before mpirun or srun: all ranks would have the same RANK.
 
     With LOCAL_RANK they are from an inner launcher, which starts several ranks in each rank of the outer one. A world
     of one is valid inside any launcher.

@@ -38,7 +38,7 @@ def run_variables(environ: Environ) -> dict[str, str]:
 
 
 def is_rankwise_launch(environ: Environ) -> bool:
-    """Return whether `rankwise launch` set torch's variables, and not a torchrun that one of its ranks has started."""
+    """Return whether torch's variables come from `rankwise launch`, and not from a torchrun that a rank has started."""
     return environ.get(RUN) == _run(environ)
 
 

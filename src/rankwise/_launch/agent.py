@@ -117,8 +117,8 @@ def run_ranks(spec: LaunchSpec, supervisor: Supervisor) -> dict[int, LaunchedRan
         except RankFailedError as failed:
             raise stop from failed
         raise
-    kernel = oom_explanation(kills_before, count_oom_kills())
-    raise_failures(supervisor.ranks, world_size, returning=spec.kind is TargetKind.FUNCTION, kernel=kernel)
+    oom_text = oom_explanation(kills_before, count_oom_kills())
+    raise_failures(supervisor.ranks, world_size, returning=spec.kind is TargetKind.FUNCTION, oom_text=oom_text)
     return supervisor.ranks
 
 

@@ -35,7 +35,7 @@ class MainModule:
     Attributes:
         path: Its file.
         name: Its name, if `python -m`, a folder or an archive was run; "" for a script.
-        late: The variables that an import does not set, or not to their values in the caller.
+        late: The variables that an import leaves unset, or sets to other values than the caller's.
         uses: The variables that each of its definitions refers to.
     """
 

@@ -8,6 +8,8 @@ from typing import Final
 _VMSTAT: Final = Path("/proc/vmstat")
 _CGROUP: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+# The explanation of SIGKILL where no kill was counted: no other sender is as frequent.
+POSSIBLE_OOM: Final = "out of memory?"
 
 
 def count_oom_kills(vmstat: Path = _VMSTAT, cgroup: Path = _CGROUP, cgroups: Path = _CGROUPS) -> dict[str, int]:

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankwise._launch.launched_rank import LaunchedRank
+from rankwise._launch.oom import POSSIBLE_OOM
 from rankwise._pickling import loads
 from rankwise._text import ranks_text
 from rankwise.errors import RankFailedError, RankFailure, shortened
 
 _SIGNAL_CAUSES: Final = {
-    signal.SIGKILL: "out of memory?",
+    signal.SIGKILL: POSSIBLE_OOM,
     signal.SIGSEGV: "a crash in compiled code",
     signal.SIGABRT: "a check failed in compiled code",
     signal.SIGBUS: "out of shared memory?",
@@ -23,14 +24,16 @@ _SIGNAL_CAUSES: Final = {
 _LONGEST_TRACEBACK: Final = 8_000
 
 
-def raise_failures(ranks: Mapping[int, LaunchedRank], nproc: int, *, returning: bool = False, kernel: str = "") -> None:
+def raise_failures(
+    ranks: Mapping[int, LaunchedRank], world_size: int, *, returning: bool = False, oom_text: str = ""
+) -> None:
     """Raise an error if any rank has failed.
 
     Args:
         ranks: The ranks, which have ended.
-        nproc: The number of ranks.
+        world_size: The number of ranks on all hosts.
         returning: A rank that ended without a return value has failed too.
-        kernel: The explanation of SIGKILL by the kernel's counters; "" if there is none.
+        oom_text: The explanation of SIGKILL by the kernel's counters; "" if there is none.
 
     Raises:
         RankFailedError: A rank has failed. Its cause is the exception of the first one, if that could be pickled.
@@ -43,7 +46,7 @@ def raise_failures(ranks: Mapping[int, LaunchedRank], nproc: int, *, returning: 
     if first is not None and first.error:
         with contextlib.suppress(Exception):  # only that rank may know its class; its text is in the report
             cause = loads(first.error)
-    text = describe_failures(failures, nproc, kernel=kernel)
+    text = describe_failures(failures, world_size, oom_text=oom_text)
     if first is not None and first.consequence:
         text += _ended_before(ranks, first.time_ns)
     if lingering := [number for number, rank in ranks.items() if rank.lingers]:
@@ -76,23 +79,23 @@ def failures_of(ranks: Mapping[int, LaunchedRank], *, returning: bool = False) -
     return [_failure(number, ranks[number]) for number in sorted(failed, key=lambda number: _sort_key(ranks[number]))]
 
 
-def describe_failures(failures: Sequence[RankFailure], nproc: int, *, kernel: str = "") -> str:
+def describe_failures(failures: Sequence[RankFailure], world_size: int, *, oom_text: str = "") -> str:
     """Return the text of the report.
 
     Args:
         failures: The failures, in the order of time.
-        nproc: The number of ranks.
-        kernel: The explanation of SIGKILL by the kernel's counters; "" if there is none.
+        world_size: The number of ranks on all hosts.
+        oom_text: The explanation of SIGKILL by the kernel's counters; "" if there is none.
     """
     first, *later = failures
-    text = f"rank {first.rank} of {nproc} on {first.host} {describe_end(first, kernel)}"
+    text = f"rank {first.rank} of {world_size} on {first.host} {describe_end(first, oom_text)}"
     if first.traceback:
         text += f"\n\n{shortened(first.traceback.rstrip(), _LONGEST_TRACEBACK)}\n"
     endings: dict[str, list[RankFailure]] = {}
     for failure in later:
-        endings.setdefault(_end_without_message(failure, kernel), []).append(failure)
+        endings.setdefault(_end_without_message(failure, oom_text), []).append(failure)
     for kind, alike in endings.items():
-        details = {describe_end(failure, kernel) for failure in alike}
+        details = {describe_end(failure, oom_text) for failure in alike}
         how = details.pop() if len(details) == 1 else kind  # messages may contain the rank, or a port
         if len(alike) > 1 and how.startswith("was "):
             how = f"were {how.removeprefix('was ')}"
@@ -139,12 +142,12 @@ def _failure(number: int, rank: LaunchedRank) -> RankFailure:
     )
 
 
-def _end_without_message(failure: RankFailure, kernel: str) -> str:
+def _end_without_message(failure: RankFailure, oom_text: str) -> str:
     """Return how a rank ended, without the message of the exception."""
-    return describe_end(failure, kernel).partition(":")[0] if failure.raised else describe_end(failure, kernel)
+    return describe_end(failure, oom_text).partition(":")[0] if failure.raised else describe_end(failure, oom_text)
 
 
-def describe_end(failure: RankFailure, kernel: str) -> str:
+def describe_end(failure: RankFailure, oom_text: str) -> str:
     """Return how a rank ended, as a predicate to follow its name: "raised KeyError: 'k'"."""
     exitcode = failure.exitcode
     if failure.stopped:
@@ -154,7 +157,7 @@ def describe_end(failure: RankFailure, kernel: str) -> str:
             number = signal.Signals(-exitcode)
         except ValueError:
             return f"was killed by signal {-exitcode}"
-        meaning = kernel if kernel and number == signal.SIGKILL else _SIGNAL_CAUSES.get(number)
+        meaning = oom_text if oom_text and number == signal.SIGKILL else _SIGNAL_CAUSES.get(number)
         return f"was killed by {number.name}{f' ({meaning})' if meaning else ''}"
     if failure.raised:
         return f"raised {failure.raised}"

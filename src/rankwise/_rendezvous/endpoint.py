@@ -77,7 +77,7 @@ def choose(reading: LaunchEnvironment, *, launching_process: Callable[[str], str
         ports, source, key = (port.value,), f"{host.source} and {port.source}", str(port.value)
     elif host is not None and job is not None and not reading.agent_store:
         key = f"{reading.launcher}/{job.value}"
-        ports, source = _ports(key), f"{host.source} and {job.source}"
+        ports, source = _derived_ports(key), f"{host.source} and {job.source}"
     else:
         raise _missing_address(reading)
     return Endpoint(
@@ -121,7 +121,7 @@ def _missing_address(reading: LaunchEnvironment) -> LauncherEnvironmentError:
     )
 
 
-def _ports(name: str) -> tuple[int, ...]:
+def _derived_ports(name: str) -> tuple[int, ...]:
     """Return the ports for a job of that name, in an order that is the same on every rank.
 
     Several candidates, since other programs may use some of them.

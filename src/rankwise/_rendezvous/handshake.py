@@ -36,7 +36,7 @@ REPLY_SECONDS: Final = 5.0
 _MAX_LINE: Final = 65536
 # How long a listener may take for its proof, and the pause between two rounds over all ports.
 _PROOF_SECONDS: Final = 1.0
-_PAUSE_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 0.05
 # The name of a host may not resolve while the pods of a cluster are still being created.
 _RESOLVE_SECONDS: Final = 30.0
 
@@ -245,7 +245,7 @@ def _find_rank_zero(endpoint: Endpoint, deadline: float, *, timeout: float) -> t
             foreign_ports.add(port)
         if time.monotonic() > deadline:
             break
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_RETRY_SECONDS)
     if foreign_ports:
         ports = ", ".join(map(str, sorted(foreign_ports)))
         failure = f"the listener on port {ports} is not rank zero of this world but another program or job"

@@ -131,7 +131,7 @@ class JoinReply:
         return reply
 
     def complete(self, reading: LaunchEnvironment, source: str = "the other ranks") -> LaunchEnvironment:
-        """Return an environment with the numbers that it lacked, which have `source` as their source.
+        """Return the environment with its missing numbers taken from this reply; their source is `source`.
 
         Raises:
             JoinError: The reply is an error.

@@ -17,11 +17,10 @@ from typing import Final
 
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.polling import wait_readable
+from rankwise._rendezvous.handshake import REPLY_SECONDS
 from rankwise._text import ranks_on_hosts_text
 from rankwise.errors import JoinError, JoinTimeoutError, printable
 
-# Rank zero knows which ranks are late, so the others wait for its reply longer than rank zero waits for them.
-_REPLY_SECONDS: Final = 5.0
 _MOST_BYTES: Final = 65536
 _READY: Final = "ready"
 
@@ -64,7 +63,7 @@ class RankMonitor:
             self.send(_READY)
         else:
             self.send(problem or _READY)
-            reply = _read(self.connections[0], time.monotonic() + timeout + _REPLY_SECONDS)
+            reply = _read(self.connections[0], time.monotonic() + timeout + REPLY_SECONDS)
             if reply != _READY:
                 raise JoinError(reply or _died(0))
 
@@ -91,7 +90,7 @@ class RankMonitor:
     def _receive_all(self, problem: str, timeout: float) -> None:
         """Receive the report of every other rank, on rank zero."""
         problems = [f"rank 0: {problem}"] if problem else []
-        deadline = time.monotonic() + (_REPLY_SECONDS if problem else timeout)
+        deadline = time.monotonic() + (REPLY_SECONDS if problem else timeout)
         awaited = dict(self.connections)
         while awaited:
             remaining = deadline - time.monotonic()
@@ -105,7 +104,7 @@ class RankMonitor:
                 if text != _READY:
                     problems.append(f"rank {rank}: {text}" if text else _died(rank))
                     # Other ranks may still be connecting to the store, which ends with this process.
-                    deadline = min(deadline, time.monotonic() + _REPLY_SECONDS)
+                    deadline = min(deadline, time.monotonic() + REPLY_SECONDS)
         if problems:
             raise JoinError("; ".join(problems))
 

@@ -19,7 +19,7 @@ from rankwise._text import ranks_text
 from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, LaunchError, printable
 
 _TIMEOUT: Final = 600.0
-_PAUSE_SECONDS: Final = 0.2
+_RETRY_SECONDS: Final = 0.2
 # How much of another host's text an error message shows.
 _SHOWN: Final = 20
 
@@ -111,7 +111,7 @@ class StaticRendezvous(FixedNodesRendezvous):
                     raise LaunchError(
                         f"host {self._nodes.node_rank} did not find host 0 within {self._timeout:g} s: {error}"
                     ) from error
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
     def _register(self, store: Store, deadline: float) -> None:
         """Register this host in the store, and wait until all hosts have done so.

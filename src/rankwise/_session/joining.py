@@ -70,7 +70,7 @@ def join_with_device(
     timeout: float,
     check: bool,
 ) -> Joined:
-    """Join the other ranks, and report to them if this rank has no device, as far as it knows its local rank."""
+    """Join the other ranks. If the local rank is known and has no device, the join request reports that."""
     chosen: torch.device | None = None
     problem: Exception | None = None
     try:

@@ -1,4 +1,4 @@
-"""How a session is opened, with its process group, and how that is closed again."""
+"""How a session is opened, with its process group. How it is closed is decided in `shutdown`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from rankwise._comm.data.torch_backend import TorchGroupComm
-from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
@@ -24,40 +21,9 @@ from rankwise._rendezvous.membership import JoinReply
 from rankwise._session.device import choose_backend, is_selectable
 from rankwise._session.joining import Joined, join_with_device, select_device
 from rankwise._session.session import Session
-from rankwise._session.shutdown import serve_until_others_leave
+from rankwise._session.shutdown import OpenedResources
 from rankwise._torch import gloo_on_loopback
 from rankwise.errors import JoinError
-
-# How long rank zero serves the store after an error: the others may still read the reason from it, as in an exclusive
-# section that has failed.
-_FAILED_SECONDS: Final = 5.0
-
-
-@dataclass(slots=True)
-class _OpenedResources:
-    """The resources that a session has opened, and closes."""
-
-    comm: TorchGroupComm
-    joined: Joined
-    hooks: tuple[Callable[..., object], Callable[..., object]]
-    timeout: float
-    reset: Callable[[], None]
-
-    def close(self, reason: str, failed: bool) -> None:
-        self.reset()
-        # First: ranks that have closed already may be joining the next world, perhaps on the same port.
-        self.joined.release_port()
-        still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
-        self.comm.shutdown(reason)
-        if still_ours:
-            dist.destroy_process_group()
-        await_idle_threads()
-        before, theirs = self.hooks
-        if sys.excepthook is theirs:
-            sys.excepthook = before
-        if self.joined.reading.rank.value == 0:
-            serve_until_others_leave(self.joined.connections, timeout=_FAILED_SECONDS if failed else self.timeout)
-        self.joined.close()
 
 
 def preload_torch_functional() -> None:
@@ -142,7 +108,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
             joined.monitor.send(text)
         joined.close()
         raise JoinError(text) from error
-    resources = _OpenedResources(
+    resources = OpenedResources(
         comm=comm, joined=joined, hooks=(excepthook, sys.excepthook), timeout=registry.timeout, reset=reset
     )
     return Session(

@@ -1,21 +1,61 @@
-"""The end of a session on rank zero, which serves the store until no other rank needs it."""
+"""The end of a session: its groups, their threads, its connections, and on rank zero the wait for the other ranks."""
 
 from __future__ import annotations
 
 import logging
 import socket
+import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
+import torch.distributed as dist
+
+from rankwise._comm.data.torch_backend import TorchGroupComm
+from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._net.polling import wait_readable
+from rankwise._session.joining import Joined
 from rankwise._text import ranks_text
 
 log = logging.getLogger(__name__)
 
 # How long rank zero waits for the other ranks before it logs a warning.
 _PATIENCE_SECONDS = 5.0
+# How long rank zero serves the store after an error: the others may still read the reason from it, as in an exclusive
+# section that has failed.
+_FAILED_SECONDS: Final = 5.0
 
 
-def serve_until_others_leave(connections: dict[int, socket.socket], *, timeout: float) -> None:
+@dataclass(slots=True)
+class OpenedResources:
+    """The resources that a session has opened, and closes."""
+
+    comm: TorchGroupComm
+    joined: Joined
+    hooks: tuple[Callable[..., object], Callable[..., object]]
+    timeout: float
+    reset: Callable[[], None]
+
+    def close(self, reason: str, failed: bool) -> None:
+        """Close all of them, and wait for the other ranks on rank zero, whose store they may still need."""
+        self.reset()
+        # First: ranks that have closed already may be joining the next world, perhaps on the same port.
+        self.joined.release_port()
+        still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
+        self.comm.shutdown(reason)
+        if still_ours:
+            dist.destroy_process_group()
+        await_idle_threads()
+        before, theirs = self.hooks
+        if sys.excepthook is theirs:
+            sys.excepthook = before
+        if self.joined.reading.rank.value == 0:
+            _serve_until_others_leave(self.joined.connections, timeout=_FAILED_SECONDS if failed else self.timeout)
+        self.joined.close()
+
+
+def _serve_until_others_leave(connections: dict[int, socket.socket], *, timeout: float) -> None:
     """Wait until every other rank has closed its connection: a rank that has not may still need the store."""
     start = time.monotonic()
     warned = False

@@ -245,7 +245,7 @@ class ControlPlane(ABC):
             self._mark_broken(f"{call.text} failed with {type(error).__name__}: {error}")
 
     def _report_failure(self, call: Call, error: Exception) -> None:
-        """Send the other members the exception of this rank; with frames without waiting for them."""
+        """Send the exception of this rank to the other members. Where the group uses frames, this does not wait."""
         call.agreement_started = True
         if self.size == 1:
             return

@@ -41,7 +41,7 @@ class Mesh:
         ranks: The global ranks of the members, by group rank.
         sequence: The number of the last exchange that this member entered.
         lock: Held by the thread that uses the connections; others must not read the frames that it waits for.
-        same_host: All members are on this host: no `hosts` are given, by rank.
+        same_host: All members are on this host; `hosts`, the host names by rank, is empty then.
     """
 
     def __init__(

@@ -60,14 +60,14 @@ class PooledRank(RankProcess):
                 texts = [f"{end} while it tore down its fixtures of wider scope\n{self.stack()}".rstrip()]
         return [f"rank {number} {text}" for text in texts]
 
-    def describe_end(self, number: int, kernel: str = "") -> str:
+    def describe_end(self, number: int, oom_text: str = "") -> str:
         """Return how the process has ended, as the rest of a sentence.
 
         Args:
             number: The rank.
-            kernel: The explanation of SIGKILL by the kernel's counters; "" if there is none.
+            oom_text: The explanation of SIGKILL by the kernel's counters; "" if there is none.
         """
-        return describe_end(RankFailure(rank=number, host=socket.gethostname(), exitcode=self.exitcode or 0), kernel)
+        return describe_end(RankFailure(rank=number, host=socket.gethostname(), exitcode=self.exitcode or 0), oom_text)
 
     def send(self, message: object) -> None:
         """Send a message, unless the rank has ended. Blocks until all of it is sent."""
