@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankwise._collectives.gather import all_gather, all_gather_cat
+    from rankwise._collectives.all_gather import all_gather, all_gather_cat
     from rankwise._collectives.groups import barrier, new_group, node_group
     from rankwise._collectives.reduce import all_reduce, all_reduce_, reduce_scatter
     from rankwise._collectives.rooted import broadcast, gather, scatter
@@ -117,7 +117,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "_collectives.gather": ("all_gather", "all_gather_cat"),
+    "_collectives.all_gather": ("all_gather", "all_gather_cat"),
     "_collectives.groups": ("barrier", "new_group", "node_group"),
     "_collectives.rooted": ("broadcast", "gather", "scatter"),
     "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from rankwise._collectives.gather import all_gather
+from rankwise._collectives.all_gather import all_gather
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.control.agreement import Completion, Prepared
