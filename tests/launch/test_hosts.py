@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -112,6 +114,31 @@ def test_two_hosts_with_one_node_rank_are_an_error() -> None:
     ended = launch_all(0, 1, 1, most=3, timeout="8")
     assert any("two launchers are host 1 of 3" in str(error) for error in ended)
     assert any("host 2 of 3 did not connect" in str(error) for error in ended)
+
+
+@pytest.mark.slow
+def test_the_report_after_ctrl_c_counts_the_ranks_of_all_hosts() -> None:
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", "--nnodes", "2"]
+    program = str(Path(__file__).parent / "programs" / "fail_when_stopped.py")
+    hosts = [
+        subprocess.Popen(
+            [*command, "--node-rank", str(host), "--rdzv-endpoint", f"127.0.0.1:{port}", program],
+            env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for host in range(2)
+    ]  # fmt: skip
+    try:
+        for host in hosts:
+            assert host.stdout is not None
+            assert ["ready" in host.stdout.readline() for _ in range(2)] == [True, True]
+        hosts[1].send_signal(signal.SIGINT)
+        report = hosts[1].communicate(timeout=200)[1]
+        assert re.search(r"ranks? [23].* of 4 on .*ValueError: the checkpoint cannot be saved", report), report
+    finally:
+        for host in hosts:
+            host.terminate()
+            host.communicate(timeout=200)
 
 
 @pytest.mark.parametrize("options", variants([{"timeout": "soon"}, {}], fast=[{}]))

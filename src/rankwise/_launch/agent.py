@@ -52,7 +52,7 @@ class RankAgent(SimpleElasticAgent):
             for worker in workers
         }
         with self._forward_stop():
-            self._supervisor.start(requests)
+            self._supervisor.start(requests, world_size=workers[0].world_size)
         return {worker.local_rank: self._supervisor.ranks[worker.global_rank].pid for worker in workers}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -110,20 +110,25 @@ def run_ranks(spec: LaunchSpec, supervisor: Supervisor) -> dict[int, LaunchedRan
     """
     kills_before = count_oom_kills()
     try:
-        world_size = _run_agent(spec, supervisor)
+        _run_agent(spec, supervisor)
     except (KeyboardInterrupt, SystemExit) as stop:
         try:
-            raise_failures(failed_before(supervisor.ranks, supervisor.stopped_ns), spec.nproc)
+            raise_failures(failed_before(supervisor.ranks, supervisor.stopped_ns), supervisor.world_size)
         except RankFailedError as failed:
             raise stop from failed
         raise
     oom_text = oom_explanation(kills_before, count_oom_kills())
-    raise_failures(supervisor.ranks, world_size, returning=spec.kind is TargetKind.FUNCTION, oom_text=oom_text)
+    raise_failures(
+        supervisor.ranks,
+        supervisor.world_size,
+        returning=spec.kind is TargetKind.FUNCTION,
+        oom_text=oom_text,
+    )
     return supervisor.ranks
 
 
-def _run_agent(spec: LaunchSpec, supervisor: Supervisor) -> int:
-    """Run the agent until all ranks have ended, and return the world size.
+def _run_agent(spec: LaunchSpec, supervisor: Supervisor) -> None:
+    """Run the agent until all ranks have ended.
 
     The agent and its store are local to this function. The error of a rank is raised outside of it, so that its
     traceback, which a caller may keep, does not keep the store open.
@@ -145,8 +150,6 @@ def _run_agent(spec: LaunchSpec, supervisor: Supervisor) -> int:
             agent.run()
         finally:
             rendezvous.shutdown()
-    workers = agent.get_worker_group().workers
-    return workers[0].world_size if workers else spec.nproc
 
 
 def _rank_variables(group: WorkerGroup, worker: Worker, attempt: int) -> dict[str, str]:

@@ -39,6 +39,7 @@ class Supervisor:
 
     Attributes:
         ranks: The ranks, by their global rank.
+        world_size: The number of ranks on all hosts; 0 before the first start.
         stopped_ns: When `stop` was called first, on the host's monotonic clock; 0 if it was not.
     """
 
@@ -60,6 +61,7 @@ class Supervisor:
         self._console = console
         self._hurries = False
         self.stopped_ns = 0
+        self.world_size = 0
         self._loop = EventLoop()
         self._pipes = OutputPipes(self._loop, console)
         server = ForkServer(environ, preload=preload, owns_descendants=owns_descendants)
@@ -74,7 +76,7 @@ class Supervisor:
     ) -> None:
         self.close(patiently=kind is None or issubclass(kind, Exception))
 
-    def start(self, requests: Mapping[int, StartRequest]) -> None:
+    def start(self, requests: Mapping[int, StartRequest], *, world_size: int) -> None:
         """Start ranks, and wait until their processes exist.
 
         Raises:
@@ -84,6 +86,7 @@ class Supervisor:
         self._processes.clear()
         self._hurries = False
         self.stopped_ns = 0
+        self.world_size = world_size
         for rank, request in requests.items():
             self._start(rank, request)
         while any(not rank.pid for rank in self.ranks.values()):
