@@ -53,7 +53,7 @@ def test_clients_without_the_secret_are_rejected(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("hosts", ["one host", "several hosts"])
 def test_slow_and_silent_clients_delay_no_member(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a few seconds altogether, and no member waits for one of them alone."""
-    monkeypatch.setattr(acceptor, "SECONDS_TO_GREET", 0.2)
+    monkeypatch.setattr(acceptor, "IDENTIFY_SECONDS", 0.2)
     if hosts == "several hosts":
         monkeypatch.setattr(connect, "network_id", lambda: str(threading.get_ident()))
     one_host, ended = hosts == "one host", threading.Event()
