@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed.nn.functional  # which makes a temporary folder in torch 2.8
 
 from rankwise._comm.group import Comm
 from rankwise._session.current import opened_session, reset_current

@@ -29,8 +29,9 @@ from rankwise._launch.reaper import become_subreaper, kill_descendants, reap, se
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._net.polling import wait_readable
 
-# Modules that most programs import: imported here once, and not in each rank.
-PRELOADED: Final = ("torch", "torch.distributed", "cloudpickle", "rankwise")
+# Modules that most programs import, and one that joining imports: imported here once, and not in each rank. That one
+# appends a temporary folder to the search path in older versions of torch, which would be a leak of a test that joins.
+PRELOADED: Final = ("torch", "torch.distributed", "torch.distributed.nn.functional", "cloudpickle", "rankwise")
 
 
 def preload(prepare: str) -> None:
