@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import torch.distributed.nn.functional  # which makes a temporary folder in torch 2.8
+import torch.distributed.nn.functional  # which makes a temporary folder in torch 2.9
 
 from rankwise._comm.group import Comm
 from rankwise._session.current import opened_session, reset_current
@@ -49,7 +49,7 @@ os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 # may write there, gone in a moment: eight characters alone, to which the names of all other files add something.
 HARNESS = re.compile(r"pytest-of-.*|pymp-.*|[a-z0-9_]{8}")
 if hasattr(torch.distributed.nn.jit.instantiator, "_TEMP_DIR"):
-    # A process with torch 2.8 makes a folder when it imports torch.distributed.nn, and leaves it if it is killed.
+    # A process with torch 2.9 makes a folder when it imports torch.distributed.nn, and leaves it if it is killed.
     HARNESS = re.compile(HARNESS.pattern + r"|tmp[a-z0-9_]{8}")
 
 # A run ignores SIGINT and SIGQUIT in the background of a shell, SIGHUP under nohup, and so do the programs that it
