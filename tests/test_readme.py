@@ -15,6 +15,7 @@ from tests.session.worlds import clean_environ
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path) -> None:
     example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert example is not None

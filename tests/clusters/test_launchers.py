@@ -136,6 +136,7 @@ def test_srun_on_one_node(cluster: dict[str, str]) -> None:
     assert all(place["num_nodes"] == 1 for place in places)
 
 
+@pytest.mark.slow
 def test_srun_on_two_uneven_nodes(cluster: dict[str, str]) -> None:
     command = ["srun", "-N2", "-n3", "--export=ALL,MASTER_ADDR=127.0.0.1", PYTHON, JOIN]
     places = run(command, **cluster)

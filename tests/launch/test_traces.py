@@ -52,11 +52,7 @@ ENDS: dict[str, tuple[Callable[[psutil.Process], None], int]] = {
     "rank SIGSEGV": (lambda launcher: server(launcher).children()[1].send_signal(signal.SIGSEGV), 139),
 }
 
-# One for each of what ends a world, and of what its ranks are in.
-FAST = {
-    ("SIGKILL", "C++"),
-    ("rank SIGKILL", "rankwise"),
-}
+FAST = {("rank SIGKILL", "rankwise")}
 
 
 class World:

@@ -18,12 +18,14 @@ def test_a_group_that_is_adopted_is_checked_too(size: int) -> None:
         assert all("the value is float32[3] on cpu on rank" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_one_rank_may_work_longer_than_the_timeout() -> None:
     port = free_port()
     for process in run_ranks("patience.py", [plain(rank, 3, port) for rank in range(3)]):
         assert (process.returncode, process.stdout) == (0, "ok\n"), process.stderr
 
 
+@pytest.mark.slow
 def test_ranks_must_all_check_or_none() -> None:
     port = free_port()
     environs = [plain(rank, 2, port, RANKWISE_CHECK=str(rank)) for rank in range(2)]

@@ -110,6 +110,7 @@ def test_worlds_that_fail(programs: pytest.Pytester) -> None:
     assert len({case.get("name") for case in cases}) == 15
 
 
+@pytest.mark.slow
 def test_worlds_that_do_not_end(programs: pytest.Pytester) -> None:
     result = run(programs, "stopped")
     result.assert_outcomes(passed=1, failed=3, errors=1)
