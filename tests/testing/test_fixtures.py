@@ -75,6 +75,7 @@ def test_the_fixtures_of_a_project_come_first(programs: pytest.Pytester) -> None
     run(programs).assert_outcomes(passed=4)
 
 
+@pytest.mark.slow
 def test_a_project_may_extend_the_session(programs: pytest.Pytester) -> None:
     programs.makeconftest("import pytest\n@pytest.fixture\ndef session(session):\n    return session, session.rank")
     programs.makepyfile(
