@@ -73,9 +73,9 @@ class RankMonitor:
         On rank zero: one of them has died. On the others: the message that rank zero sent before it gave up, or that
         rank zero has died.
         """
-        for rank, connection in self.connections.items():
-            if (rank in awaited or self.rank != 0) and wait_readable({rank: connection}, 0):
-                return _text(_peek(connection)) or _died(rank)
+        watched = {rank: each for rank, each in self.connections.items() if rank in awaited or self.rank != 0}
+        for rank in wait_readable(watched, 0):
+            return _text(_peek(watched[rank])) or _died(rank)
         return ""
 
     def send(self, text: str) -> None:
