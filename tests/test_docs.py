@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import rankwise as rw
 from rankwise._environment.detect import LAUNCHERS
 from rankwise._environment.facts import OVERRIDES
 from tests.api_page import GROUPS, PAGE, page
-from tests.session.worlds import clean_environ
+from tests.session.worlds import run_in
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(rw.__file__).parent
@@ -39,15 +38,7 @@ def test_every_example_of_the_guide_runs(ranks: int, tmp_path: Path) -> None:
         script.write_text(example)
     (tmp_path / "all.py").write_text(RUN_ALL)
     start = [sys.executable] if ranks == 1 else [str(BIN / "rankwise"), "launch", "-n", str(ranks)]
-    ended = subprocess.run(
-        [*start, "all.py", *(script.name for script in scripts)],
-        env=clean_environ(TMPDIR=str(tmp_path)),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    ended = run_in(tmp_path, [*start, "all.py", *(script.name for script in scripts)])
     assert ended.returncode == 0, ended.stderr
     assert f"on {ranks} ranks" in ended.stdout
     assert f"started {ranks} ranks" in ended.stderr

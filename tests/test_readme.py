@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import rankwise as rw
-from tests.session.worlds import clean_environ
+from tests.session.worlds import run_in
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -21,14 +20,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert example is not None
     script = tmp_path / "example.py"
     script.write_text(example[1])
-    ended = subprocess.run(
-        [sys.executable, str(script)],
-        env=clean_environ(TMPDIR=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    ended = run_in(tmp_path, [sys.executable, str(script)])
     assert ended.returncode == 0, ended.stderr
     losses = [float(loss) for loss in ended.stdout.strip("[]\n").split(",")]
     assert len(losses) == 4
@@ -48,15 +40,7 @@ def test_the_commands_run(tmp_path: Path) -> None:
     assert len(commands) == 5
     (tmp_path / "train.py").write_text("import rankwise as rw\nwith rw.init():\n    print('of', rw.all_reduce(1))\n")
     for program, *args in commands:
-        ended = subprocess.run(
-            [str(Path(sys.executable).with_name(program)), *args],
-            env=clean_environ(TMPDIR=str(tmp_path)),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+        ended = run_in(tmp_path, [str(Path(sys.executable).with_name(program)), *args])
         assert ended.returncode == 0, ended.stderr
         ranks = 0 if "env" in args else 1 if program == "python" else 4
         shown = 1 if "--show" in args else ranks
@@ -71,15 +55,7 @@ def test_the_failure_is_reported_as_shown(tmp_path: Path) -> None:
     assert script is not None
     assert shown is not None
     (tmp_path / "train.py").write_text(script[1])
-    ended = subprocess.run(
-        [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", "train.py"],
-        env=clean_environ(TMPDIR=str(tmp_path)),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    ended = run_in(tmp_path, [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", "train.py"])
     assert ended.returncode == 1
     output = ended.stderr.replace(f"{tmp_path}/", "").replace(f" on {rw.hostname()} ", " on vm ").splitlines()
     lines, printed = ([line for line in text if "^^^" not in line] for text in (shown[1].splitlines(), output))

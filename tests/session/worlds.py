@@ -28,6 +28,19 @@ def clean_environ(**variables: str) -> dict[str, str]:
     return own | {"OMP_NUM_THREADS": "1"} | variables
 
 
+def run_in(folder: Path, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user would, in a folder that has its temporary files too, and return its output."""
+    return subprocess.run(
+        command,
+        env=clean_environ(TMPDIR=str(folder)),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
 def free_port(count: int = 1) -> int:
     """Return the first of some ports in a row that were free a moment ago.
 
