@@ -146,27 +146,25 @@ class ReduceRequest:
         Collective over the members of the comm.
         """
         comm = self.comm
-        messages: list[bytes] | None = None
         numbers: list[Any] = list(self.numbers.values())
         finish_numbers: Callable[[], list[Any]] | None = None
+        reduced: bytes | None = None
         with comm.collective(self.call):
             moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
             if self._is_checked():
                 inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.is_inline else []
-                messages = comm.verify(self.call, pickle.dumps((numbers, inline)))
+                reduced = comm.reduce_bytes(self.call, pickle.dumps((numbers, inline)), self._reduce_messages)
             for move in moves:
                 move()
-            if messages is None and numbers:
+            if reduced is None and numbers:
                 finish_numbers = all_reduce_numbers(comm, numbers, self.op)
         # From here on no other rank waits for this one: errors and allocations concern this rank alone.
         if finish_numbers is not None:
             numbers = finish_numbers()
-        if messages is not None:
-            rows = [pickle.loads(message) for message in messages]
-            numbers = fold_numbers([row[0] for row in rows], self.op)
-            for index, bucket in enumerate(self.buckets if self.is_inline else ()):
-                parts = [from_bytes(to_tensor(row[1][index]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
-                bucket.wire = fold(parts, self.op, out=parts[0])
+        if reduced is not None:
+            numbers, inline = pickle.loads(reduced)
+            for bucket, data in zip(self.buckets, inline, strict=False):
+                bucket.wire = from_bytes(to_tensor(data), bucket.wire.dtype, bucket.wire.shape)
         leaves = list(self.tree.leaves)
         for index, number in zip(self.numbers, numbers, strict=True):
             leaves[index] = number
@@ -174,6 +172,16 @@ class ReduceRequest:
             for index, result in zip(bucket.indices, bucket.results(comm.size), strict=True):
                 leaves[index] = array_from_tensor(result) if index in self.arrays else result
         return leaves
+
+    def _reduce_messages(self, messages: Sequence[bytes]) -> bytes:
+        """Reduce the numbers, and the tensors in frames, of all members, in the order of ranks."""
+        rows = [pickle.loads(message) for message in messages]
+        numbers = fold_numbers([row[0] for row in rows], self.op)
+        tensors = []
+        for index, bucket in enumerate(self.buckets if self.is_inline else ()):
+            parts = [from_bytes(to_tensor(row[1][index]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
+            tensors.append(contents(as_bytes(fold(parts, self.op, out=parts[0]))))
+        return pickle.dumps((numbers, tensors))
 
     def _is_checked(self) -> bool:
         """Return whether the members agree on the call before its data moves.

@@ -59,15 +59,12 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"dst": comm.ranks[receiver]}
         payload = serialize(value)
-        messages = comm.gather_bytes(call, payload.header.encode(), receiver, note=Following.of([payload]).value)
-    headers = [Header.decode(message) for message in messages or ()] if rank == receiver else []
+        messages, follows = comm.gather_bytes(call, payload.header.encode(), receiver, flag=bool(payload.buffers))
+    headers = [Header.decode(message) for message in messages]
     buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
     # Every rank has to know whether any rank sends buffers, since all agree once more before they move. In groups
     # without frames only the receiver knows, so that they always agree once more.
-    follows = any(header.sizes for header in headers) or (
-        rank != receiver and Following.BUFFERS.value in (messages or ())
-    )
-    if follows or not comm.uses_mesh:
+    if follows is not False:
         comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, payload, headers, buffers))
     if rank != receiver:
         return None

@@ -1,14 +1,15 @@
-"""Waiting for descriptors: the only module that imports `select` or `selectors`.
+"""Waiting for descriptors: the only module that imports `select`.
 
 `poll` and `wait_readable` wait once, for descriptors that the caller lists for that wait. An `EventLoop` is for
-descriptors that stay registered from one wait to the next, each with a callback.
+descriptors that stay registered from one wait to the next, each with a callback; `SharedEventLoop` is one that several
+threads use.
 """
 
 from __future__ import annotations
 
 import select
-import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from io import RawIOBase
@@ -46,46 +47,61 @@ def wait_readable(descriptors: Mapping[T, Descriptor], seconds: float | None = N
         descriptors: The descriptors, by any key.
         seconds: The longest wait; None for no limit.
     """
-    keys = {each if isinstance(each, int) else each.fileno(): key for key, each in descriptors.items()}
+    keys = {_number(each): key for key, each in descriptors.items()}
     return [keys[number] for number, _ in poll(dict.fromkeys(keys, READABLE), seconds)]
+
+
+def _number(descriptor: Descriptor) -> int:
+    return descriptor if isinstance(descriptor, int) else descriptor.fileno()
 
 
 class EventLoop:
     """Registered descriptors, each with the functions to call when it is ready."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        # epoll, where it exists: the cost of a wait does not grow with the number of descriptors.
+        self._poller = select.epoll() if hasattr(select, "epoll") else select.poll()
+        self._units_per_second = 1 if hasattr(select, "epoll") else 1000
+        self._callbacks: dict[int, tuple[Callable[[], object] | None, Callable[[], object] | None]] = {}
 
     def register(
         self,
         descriptor: Descriptor,
-        on_readable: Callable[[], object],
+        on_readable: Callable[[], object] | None,
         on_writable: Callable[[], object] | None = None,
     ) -> None:
         """Call functions whenever a descriptor is ready, in place of those that it was registered with before.
 
         Args:
             descriptor: The descriptor; it has to stay open until it is unregistered.
-            on_readable: Called when it can be read, or is closed at the other end. A callback that ran just before may
-                have unregistered and closed the descriptor.
+            on_readable: Called when it can be read, or is closed at the other end; None to not wait for that.
             on_writable: Called when it can be written; None to not wait for that.
         """
-        events = selectors.EVENT_READ | (0 if on_writable is None else selectors.EVENT_WRITE)
-        is_new = descriptor not in self._selector.get_map()
-        (self._selector.register if is_new else self._selector.modify)(descriptor, events, (on_readable, on_writable))
+        number = _number(descriptor)
+        events = (0 if on_readable is None else READABLE) | (0 if on_writable is None else WRITABLE)
+        (self._poller.modify if number in self._callbacks else self._poller.register)(number, events)
+        self._callbacks[number] = on_readable, on_writable
 
     def unregister(self, descriptor: Descriptor) -> None:
         """Wait for a descriptor no longer."""
-        self._selector.unregister(descriptor)
+        number = _number(descriptor)
+        del self._callbacks[number]
+        self._poller.unregister(number)
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read while a registered one is ready; only where there is epoll."""
+        number: int = self._poller.fileno()  # type: ignore[union-attr]  # poll has none
+        return number
 
     def run_once(self, seconds: float) -> bool:
         """Wait until a descriptor is ready, call its functions, and return whether one was within that time."""
-        ready = self._selector.select(max(0.0, seconds))
-        for key, events in ready:
-            on_readable, on_writable = key.data
-            if events & selectors.EVENT_WRITE and on_writable is not None:
+        ready = self._poller.poll(max(0.0, seconds) * self._units_per_second)
+        for number, events in ready:
+            # A callback may unregister another descriptor that is ready.
+            on_readable, on_writable = self._callbacks.get(number, (None, None))
+            if events & ~READABLE and on_writable is not None:
                 on_writable()
-            if events & selectors.EVENT_READ:
+            if events & ~WRITABLE and on_readable is not None:
                 on_readable()
         return bool(ready)
 
@@ -105,4 +121,52 @@ class EventLoop:
 
     def close(self) -> None:
         """Wait for nothing any more. The descriptors stay open."""
-        self._selector.close()
+        self._callbacks.clear()
+        if hasattr(self._poller, "close"):
+            self._poller.close()
+
+
+class SharedEventLoop(EventLoop):
+    """An event loop for several threads: one of them polls and calls the callbacks, for all of them.
+
+    A thread that waits for a state calls `wait` until the state is reached. What another thread polls, and handles, may
+    be what it waits for: so `wait` returns after each event, whichever thread has handled it.
+
+    Attributes:
+        num_events: The number of polls that have found an event. A thread reads it before it looks at the state that it
+            waits for: an event that is handled after that look ends its next `wait` at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_events = 0
+        self._polling = threading.Lock()
+        self._event = threading.Condition()
+        self._num_waiting = 0
+
+    def wait(self, seen: int, seconds: float) -> bool:
+        """Wait until an event has been handled since `num_events` was `seen`; False if none was within that time."""
+        if self._polling.acquire(blocking=False):
+            return self._poll(seen, seconds)
+        with self._event:
+            self._num_waiting += 1
+            try:
+                # The polling thread counts the waiting ones after it has released the lock: either it finds this one,
+                # and notifies it, or this one finds the lock released.
+                if not self._polling.acquire(blocking=False):
+                    return self.num_events != seen or self._event.wait(seconds)
+            finally:
+                self._num_waiting -= 1
+        return self._poll(seen, seconds)
+
+    def _poll(self, seen: int, seconds: float) -> bool:
+        """Poll, and release the lock, which this thread holds."""
+        try:
+            found = self.run_once(0.0 if self.num_events != seen else seconds)
+            self.num_events += found
+        finally:
+            self._polling.release()
+            if self._num_waiting:
+                with self._event:
+                    self._event.notify_all()
+        return found or self.num_events != seen

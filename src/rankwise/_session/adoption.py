@@ -135,6 +135,7 @@ def _adopted_registry(
 
     return GroupRegistry(
         rank=ranks[rank],
+        ranks=ranks,
         device=device,
         timeout=group.get_group_store().timeout.total_seconds(),  # type: ignore[attr-defined]  # documented, but not in torch's stubs
         check=check,

@@ -68,6 +68,7 @@ def _new_registry(
     one_host = (endpoint is not None and endpoint.one_host) or joined.reading.known_topology()["num_nodes"].value == 1
     return GroupRegistry(
         rank=joined.reading.rank.value,
+        ranks=range(joined.reading.world_size.value),
         device=device,
         timeout=timeout,
         check=check,

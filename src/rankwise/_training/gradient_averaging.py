@@ -55,15 +55,18 @@ def gradient_type(parameter: torch.Tensor) -> torch.dtype:
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
+def _combine(messages: Sequence[bytes]) -> bytes:
+    # As long integers, the bytes of all parameters are combined by one operation for each rank.
+    combined = functools.reduce(operator.or_, (int.from_bytes(message, "little") for message in messages))
+    return combined.to_bytes(len(messages[0]), "little")
+
+
 def combine_layouts(comm: Comm, call: Call, layouts: Sequence[int]) -> Prepared[Sequence[int]]:
     """Prepare to agree on a call, and to combine the bits of each parameter over all ranks."""
     if comm.uses_mesh:
 
         def run() -> Sequence[int]:
-            messages = comm.verify(call, bytes(layouts)) or []
-            # As long integers, the bytes of all parameters are combined by one operation for each rank.
-            combined = functools.reduce(operator.or_, (int.from_bytes(message, "little") for message in messages))
-            return combined.to_bytes(len(layouts), "little")
+            return comm.reduce_bytes(call, bytes(layouts), _combine) or b""
 
         return run
 

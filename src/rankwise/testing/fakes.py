@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,6 +13,7 @@ from rankwise._arguments import as_integer
 from rankwise._collectives.serialization import Following, serialize
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call, Frame
+from rankwise._comm.control.verdict import Combine, Verdict, combined
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
@@ -68,11 +69,11 @@ class RecordingComm(Comm):
         return RecordingComm(rank=self._global_rank, ranks=tuple(ranks), calls=self.calls, replies=self._replies)
 
     def broadcast_bytes(self, call: Call, message: bytes, src: int) -> bytes:
-        self._verify(call, [message] * self.size)
+        self._agree(call, message)
         return message if self.rank == src else self._reply(call)
 
     def scatter_bytes(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
-        self._verify(call, messages or [b""] * self.size)
+        self._agree(call)
         if self.rank == src:
             return messages[src]
         header = self._reply(call)
@@ -89,14 +90,19 @@ class RecordingComm(Comm):
         self._incoming = list(payload.buffers.values())
         return payload.header.encode()
 
-    def _verify(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
+    def _agree_by_frames(
+        self,
+        call: Call,
+        message: bytes,
+        combine: Combine | None,
+        read: Collection[int],
+        timeout: float | None,  # noqa: ARG002
+    ) -> Verdict:
         if not call.is_data:
             self.calls.append(Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self.ranks)))
-        return super()._verify(call, messages, timeout=timeout)
-
-    def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
-        own = replace(frame, body=bodies[self.require_member()])
-        return dict.fromkeys(range(self.size), own)
+        verdict = combined([message] * self.size, combine)
+        verdict.bodies = dict.fromkeys(read, message)
+        return verdict
 
     def _post_frame(self, frame: Frame) -> None:
         """Send nothing: there are no other ranks."""

@@ -15,7 +15,7 @@ import secrets
 import struct
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
@@ -25,13 +25,15 @@ from torch.distributed import Store
 from rankwise._arguments import as_integer
 from rankwise._comm.buffers import require_memory_of_new
 from rankwise._comm.control.call_guard import CallGuard
-from rankwise._comm.control.protocol import Call, Details, Failure, Frame, FrameKind, mismatch_error, reported_error
+from rankwise._comm.control.protocol import Call, Details, Failure, Frame, FrameKind, mismatch_error
+from rankwise._comm.control.verdict import Combine, Verdict, combined
 from rankwise._comm.reduce_ops import Op
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import (
     CollectiveError,
     InvalidArgumentError,
     NotJoinedError,
+    RankwiseError,
     RemoteRankError,
     shown,
 )
@@ -135,18 +137,15 @@ class ControlPlane(ABC):
             self.verify(data)
             return run()
 
-    def verify(self, call: Call, message: bytes = b"", *, timeout: float | None = None) -> list[bytes] | None:
+    def verify(self, call: Call, *, timeout: float | None = None) -> None:
         """Wait until every member has made the same call.
-
-        Returns:
-            The message of every member if the group uses frames; None in larger groups.
 
         Raises:
             MismatchError: The calls differ.
             RemoteRankError: A member failed before it could take part.
             CollectiveError: A member is gone, or did not come in time.
         """
-        return self._verify(call, [message] * self.size, timeout=timeout)
+        self._agree(call, timeout=timeout)
 
     def group_rank_of(self, global_rank: int, name: str) -> int:
         """Return the group rank of a member.
@@ -193,36 +192,45 @@ class ControlPlane(ABC):
         """Return the store that the members share; None if there is no other member."""
         return None
 
-    def _verify(self, call: Call, messages: Sequence[bytes], *, timeout: float | None = None) -> list[bytes] | None:
-        """Send every member the call and a message, and check that all calls agree.
+    def _agree(
+        self,
+        call: Call,
+        message: bytes = b"",
+        *,
+        combine: Combine | None = None,
+        read: Collection[int] = (),
+        timeout: float | None = None,
+    ) -> Verdict | None:
+        """Check that all members make the same call, and exchange their messages.
+
+        Args:
+            call: The call of this member.
+            message: Its message.
+            combine: Computes the result from the messages of all members.
+            read: The group ranks whose messages this member needs.
+            timeout: Seconds to wait for the others.
 
         Returns:
-            The messages of the members to this one; None in groups that do not use frames.
+            The result, and the messages to read; None in groups that do not use frames.
         """
         group_rank = self.require_member()
         call.agreement_started = True
-        if self.size == 1:
-            return [messages[group_rank]]
         try:
-            if self.uses_mesh:
-                return self._verify_by_frames(call, messages, timeout=timeout)
-            self._verify_by_digest(call)
-        except (CollectiveError, RemoteRankError):
+            if self.size == 1:
+                verdict = combined([message], combine)
+                verdict.bodies = {group_rank: message}
+            elif self.uses_mesh:
+                verdict = self._agree_by_frames(call, message, combine, read, timeout)
+            else:
+                self._verify_by_digest(call)
+                return None
+            if verdict.error is not None:
+                raise verdict.error
+        except RankwiseError:
             # All members know of this error, unless it came out of a signal handler that began a nested call here.
             call.agreement_failed = not call.nested_call_refused
             raise
-        return None
-
-    def _verify_by_frames(self, call: Call, messages: Sequence[bytes], *, timeout: float | None) -> list[bytes]:
-        frames = self._exchange_frames(call.frame(), messages, timeout)
-        error = reported_error(self.ranks, frames)
-        if error is None and any(frame.digest != frames[0].digest for frame in frames.values()):
-            details = [pickle.dumps(Details.of(call))] * self.size  # every member sees the difference, and comes here
-            answers = self._exchange_frames(call.frame(FrameKind.DETAILS), details, timeout)
-            error = mismatch_error(self.ranks, [pickle.loads(answers[other].body) for other in range(self.size)])
-        if error is not None:
-            raise error
-        return [frames[other].body for other in range(self.size)]
+        return verdict
 
     def _verify_by_digest(self, call: Call, error: Exception | None = None) -> None:
         # A failed rank takes part with a random digest: the mismatch makes all members exchange details.
@@ -260,11 +268,10 @@ class ControlPlane(ABC):
         self._broken_reason = self._broken_reason or reason
 
     @abstractmethod
-    def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:
-        """Send a frame to every member, each with a body of its own, and return all frames by group rank.
-
-        Some may be left out if one of them reports a failure.
-        """
+    def _agree_by_frames(
+        self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
+    ) -> Verdict:
+        """Exchange frames with the other members, as `_agree` describes it."""
 
     @abstractmethod
     def _post_frame(self, frame: Frame) -> None:

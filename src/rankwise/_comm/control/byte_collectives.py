@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,8 +11,11 @@ import torch
 from rankwise._comm.buffers import contents, to_tensor
 from rankwise._comm.control.agreement import ControlPlane
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.verdict import Combine
 
 _LENGTH_BYTES: Final = 8
+_SET: Final = b"\1"
+_NOT_SET: Final = b"\0"
 
 
 class ByteCollectives(ControlPlane):
@@ -19,29 +23,48 @@ class ByteCollectives(ControlPlane):
 
     def all_gather_bytes(self, call: Call, message: bytes) -> list[bytes]:
         """Verify the call, and return the message of every member, by group rank; the lengths may differ."""
-        messages = self.verify(call, message)
-        return self.all_gather_unverified(message) if messages is None else messages
+        members = range(self.size)
+        verdict = self._agree(call, message, read=members)
+        if verdict is None:
+            return self.all_gather_unverified(message)
+        return [verdict.bodies[member] for member in members]
 
-    def gather_bytes(self, call: Call, message: bytes, dst: int, *, note: bytes = b"") -> list[bytes] | None:
-        """Verify the call, and return the message of every member on group rank `dst`.
+    def reduce_bytes(self, call: Call, message: bytes, combine: Combine) -> bytes | None:
+        """Verify the call, and return the combination of all messages, computed by one member; None without frames.
 
-        The other members get the note of every member if the group uses frames, and None in larger groups.
+        Args:
+            call: The call.
+            message: The message of this member.
+            combine: Computes the result from the messages, by group rank. Its error is raised on all members.
+        """
+        verdict = self._agree(call, message, combine=combine)
+        return None if verdict is None else verdict.result
+
+    def gather_bytes(
+        self, call: Call, message: bytes, dst: int, *, flag: bool = False
+    ) -> tuple[list[bytes], bool | None]:
+        """Verify the call, and return the message of every member on group rank `dst`, none on the others.
+
+        Also returns whether any member has passed a flag; None in groups without frames.
         """
         own = self.require_member()
-        messages = self._verify(call, [message if other == dst else note for other in range(self.size)])
-        if messages is not None:
-            return messages
+        members = range(self.size)
+        body = (_SET if flag else _NOT_SET) + message
+        verdict = self._agree(call, body, combine=_any_flag, read=members if own == dst else ())
+        if verdict is not None:
+            messages = [verdict.bodies[member][1:] for member in members] if own == dst else []
+            return messages, verdict.result == _SET
         if own != dst:
             self._send(message, dst)
-            return None
-        return [message if other == own else self._receive(other) for other in range(self.size)]
+            return [], None
+        return [message if other == own else self._receive(other) for other in members], None
 
     def broadcast_bytes(self, call: Call, message: bytes, src: int) -> bytes:
         """Verify the call, and return the message of group rank `src`; the others' messages are ignored."""
         own = self.require_member()
-        messages = self._verify(call, [message if own == src else b""] * self.size)
-        if messages is not None:
-            return messages[src]
+        verdict = self._agree(call, message if own == src else b"", read=(src,))
+        if verdict is not None:
+            return verdict.bodies[src]
         length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control_device)
         self._broadcast(length, src)()
         data = (
@@ -54,9 +77,10 @@ class ByteCollectives(ControlPlane):
     def scatter_bytes(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
         """Verify the call, and return the message of group rank `src` to this member."""
         own = self.require_member()
-        received = self._verify(call, messages if own == src else [b""] * self.size)
-        if received is not None:
-            return received[src]
+        verdict = self._agree(call, pickle.dumps(list(messages)) if own == src else b"", read=(src,))
+        if verdict is not None:
+            message: bytes = pickle.loads(verdict.bodies[src])[own]
+            return message
         if own != src:
             return self._receive(src)
         for other, message in enumerate(messages):
@@ -89,3 +113,7 @@ class ByteCollectives(ControlPlane):
 
 def _decoded_length(length: torch.Tensor) -> int:
     return int.from_bytes(contents(length), "little")
+
+
+def _any_flag(bodies: Sequence[bytes]) -> bytes:
+    return _SET if any(body.startswith(_SET) for body in bodies) else _NOT_SET

@@ -1,8 +1,9 @@
-"""The connections of a new group: every member connects to every other member.
+"""How the ranks of a session connect: to share the pages of their hosts, and to each other where there are several.
 
-Every member writes its address to the store, connects to the members before it, and accepts the members after it. On
-one host the connections are sockets whose other end must belong to the same user, whatever other users write to the
-store. Between hosts the connecting side must send a secret from the store. See SECURITY.md.
+Ranks write their addresses to the store. On one host all connect to the first rank, from which they get the page. On
+several hosts, and where there is no page, each connects to those before it, and accepts those after it. On one host the
+connections are sockets whose other end must belong to the same user, whatever other users write to the store. Between
+hosts the connecting side must send a secret from the store. See SECURITY.md.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from torch.distributed import Store
 
-from rankwise._comm.control.mesh import Mesh
+from rankwise._comm.control.links import Links
+from rankwise._comm.control.page_handshake import share_page
 from rankwise._comm.control.sockets import admit, listen_locally, local_name
 from rankwise._net.acceptor import Acceptor, Client, listen
 from rankwise._net.addresses import LOOPBACK
@@ -69,10 +71,9 @@ class _Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """The arguments of `connect_mesh` that all of its steps need, and the deadline."""
+    """The arguments of `connect` that all of its steps need, and the deadline."""
 
     store: Store
-    name: str
     ranks: Sequence[int]
     group_rank: int
     one_host: bool
@@ -81,82 +82,123 @@ class _Group:
     check_alive: Callable[[Callable[[], Sequence[int]]], None]
 
 
-def connect_mesh(
+def connect(
     *,
     store: Store,
-    name: str,
     ranks: Sequence[int],
-    group_rank: int,
+    rank: int,
     one_host: bool,
     own_address: Callable[[], str],
     timeout: float,
     check_alive: Callable[[Callable[[], Sequence[int]]], None],
-) -> Mesh:
-    """Connect to the other members of a new group.
+) -> Links:
+    """Connect the ranks of a session.
 
-    Collective over the members.
+    Collective over the ranks.
 
     Args:
-        store: The store that the members share.
-        name: The name of the group, the same on all members and different from all other groups.
-        ranks: The global ranks of the members.
-        group_rank: The index of this process in `ranks`.
-        one_host: All members are known to be on this host. Then no entry of the store can direct a member to another
-            host.
+        store: The store that the ranks share, under a prefix of this session.
+        ranks: The global ranks.
+        rank: The global rank of this process.
+        one_host: All ranks are known to be on this host. Then no entry of the store can direct a rank to another host.
         own_address: Returns the name or address of this host for other hosts.
-        timeout: Seconds to wait for the other members.
+        timeout: Seconds to wait for the other ranks.
         check_alive: Called while waiting, with a function that returns the awaited ranks; raises if one is dead. A
-            member that has made its connections may have exited already, so ranks that are not awaited do not count.
+            rank that has made its connections may have exited already, so ranks that are not awaited do not count.
 
     Raises:
-        CollectiveError: A member could not be reached.
-        CollectiveTimeoutError: Some members did not connect in time.
+        CollectiveError: A rank could not be reached.
+        CollectiveTimeoutError: Some ranks did not connect in time.
     """
     group = _Group(
         store=store,
-        name=name,
         ranks=ranks,
-        group_rank=group_rank,
+        group_rank=ranks.index(rank),
         one_host=one_host,
         timeout=timeout,
         deadline=time.monotonic() + timeout,
         check_alive=check_alive,
     )
+    host = f"{host_id()}/{network_id()}"
+    hosts = {} if one_host else _exchange_hosts(group)
+    same_host = all(other == host for other, _ in hosts.values())
+    names = {} if same_host else {other: name for other, (_, name) in hosts.items()}
+    neighbours = [other for other in ranks if not names or hosts[other][0] == host]
     connections: dict[int, socket.socket] = {}
-    listeners: list[socket.socket] = []
     try:
-        host = f"{host_id()}/{network_id()}"
-        hosts = _NO_HOSTS if one_host else _exchange_hosts(group, host)
-        listeners.append(listen_locally())
-        if hosts:
-            listeners.append(listen(0, one_host=False))
-        secret = _publish_address(group, listeners, host, own_address() if hosts else "")
-        for other, text in enumerate(_read(group, "address", group_rank, hosts)):
-            address = _Address.read(text, ranks[other])
-            is_local = not hosts or address.host == host
-            connections[other] = _connect(group, other, address, is_local=is_local)
-        _accept(group, listeners, secret, connections, hosts)
+        if not names:
+            _connect_all(group, "first", {0}, connections, names, "")
+        else:
+            _connect_all(group, "all", set(range(len(ranks))), connections, names, own_address())
+        page = None
+        if len(neighbours) > 1:
+            page = share_page(
+                connections, ranks=neighbours, rank=rank, deadline=group.deadline, check_alive=check_alive
+            )
+        if page is None and not names:
+            _close_all(connections)
+            _connect_all(group, "all", set(range(len(ranks))), connections, names, "")
+        return Links(rank, connections=connections, hosts=names, page=page)
     except BaseException:
-        for connection in connections.values():
-            connection.close()
+        _close_all(connections)
         raise
+
+
+def _connect_all(
+    group: _Group,
+    key: str,
+    servers: Container[int],
+    connections: dict[int, socket.socket],
+    hosts: Mapping[int, str],
+    own_address: str,
+) -> None:
+    """Connect to the members before this one, and accept those after it, where the one before is a server.
+
+    Args:
+        group: The arguments.
+        key: The key of the addresses in the store.
+        servers: The group ranks of the members that accept connections.
+        connections: The connections, by global rank; they are added here.
+        hosts: The names of the hosts by global rank, or empty.
+        own_address: The address of this host for other hosts; "" if all are on this host.
+    """
+    host = f"{host_id()}/{network_id()}"
+    listeners: list[socket.socket] = []
+    secret = b""
+    try:
+        if group.group_rank in servers:
+            listeners.append(listen_locally())
+            if hosts:
+                listeners.append(listen(0, one_host=False))
+            secret = _publish_address(group, key, listeners, host, own_address)
+        before = [member for member in range(group.group_rank) if member in servers]
+        for member, text in zip(before, _read(group, key, before, hosts), strict=True):
+            address = _Address.read(text, group.ranks[member])
+            is_local = not hosts or address.host == host
+            connections[group.ranks[member]] = _connect(group, member, address, is_local=is_local)
+        if listeners:
+            _accept(group, listeners, secret, connections, hosts)
     finally:
         for listener in listeners:
             listener.close()
-    return Mesh(name, ranks, connections, hosts)
 
 
-def _exchange_hosts(group: _Group, host: str) -> Mapping[int, str]:
-    """Return the host names of the members, by rank; empty if all members report the same host."""
-    group.store.set(f"{group.name}/host/{group.group_rank}", f"{host} {socket.gethostname()}")
-    reported = [other.partition(" ") for other in _read(group, "host", len(group.ranks))]
-    if all(other == host for other, _, _ in reported):
-        return _NO_HOSTS
-    names = (printable(shortened(name, _MAX_HOST_NAME)) for _, _, name in reported)
-    return dict(zip(group.ranks, names, strict=True))
+def _close_all(connections: dict[int, socket.socket]) -> None:
+    while connections:
+        connections.popitem()[1].close()
 
 
-def _publish_address(group: _Group, listeners: Sequence[socket.socket], host: str, remote: str) -> bytes:
+def _exchange_hosts(group: _Group) -> dict[int, tuple[str, str]]:
+    """Return the id and the name of the host of each rank."""
+    group.store.set(f"host/{group.group_rank}", f"{host_id()}/{network_id()} {socket.gethostname()}")
+    reported = [text.partition(" ") for text in _read(group, "host", range(len(group.ranks)))]
+    return {
+        rank: (host, printable(shortened(name, _MAX_HOST_NAME)))
+        for rank, (host, _, name) in zip(group.ranks, reported, strict=True)
+    }
+
+
+def _publish_address(group: _Group, key: str, listeners: Sequence[socket.socket], host: str, remote: str) -> bytes:
     """Write the address of this member to the store, and return its secret."""
     secret = secrets.token_bytes(_SECRET_BYTES)
     own = _Address(
@@ -166,25 +208,25 @@ def _publish_address(group: _Group, listeners: Sequence[socket.socket], host: st
         port=listeners[1].getsockname()[1] if len(listeners) > 1 else 0,
         secret=secret.hex(),
     )
-    group.store.set(f"{group.name}/address/{group.group_rank}", encode_line(own))
+    group.store.set(f"{key}/{group.group_rank}", encode_line(own))
     return secret
 
 
-def _read(group: _Group, key: str, count: int, hosts: Mapping[int, str] = _NO_HOSTS) -> list[str]:
-    """Wait until the first `count` members have written a key to the store, and return their values."""
-    keys = [f"{group.name}/{key}/{group_rank}" for group_rank in range(count)]
+def _read(group: _Group, key: str, members: Sequence[int], hosts: Mapping[int, str] = _NO_HOSTS) -> list[str]:
+    """Wait until these members have written a key to the store, and return their values."""
+    keys = {f"{key}/{member}": group.ranks[member] for member in members}
     pause, max_pause = _PAUSE_SECONDS
 
     def awaited() -> list[int]:
-        return [rank for rank, key in zip(group.ranks, keys, strict=False) if not group.store.check([key])]
+        return [rank for name, rank in keys.items() if not group.store.check([name])]
 
-    while keys and not group.store.check(keys):
+    while keys and not group.store.check(list(keys)):
         group.check_alive(awaited)
         if time.monotonic() > group.deadline:
             raise _timeout_error(group, awaited(), hosts)
         time.sleep(pause)
         pause = min(2 * pause, max_pause)
-    return [value.decode(errors="replace") for value in group.store.multi_get(keys)] if keys else []
+    return [value.decode(errors="replace") for value in group.store.multi_get(list(keys))] if keys else []
 
 
 def _connect(group: _Group, group_rank: int, address: _Address, *, is_local: bool) -> socket.socket:
@@ -259,7 +301,7 @@ def _accept(
                 group_rank = _greeted(client, secret)
                 if group_rank in expected:
                     expected.remove(group_rank)
-                    connections[group_rank] = acceptor.release(client)
+                    connections[group.ranks[group_rank]] = acceptor.release(client)
                 elif not is_connected or group_rank is not None:
                     acceptor.reject(client)
 

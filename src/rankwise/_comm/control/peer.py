@@ -1,159 +1,63 @@
-"""A non-blocking connection to another member of a group: its received frames, and the bytes that wait to be sent."""
+"""A non-blocking connection to another rank, which all groups of the session share.
+
+Frames and data of the groups follow each other on it. A thread that moves data of one group leaves data of another one
+where it is, for the thread that waits for it.
+"""
 
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankwise._comm.control.protocol import Frame, FrameKind, is_data_next, pop_data_header, pop_frame
+from rankwise._comm.control.protocol import (
+    Frame,
+    FrameKind,
+    data_header,
+    data_next,
+    pop_data_header,
+    pop_frame,
+)
 
 _READ_BYTES: Final = 1 << 18
+_ZEROS: Final = memoryview(bytes(1 << 16))
 # The number of exchanges that a member may be ahead before its frames are left in the connection. Only a member that
 # fails in each of them gets so far, since all others wait for this rank.
 _MAX_EXCHANGES_AHEAD: Final = 1000
 
-_CLOSED: Final = "is gone: its connection closed, so it was killed or exited without cleanup"
+CLOSED: Final = "is gone: its connection closed, so it was killed or exited without cleanup"
 
 
 @dataclass(slots=True)
-class Peer:
-    """Another member.
+class Inbox:
+    """The frames of one group that a peer has sent.
 
     Attributes:
-        rank: Its global rank.
-        host: The name of its host; "" if all members are on this host.
-        connection: The connection to it.
-        inbox, outbox: The bytes received and not yet parsed, and the bytes not yet sent.
         frames: Its frames of exchanges that this rank has not finished, by sequence number.
         timeouts: The error messages of exchanges in which its timeout expired, by sequence number.
         first_sequence: The first exchange that this rank has not finished.
-        is_partly_sent: A part of the announced data was sent, and a part was not.
         last_call: The last call it was seen in.
-        lost_reason: The reason why it sends nothing more; "" while it is connected.
+        left: The reason why it takes part in no further exchange; "" if it does.
     """
 
-    rank: int
-    host: str
-    connection: socket.socket
-    inbox: bytearray = field(default_factory=bytearray)
-    outbox: bytearray = field(default_factory=bytearray)
     frames: dict[int, Frame] = field(default_factory=dict)
     timeouts: dict[int, str] = field(default_factory=dict)
     first_sequence: int = 0
-    is_partly_sent: bool = False
     last_call: str = ""
-    lost_reason: str = ""
+    left: str = ""
 
-    @property
-    def name(self) -> str:
-        """The rank and its host: "rank 3 on node2"."""
-        return f"rank {self.rank}{f' on {self.host}' if self.host else ''}"
-
-    @property
-    def name_and_last_call(self) -> str:
-        """The rank, its host and its last call."""
-        seen = f"last seen in {self.last_call}" if self.last_call else "not seen in any collective here"
-        return f"{self.name}, {seen}"
-
-    @property
-    def is_sending_data(self) -> bool:
-        """The next received bytes are data. It stays in the connection until `transfer` asks for it."""
-        return is_data_next(self.inbox)
-
-    @property
-    def is_too_far_ahead(self) -> bool:
-        """So many of its frames are stored that the following ones stay in the connection."""
-        return len(self.frames) >= _MAX_EXCHANGES_AHEAD
-
-    def post(self, data: bytes | bytearray) -> None:
-        """Send bytes without waiting; those that the connection cannot take now are kept in the outbox."""
-        if self.lost_reason:
-            return
-        if self.outbox:
-            self.outbox += data
-            return
-        sent = self.send(data)
-        if sent < len(data):
-            self.outbox += memoryview(data)[sent:]
-
-    def flush(self) -> None:
-        """Send bytes of the outbox without waiting."""
-        data, self.outbox = self.outbox, bytearray()
-        self.post(data)
-
-    def send(self, data: bytes | bytearray | memoryview) -> int:
-        """Send as many bytes as the connection can take now, and return their number."""
-        try:
-            return self.connection.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            # The peer will never read it. This is no loss yet: its last frames, maybe with the reason for its end, may
-            # still be unread in the connection, so only `receive` marks it as lost.
-            return len(data)
-
-    def send_data(self, data: memoryview) -> int:
-        """Send bytes of announced data, once the outbox is empty, and return their number."""
-        if self.outbox:
-            self.flush()
-        if self.outbox or self.lost_reason:
-            return 0
-        sent = self.send(data)
-        self.is_partly_sent = sent < len(data)
-        return sent
-
-    def receive(self) -> None:
-        """Read all received frames without waiting. Data is left in the connection."""
-        while not (self.lost_reason or self.is_sending_data or self.is_too_far_ahead):
-            try:
-                received = self.connection.recv(_READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                received = b""
-            self.inbox += received
-            self.parse_inbox()
-            if not received:
-                self.mark_lost(_CLOSED)
-
-    def start_data(self) -> bool:
-        """Return whether the peer has begun to send data; if so, remove the header of the data."""
-        self.receive()
-        started = self.is_sending_data
-        if started:
-            pop_data_header(self.inbox)
-        return started
-
-    def receive_into(self, buffer: memoryview) -> int:
-        """Fill a buffer with data of the peer without waiting, and return the number of bytes received."""
-        taken = min(len(self.inbox), len(buffer))
-        if taken:
-            buffer[:taken] = self.inbox[:taken]
-            del self.inbox[:taken]
-            return taken
-        try:
-            received = self.connection.recv_into(buffer)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            received = 0
-        if not received:
-            self.mark_lost(_CLOSED)
-        return received
-
-    def parse_inbox(self) -> None:
-        """Store the frames that were received."""
-        while (frame := pop_frame(self.inbox)) is not None:
-            if frame.kind is FrameKind.LEFT:
-                self.mark_lost(frame.call)
-            elif frame.kind is FrameKind.TIMED_OUT:
-                self.timeouts[frame.sequence] = frame.call
-            else:
-                self.last_call = frame.call
-                # A frame of a finished exchange comes from a member that was late for an exchange that failed here.
-                if frame.sequence >= self.first_sequence:
-                    self.frames[frame.sequence] = frame
+    def store(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.LEFT:
+            self.left = self.left or frame.call
+        elif frame.kind is FrameKind.TIMED_OUT:
+            self.timeouts[frame.sequence] = frame.call
+        else:
+            self.last_call = frame.call
+            # A frame of a finished exchange comes from a member that was late for an exchange that failed here.
+            if frame.sequence >= self.first_sequence:
+                self.frames[frame.sequence] = frame
 
     def discard_before(self, sequence: int) -> None:
         """Discard the frames of exchanges before `sequence`, including those that have not arrived yet."""
@@ -163,7 +67,218 @@ class Peer:
         for old in [number for number in self.timeouts if number < sequence]:
             del self.timeouts[old]
 
+
+class Peer:
+    """Another rank.
+
+    Attributes:
+        rank: Its global rank.
+        host: The name of its host; "" if all ranks are on this host.
+        connection: The connection to it.
+        lost_reason: The reason why it sends nothing more; "" while it is connected.
+    """
+
+    def __init__(self, rank: int, host: str, connection: socket.socket, *, expects_data: Callable[[int], bool]) -> None:
+        """Take over a connection.
+
+        Args:
+            rank: The global rank of the peer.
+            host: The name of its host; "" if all ranks are on this host.
+            connection: The connection.
+            expects_data: Returns whether data of a group is, or will be, received by the thread that uses the group;
+                other data is discarded, such as that of a group that this rank has left.
+        """
+        connection.setblocking(False)
+        self.rank = rank
+        self.host = host
+        self.connection = connection
+        self.lost_reason = ""
+        self._expects_data = expects_data
+        self._lock = threading.RLock()
+        self._received = bytearray()
+        self._outbox = bytearray()
+        self._inboxes: dict[int, Inbox] = {}
+        # The groups left by this rank of which the peer has not reported yet that it has left them.
+        self._left_groups: set[int] = set()
+        # The group whose announced data is sent next, or partly sent, and frames that follow the data.
+        self._sending: int | None = None
+        self._later = bytearray()
+        # The length of announced data that is replaced by zeros: this rank left its group in the middle of it.
+        self._filler = 0
+        # The group of the data that arrives next, and the length of the rest of it.
+        self._incoming: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """The rank and its host: "rank 3 on node2"."""
+        return f"rank {self.rank}{f' on {self.host}' if self.host else ''}"
+
+    @property
+    def num_unsent(self) -> int:
+        """The number of bytes of frames that wait to be sent."""
+        return len(self._outbox) + len(self._later)
+
+    def inbox(self, group: int) -> Inbox:
+        """Return the frames of a group."""
+        return self._inboxes.setdefault(group, Inbox())
+
+    def forget(self, group: int) -> None:
+        """Discard the frames of a group that this rank has left, also those that have not arrived yet."""
+        with self._lock:
+            inbox = self._inboxes.pop(group, None)
+            if not self.lost_reason and (inbox is None or not inbox.left):
+                self._left_groups.add(group)
+
+    def post(self, frame: Frame) -> None:
+        """Send a frame without waiting; bytes that the connection cannot take now are kept."""
+        with self._lock:
+            if not self.lost_reason:
+                (self._outbox if self._sending is None else self._later).extend(frame.encode())
+                self.flush()
+
+    def flush(self) -> None:
+        """Send bytes that were kept, without waiting."""
+        with self._lock:
+            if self._outbox:
+                del self._outbox[: self._send(self._outbox)]
+            while self._filler and not self._outbox:
+                sent = self._send(_ZEROS[: self._filler])
+                if not sent:
+                    return
+                self._filler -= sent
+                if not self._filler:
+                    self._end_data()
+
+    def send_data(self, group: int, data: memoryview, *, is_begun: bool) -> int | None:
+        """Send bytes of data of a group without waiting; the first call of a transfer announces it.
+
+        Args:
+            group: The id of the group.
+            data: The rest of the data.
+            is_begun: It was announced.
+
+        Returns:
+            The number of bytes sent; None if it could not be announced, since data of another group is being sent.
+        """
+        with self._lock:
+            if not is_begun:
+                if self._sending is not None:
+                    return None
+                self._outbox += data_header(group, len(data))
+                self._sending = group
+            self.flush()
+            if self._outbox or self.lost_reason:
+                return 0
+            sent = self._send(data)
+            if sent == len(data):
+                self._end_data()
+            return sent
+
+    def abandon_data(self, unsent: int) -> None:
+        """Replace the rest of announced data by zeros, which are sent with what follows."""
+        with self._lock:
+            self._filler = unsent
+            self.flush()
+
+    def receive(self) -> None:
+        """Read all received frames without waiting. Data that this rank expects is left in the connection."""
+        with self._lock:
+            while not self.lost_reason:
+                self._parse()
+                if self._incoming is not None:
+                    if self._expects_data(self._incoming[0]):
+                        return
+                    if not self._receive_into(memoryview(bytearray(min(self._incoming[1], _READ_BYTES)))):
+                        return
+                elif self._is_too_far_ahead() or not self._read():
+                    return
+
+    def receive_data(self, group: int, buffer: memoryview) -> int:
+        """Fill a buffer with data of a group without waiting, and return the number of bytes received."""
+        with self._lock:
+            self.receive()
+            if self._incoming is None or self._incoming[0] != group:
+                return 0
+            return self._receive_into(buffer)
+
+    @property
+    def next_data(self) -> int | None:
+        """The group of the data that arrives next; None if frames arrive next."""
+        return None if self._incoming is None else self._incoming[0]
+
+    @property
+    def is_readable(self) -> bool:
+        """Frames that arrive would be read now."""
+        return not self.lost_reason and self._incoming is None and not self._is_too_far_ahead()
+
     def mark_lost(self, reason: str) -> None:
         """Record the reason why the peer sends nothing more; the first one counts."""
         self.lost_reason = self.lost_reason or reason
-        self.outbox.clear()
+        self._outbox.clear()
+        self._later.clear()
+        self._filler = 0
+
+    def _is_too_far_ahead(self) -> bool:
+        """So many frames are stored that the following ones stay in the connection."""
+        return any(len(inbox.frames) >= _MAX_EXCHANGES_AHEAD for inbox in self._inboxes.values())
+
+    def _send(self, data: bytearray | memoryview) -> int:
+        try:
+            return self.connection.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            # The peer will never read it. This is no loss yet: its last frames, maybe with the reason for its end, may
+            # still be unread in the connection, so only `receive` marks it as lost.
+            return len(data)
+
+    def _end_data(self) -> None:
+        self._sending = None
+        self._outbox, self._later = self._later, bytearray()
+        self.flush()
+
+    def _read(self) -> bool:
+        """Read what has arrived, and return whether anything has."""
+        try:
+            received = self.connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            received = b""
+        self._received += received
+        if not received:
+            self._parse()
+            self.mark_lost(CLOSED)
+        return True
+
+    def _parse(self) -> None:
+        """Store the frames that were received, up to the next data."""
+        while self._incoming is None and (frame := pop_frame(self._received)) is not None:
+            if frame.group in self._left_groups:
+                if frame.kind is FrameKind.LEFT:
+                    self._left_groups.remove(frame.group)
+            else:
+                self.inbox(frame.group).store(frame)
+        if self._incoming is None and (data := data_next(self._received)) is not None:
+            pop_data_header(self._received)
+            self._incoming = data
+
+    def _receive_into(self, buffer: memoryview) -> int:
+        """Move received data of the incoming transfer into a buffer, and return the number of bytes."""
+        group, rest = self._incoming or (0, 0)
+        received = min(len(self._received), rest, len(buffer))
+        if received:
+            buffer[:received] = self._received[:received]
+            del self._received[:received]
+        else:
+            try:
+                received = self.connection.recv_into(buffer, min(rest, len(buffer)))
+            except BlockingIOError:
+                return 0
+            except OSError:
+                received = 0
+            if not received:
+                self.mark_lost(CLOSED)
+                return 0
+        self._incoming = (group, rest - received) if rest > received else None
+        return received

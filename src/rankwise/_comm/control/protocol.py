@@ -7,6 +7,7 @@ collectives differ, it waits forever. This module does no I/O.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import pickle
 import socket
 import struct
@@ -15,15 +16,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from rankwise._text import ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
 
-# Length of the body, sequence number, kind, whether the main thread called, digest, length of the call's text.
-_HEADER: Final = struct.Struct("<QQBB16sH")
-_KIND_OFFSET: Final = 16
+# Length of the body, group, sequence number, kind, whether the main thread called, digest, length of the call's text.
+_HEADER: Final = struct.Struct("<QQQBB16sH")
+_KIND_OFFSET: Final = 24
+_Buffer: TypeAlias = bytes | bytearray | mmap.mmap
 _NO_DIGEST: Final = bytes(16)
 _MAX_CALL_BYTES: Final = 1000
 # The traceback of a failed rank must fit into the buffers of its sockets, since that rank waits for no reader.
@@ -40,54 +42,68 @@ class FrameKind(IntEnum):
     TIMED_OUT = 4  # it waited longer than its timeout
     LEFT = 5  # it will not take part again; the text of the call is the reason
     DATA = 6  # the body is data
+    VERDICT = 7  # the body is the verdict of the member that leads the exchange
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Frame:
     """One message between two members.
 
     Attributes:
         kind: The kind of the message.
-        sequence: The number of the exchange in the group; set when the frame is sent.
         call: The operation and its call site, for error messages: "all_reduce at train.py:88".
         digest: The digest of everything that has to be the same on all members.
         body: The content, by kind.
         main: The call was made by the main thread.
+        group: The id of the group; set when the frame is sent, as is the sequence number.
+        sequence: The number of the exchange in the group.
     """
 
     kind: FrameKind
-    sequence: int
     call: str
     digest: bytes = _NO_DIGEST
     body: bytes = b""
     main: bool = True
+    group: int = 0
+    sequence: int = 0
 
-    def encode(self, body: bytes | None = None) -> bytes:
-        """Return the bytes of the frame, with another body if one is given."""
+    def encode(self) -> bytes:
         call = self.call.encode(errors="backslashreplace")[:_MAX_CALL_BYTES]
-        body = self.body if body is None else body
-        return b"".join(
-            (_HEADER.pack(len(body), self.sequence, self.kind, self.main, self.digest, len(call)), call, body)
-        )
+        header = _HEADER.pack(len(self.body), self.group, self.sequence, self.kind, self.main, self.digest, len(call))
+        return b"".join((header, call, self.body))
+
+
+def frame_size(data: _Buffer, offset: int = 0) -> tuple[int, int]:
+    """Return the sizes of header and call, and of the body, of an encoded frame; at least its header is there."""
+    fields = _HEADER.unpack_from(data, offset)
+    return _HEADER.size + fields[6], fields[0]
+
+
+def decode_frame(data: _Buffer, offset: int, body: bytes) -> Frame:
+    """Return an encoded frame with a body that the caller has read."""
+    _, group, sequence, kind, main, digest, call_length = _HEADER.unpack_from(data, offset)
+    call = bytes(data[offset + _HEADER.size : offset + _HEADER.size + call_length]).decode(errors="replace")
+    return Frame(FrameKind(kind), call, digest, body, bool(main), group, sequence)
 
 
 def pop_frame(inbox: bytearray) -> Frame | None:
     """Remove the first frame from received bytes; None if it is incomplete, or if data comes next."""
-    if len(inbox) < _HEADER.size or is_data_next(inbox):
+    if len(inbox) < _HEADER.size or data_next(inbox) is not None:
         return None
-    length, sequence, kind, main, digest, call_length = _HEADER.unpack_from(inbox)
-    start = _HEADER.size + call_length
+    start, length = frame_size(inbox)
     if len(inbox) < start + length:
         return None
-    call = inbox[_HEADER.size : start].decode(errors="replace")
-    body = bytes(inbox[start : start + length])
+    frame = decode_frame(inbox, 0, bytes(inbox[start : start + length]))
     del inbox[: start + length]
-    return Frame(FrameKind(kind), sequence, call, digest, body, bool(main))
+    return frame
 
 
-def is_data_next(inbox: bytearray) -> bool:
-    """Return whether received bytes begin with the header of data."""
-    return len(inbox) >= _HEADER.size and inbox[_KIND_OFFSET] == FrameKind.DATA
+def data_next(inbox: bytearray) -> tuple[int, int] | None:
+    """Return the group and the length of the data whose header received bytes begin with; None if no data is next."""
+    if len(inbox) < _HEADER.size or inbox[_KIND_OFFSET] != FrameKind.DATA:
+        return None
+    length, group, *_ = _HEADER.unpack_from(inbox)
+    return group, length
 
 
 def pop_data_header(inbox: bytearray) -> None:
@@ -95,9 +111,9 @@ def pop_data_header(inbox: bytearray) -> None:
     del inbox[: _HEADER.size]
 
 
-def data_header(length: int) -> bytes:
+def data_header(group: int, length: int) -> bytes:
     """Return the header of `length` bytes of data."""
-    return _HEADER.pack(length, 0, FrameKind.DATA, True, _NO_DIGEST, 0)
+    return _HEADER.pack(length, group, 0, FrameKind.DATA, True, _NO_DIGEST, 0)
 
 
 @dataclass(slots=True)
@@ -148,7 +164,7 @@ class Call:
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
         """Return a frame about this call."""
         main = threading.current_thread() is threading.main_thread()
-        return Frame(kind, 0, self.text, self.digest(), body, main)
+        return Frame(kind, self.text, self.digest(), body, main)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +187,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class WaitingInOtherGroup:
-    """The collective of another group in which a rank waits: the group's name and members, and the exchange."""
+    """The collective of another group in which a rank waits: the group's id and members, and the exchange."""
 
-    group: str
+    group: int
     ranks: Sequence[int]
     sequence: int
 

@@ -1,4 +1,4 @@
-"""Data operations between ranks of one host, over the mesh: faster than gloo on one host.
+"""Data operations between ranks of one host, over local connections: faster than gloo on one host.
 
 gloo passes each step from thread to thread and copies; a local connection takes hundreds of kilobytes in one call.
 Between hosts the backend knows the network better. See docs/decisions/0008-frames-on-connections-of-their-own.md.
@@ -13,7 +13,7 @@ import torch
 
 from rankwise._comm.buffers import as_bytes, memory_of
 from rankwise._comm.control.agreement import Prepared
-from rankwise._comm.control.mesh import Mesh
+from rankwise._comm.control.channel import Channel
 from rankwise._comm.reduce_ops import Op, fold
 
 # The size of the piece that each rank reduces at a time; it needs a buffer of this size for every other rank.
@@ -23,15 +23,15 @@ _PIECE_BYTES: Final = 1 << 20
 class LocalTransport:
     """Data operations on contiguous CPU tensors between members that are all on this host."""
 
-    def __init__(self, mesh: Mesh, group_rank: int, *, timeout: float) -> None:
-        self._mesh = mesh
+    def __init__(self, channel: Channel, group_rank: int, *, timeout: float) -> None:
+        self._channel = channel
         self._group_rank = group_rank
-        self._others = [other for other in range(len(mesh.ranks)) if other != group_rank]
+        self._others = [other for other in range(len(channel.ranks)) if other != group_rank]
         self._timeout = timeout
 
     def all_reduce(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
         """Prepare to reduce a flat tensor in place: every rank reduces one piece, and sends it to all others."""
-        size = len(self._mesh.ranks)
+        size = len(self._channel.ranks)
         step = min(_PIECE_BYTES // wire.element_size(), -(-wire.numel() // size))
         buffers = torch.empty(size, step, dtype=wire.dtype, device="cpu")
 
@@ -53,7 +53,7 @@ class LocalTransport:
 
     def all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         """Prepare to gather the members' tensors, by group rank; all have one length."""
-        gathered = [torch.empty_like(data) for _ in self._mesh.ranks]
+        gathered = [torch.empty_like(data) for _ in self._channel.ranks]
         gathered[self._group_rank].copy_(data)
 
         def run() -> list[torch.Tensor]:
@@ -80,7 +80,7 @@ class LocalTransport:
         return fold([received.get(group_rank, own) for group_rank in range(len(pieces))], op, out=result)
 
     def _transfer(self, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:
-        self._mesh.transfer(
+        self._channel.transfer(
             {other: memory_of(as_bytes(data)) for other, data in outgoing.items() if data.numel()},
             {other: memory_of(as_bytes(data)) for other, data in incoming.items() if data.numel()},
             timeout=self._timeout,

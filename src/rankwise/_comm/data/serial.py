@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 import torch
 
 from rankwise._comm.control.agreement import Prepared
-from rankwise._comm.control.protocol import Frame
+from rankwise._comm.control.protocol import Call, Frame
+from rankwise._comm.control.verdict import Combine
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise.errors import InvalidArgumentError
@@ -46,8 +47,10 @@ class SerialComm(Comm):
             raise InvalidArgumentError("there is no other rank to transfer to or from")
         return _do_nothing
 
-    def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:  # noqa: ARG002
-        return {0: replace(frame, body=bodies[0])}
+    def _agree_by_frames(
+        self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
+    ) -> NoReturn:
+        raise NotImplementedError("there is no other member to agree with")
 
     def _post_frame(self, frame: Frame) -> None:
         """Do nothing: there are no other members."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 import weakref
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Final
@@ -16,8 +15,10 @@ import torch.distributed as dist
 from rankwise._backends import BackendConfig
 from rankwise._comm.buffers import memory_of
 from rankwise._comm.control.agreement import Prepared
-from rankwise._comm.control.mesh import SLICE_SECONDS, Mesh, try_lock
-from rankwise._comm.control.protocol import Frame, FrameKind
+from rankwise._comm.control.channel import Channel, try_lock
+from rankwise._comm.control.links import SLICE_SECONDS
+from rankwise._comm.control.protocol import Call, Frame
+from rankwise._comm.control.verdict import Combine, Verdict
 from rankwise._comm.data.local import LocalTransport
 from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
@@ -47,14 +48,13 @@ class TorchGroupComm(Comm):
             check=registry.check,
         )
         # On one host the backend listens on loopback, where other users can connect. Bytes that are unpickled must not
-        # come from there, so even a large group uses the mesh.
+        # come from there, so even a large group uses frames.
         self.uses_mesh = self.uses_mesh or registry.one_host
         self._group_ref = None if group is None else weakref.ref(group)
         self._registry = registry
-        self._name = f"group/{registry.num_groups}"
-        self._is_session_group = registry.num_groups == 0
+        self._number = registry.num_groups
         registry.num_groups += 1
-        self._mesh: Mesh | None = None
+        self._channel: Channel | None = None
         self._local: LocalTransport | None = None
 
     @property
@@ -63,44 +63,44 @@ class TorchGroupComm(Comm):
         return None if self._group_ref is None else self._group_ref()
 
     def connect(self) -> None:
-        """Connect to the other members, if this group uses the mesh.
+        """Open the channel to the other members, if this group uses frames.
 
-        Collective over the members.
+        Local, but Collective over the session for its first group.
 
         Raises:
             CollectiveError: They could not be reached, or did not come in time.
         """
-        if self._mesh is None and self.uses_mesh and self.size > 1 and self.rank is not None:
-            self._mesh = self._registry.connect(self._name, self.ranks)
-            if self._mesh.same_host:
-                self._local = LocalTransport(self._mesh, self.rank, timeout=self._registry.timeout)
+        if self._channel is None and self.uses_mesh and self.size > 1 and self.rank is not None:
+            self._channel = self._registry.open_channel(self._number, self.ranks)
+            if self._channel.same_host:
+                self._local = LocalTransport(self._channel, self.rank, timeout=self._registry.timeout)
 
     def shutdown(self, reason: str) -> None:
         """Close the connections, and drop the process group and those that were made from it."""
         super().shutdown(reason)
         self._group_ref = None
-        self._close_mesh(reason)
-        if self._is_session_group:  # which also ends groups without references
-            self._registry.close_meshes(reason)
+        self._close_channel(reason)
+        if self._number == 0:  # the group of the session, which also ends groups without references
+            self._registry.close(reason)
 
     def close_locally(self, reason: str) -> None:
         super().close_locally(reason)
-        self._registry.destroy_process_group(self._name)
+        self._registry.destroy_process_group(self._number)
 
     def close_children(self, reason: str) -> None:
         super().close_children(reason)
         self._registry.close_unreferenced()
 
     def dead_ranks(self, ranks: Container[int] | None = None) -> str:
-        with try_lock(self._mesh) as mesh:
-            return "" if mesh is None else mesh.dead_ranks(ranks)
+        with try_lock(self._channel) as channel:
+            return "" if channel is None else channel.dead_ranks(ranks)
 
     def pending_call_from(self, rank: int) -> bool:
-        with try_lock(self._mesh) as mesh:
-            return mesh is not None and mesh.pending_call(rank) is not None
+        with try_lock(self._channel) as channel:
+            return channel is not None and channel.pending_call(rank) is not None
 
     def shared_store(self) -> dist.Store | None:
-        return dist.PrefixStore(self._name, self._registry.store()) if self.size > 1 else None
+        return dist.PrefixStore(f"group/{self._number}", self._registry.store()) if self.size > 1 else None
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
         self._registry.close_unreferenced()
@@ -109,45 +109,43 @@ class TorchGroupComm(Comm):
         process_group = group if isinstance(group, dist.ProcessGroup) else None
         child = TorchGroupComm(process_group, ranks=tuple(ranks), registry=self._registry)
         self.add_child(child)
-        self._registry.track_process_group(child._name, process_group, child)
+        self._registry.track_process_group(child._number, process_group, child)
         child.connect()
         return child
 
-    def _exchange_frames(self, frame: Frame, bodies: Sequence[bytes], timeout: float | None) -> Mapping[int, Frame]:
-        mesh = self._connected()
+    def _agree_by_frames(
+        self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
+    ) -> Verdict:
+        channel = self._opened_channel()
+        suspects: set[int] = set()
+
+        def on_pause(missing: Sequence[int]) -> None:
+            self._registry.detect_cross_group_deadlock(channel, call.text, missing, suspects)
+
         wait = self._registry.timeout if timeout is None else timeout
-        suspects: set[str] = set()
-        frames = mesh.exchange_frames(
-            frame,
-            bodies,
-            timeout=wait,
-            on_pause=lambda missing: self._registry.detect_cross_group_deadlock(mesh, frame, missing, suspects),
-        )
-        for other in frames.values():
-            if other.kind is FrameKind.WAITING_IN_OTHER_GROUP:
-                self._registry.notify_other_group(mesh, frame, pickle.loads(other.body))
-        return frames
+        verdict = channel.agree(call, message, combine=combine, read=read, timeout=wait, on_pause=on_pause)
+        for waiting in verdict.waiting:
+            self._registry.notify_other_group(channel, call.text, waiting)
+        return verdict
 
     def _post_frame(self, frame: Frame) -> None:
-        mesh = self._connected()
-        with mesh.lock:
-            mesh.post_frame(frame, timeout=self._registry.timeout)
+        channel = self._opened_channel()
+        with channel.lock:
+            channel.post(frame, timeout=self._registry.timeout)
 
-    def _connected(self) -> Mesh:
+    def _opened_channel(self) -> Channel:
         self.connect()
-        if self._mesh is None:
+        if self._channel is None:
             raise NotJoinedError(f"this group cannot be used any more: {self._broken_reason or 'it was closed'}")
-        return self._mesh
+        return self._channel
 
     def _mark_broken(self, reason: str) -> None:
         super()._mark_broken(reason)
-        self._close_mesh(reason)
+        self._close_channel(reason)
 
-    def _close_mesh(self, reason: str) -> None:
-        if self._mesh is not None:
-            self._mesh.close(reason)
-            self._registry.meshes.remove(self._mesh)
-            self._mesh = self._local = None
+    def _close_channel(self, reason: str) -> None:
+        self._registry.close_channel(self._number, reason)
+        self._channel = self._local = None
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         if self._local is not None and tensor.device.type == "cpu":
@@ -209,8 +207,8 @@ class TorchGroupComm(Comm):
         received = [(self._stage(data), src) for data, src in incoming]
 
         def run() -> None:
-            if self._mesh is not None and all(data.device.type == "cpu" for data, _ in [*sent, *received]):
-                self._mesh.transfer(
+            if self._channel is not None and all(data.device.type == "cpu" for data, _ in [*sent, *received]):
+                self._channel.transfer(
                     {dst: memory_of(data) for data, dst in sent},
                     {src: memory_of(data) for data, src in received},
                     timeout=self._registry.timeout,
@@ -239,7 +237,7 @@ class TorchGroupComm(Comm):
         """
         if work is None:
             return
-        if tensor.device.type != "cpu" or self._mesh is None:
+        if tensor.device.type != "cpu" or self._channel is None:
             work.wait()
             return
         lost_since: float | None = None
@@ -251,7 +249,7 @@ class TorchGroupComm(Comm):
                     raise
             else:
                 return
-            dead = self._mesh.dead_ranks()
+            dead = self._channel.dead_ranks()
             if dead:
                 lost_since = lost_since or time.monotonic()
                 if time.monotonic() - lost_since > _LAST_DATA_SECONDS:

@@ -1,0 +1,236 @@
+"""The channel of a group: the exchanges by which its members agree on a call, one after the other.
+
+An exchange takes the frame of every member and gives the same verdict to all. There are two implementations: over the
+page of the host, where all members are on it, and over the connections of the session.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from rankwise._comm.control.links import SLICE_SECONDS, Links
+from rankwise._comm.control.protocol import Call, Details, Frame, FrameKind
+from rankwise._comm.control.verdict import Combine, Outcome, Verdict
+from rankwise.errors import CollectiveError, CollectiveTimeoutError
+
+# The first wait of an exchange; later ones grow with the time that this rank has waited.
+_FIRST_SLICE_SECONDS: Final = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One exchange of this member.
+
+    Attributes:
+        frame: Its frame.
+        combine: Computes the result from the bodies of all members.
+        read: The group ranks whose bodies this member reads.
+        timeout: Seconds to wait for the others.
+        on_pause: Called with the missing global ranks while waiting.
+        start: When it began, on the monotonic clock.
+    """
+
+    frame: Frame
+    combine: Combine | None
+    read: Collection[int]
+    timeout: float
+    on_pause: Callable[[Sequence[int]], None]
+    start: float
+
+    @property
+    def waited(self) -> float:
+        """The seconds since it began."""
+        return time.monotonic() - self.start
+
+    @property
+    def is_expired(self) -> bool:
+        """This member has waited for longer than its timeout."""
+        return self.waited > self.timeout
+
+    def pause(self) -> float:
+        """Return the length of the next wait: short at first, so that a deadlock is detected soon."""
+        waited = self.waited
+        return min(max(_FIRST_SLICE_SECONDS, waited), SLICE_SECONDS, self.timeout - waited + 0.001)
+
+    def timeout_text(self, missing: Sequence[str]) -> str:
+        """Return the error message of the timeout."""
+        return f"{self.frame.call}: not all ranks came within {self.timeout:g} s. Missing: {'; '.join(missing)}"
+
+
+class Channel(ABC):
+    """The exchanges of one group.
+
+    Attributes:
+        group: The id of the group, the same on all members.
+        ranks: The global ranks of the members, by group rank.
+        own: The group rank of this process.
+        sequence: The number of the last exchange that this member entered.
+        lock: Held by the thread that is in an exchange; others must not read the frames that it waits for.
+        same_host: All members are on this host.
+        call: The text of the last call.
+    """
+
+    def __init__(self, group: int, ranks: Sequence[int], links: Links) -> None:
+        self.group = group
+        self.ranks = ranks
+        self.own = ranks.index(links.rank)
+        self.sequence = 0
+        self.lock = threading.Lock()
+        self.call = ""
+        self._links = links
+        links.groups.add(group)
+
+    @property
+    @abstractmethod
+    def same_host(self) -> bool: ...
+
+    def agree(
+        self,
+        call: Call,
+        body: bytes,
+        *,
+        combine: Combine | None = None,
+        read: Collection[int] = (),
+        timeout: float,
+        on_pause: Callable[[Sequence[int]], None],
+    ) -> Verdict:
+        """Send this member's call, and return the verdict, the same on all members.
+
+        Args:
+            call: The call.
+            body: The message of this member.
+            combine: Computes the result from the messages of all members.
+            read: The group ranks whose messages this member needs.
+            timeout: Seconds to wait for the others.
+            on_pause: Called with the missing global ranks while waiting.
+
+        Raises:
+            CollectiveError: A member is gone.
+            CollectiveTimeoutError: Some members did not come in time, here or for another member.
+        """
+        with self.lock:
+            verdict = self._exchange(
+                Exchange(
+                    frame=call.frame(body=body),
+                    combine=combine,
+                    read=read,
+                    timeout=timeout,
+                    on_pause=on_pause,
+                    start=time.monotonic(),
+                )
+            )
+            if verdict.outcome is Outcome.DIFFERENT:
+                details = call.frame(FrameKind.DETAILS, pickle.dumps(Details.of(call)))
+                verdict = self._exchange(
+                    Exchange(
+                        frame=details,
+                        combine=None,
+                        read=(),
+                        timeout=timeout,
+                        on_pause=on_pause,
+                        start=time.monotonic(),
+                    )
+                )
+        return verdict
+
+    @abstractmethod
+    def post(self, frame: Frame, *, timeout: float | None = None) -> None:
+        """Take part in the next exchange with a frame, without waiting for the others; the caller holds the lock.
+
+        Args:
+            frame: The frame of this member.
+            timeout: Seconds to wait for members that read nothing, once many frames wait for them; None never to wait.
+
+        Raises:
+            CollectiveTimeoutError: They have read nothing for that long.
+        """
+
+    @abstractmethod
+    def pending_call(self, rank: int) -> Frame | None:
+        """Return the call that a member has made here and this rank has not; None if there is none. Does not wait."""
+
+    def dead_ranks(self, ranks: Container[int] | None = None) -> str:
+        """Return the members that are gone, of `ranks` or of all, with reasons; "" if none. Does not wait."""
+        self._refresh()
+        members = [member for member, rank in enumerate(self.ranks) if ranks is None or rank in ranks]
+        lost = [(member, why) for member in members if (why := self.lost_reason(member))]
+        return "; ".join(f"{self._links.name(self.ranks[member])} {why}" for member, why in lost)
+
+    @abstractmethod
+    def lost_reason(self, member: int) -> str:
+        """Return why a member takes part in no further exchange, as far as is known; "" if it does."""
+
+    def transfer(
+        self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], *, timeout: float
+    ) -> None:
+        """Send data to members and fill buffers with theirs, by group rank; both sides know the lengths.
+
+        Raises:
+            CollectiveError: A member is gone.
+            CollectiveTimeoutError: No byte was sent or received for that long.
+        """
+        with self.lock:
+            self._links.transfer(
+                self.group,
+                {self.ranks[member]: data for member, data in outgoing.items()},
+                {self.ranks[member]: data for member, data in incoming.items()},
+                call=self.call,
+                timeout=timeout,
+                lost_reason=lambda rank: self.lost_reason(self.ranks.index(rank)),
+            )
+
+    def close(self, reason: str) -> None:
+        """Send the others the reason why this member leaves."""
+        self._links.groups.discard(self.group)
+        self._leave(reason)
+
+    @abstractmethod
+    def _leave(self, reason: str) -> None: ...
+
+    @abstractmethod
+    def _exchange(self, exchange: Exchange) -> Verdict:
+        """Take part in the next exchange, and return its verdict; if the calls agree, with the bodies to read."""
+
+    @abstractmethod
+    def _refresh(self) -> None:
+        """Handle the events that have occurred. Does not wait."""
+
+    @abstractmethod
+    def _last_call(self, member: int) -> str:
+        """Return the last call of this group that a member was seen in, or ""."""
+
+    def _name_and_last_call(self, member: int) -> str:
+        last = self._last_call(member)
+        seen = f"last seen in {last}" if last else "not seen in any collective here"
+        return f"{self._links.name(self.ranks[member])}, {seen}"
+
+    def _lost_error(self, call: str, members: Sequence[int]) -> CollectiveError:
+        """Return the error of an exchange for which lost members are missing."""
+        texts = []
+        for member in members:
+            last = self._last_call(member)
+            seen = f" (last seen in {last})" if last else ""
+            texts.append(f"{self._links.name(self.ranks[member])} {self.lost_reason(member)}{seen}")
+        return CollectiveError(f"{call} failed: {'; '.join(texts)}")
+
+    def _timeout_error(self, exchange: Exchange, missing: Sequence[int]) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(exchange.timeout_text(list(map(self._name_and_last_call, missing))))
+
+
+@contextmanager
+def try_lock(channel: Channel | None) -> Iterator[Channel | None]:
+    """Hold the lock of a channel in a block, and give the channel; None while another thread holds the lock."""
+    if channel is None or not channel.lock.acquire(blocking=False):
+        yield None
+        return
+    try:
+        yield channel
+    finally:
+        channel.lock.release()

@@ -1,0 +1,194 @@
+"""The page of a host: memory that its ranks share, and an eventfd for each of them, which wakes it up.
+
+The memory is an anonymous file. It begins with a directory of groups; each group has a window, which begins at a
+multiple of the same length. The file has holes: only parts that were written take memory.
+
+Words of 8 bytes are read and written at once, by one instruction each. `fence` orders them: after a rank has written a
+record and then, behind a fence, its sequence number, a rank that reads that number reads that record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from rankwise._comm.control.window import Window, window_bytes
+from rankwise._net.polling import SharedEventLoop
+from rankwise.errors import CollectiveError
+
+# The number of entries of the directory, in use or free again.
+_COUNT_WORD: Final = 0
+# The record of a rank, in words: the group whose collective it is in, or 0; the number of the exchange; since when, on
+# the monotonic clock, in nanoseconds.
+_RANK_WORDS: Final = 8
+_RANKS_OFFSET: Final = 4096
+# The names of the sockets on which the ranks listen for connections, which carry data.
+_NAMES_OFFSET: Final = 1 << 17
+_NAME_BYTES: Final = 128
+# The entry of a group, in words: its id plus one, or 0; the number of members that have left it.
+_GROUP_WORDS: Final = 2
+_GROUPS_OFFSET: Final = 1 << 20
+_MAX_GROUPS: Final = 1 << 16
+_WINDOWS_OFFSET: Final = _GROUPS_OFFSET + 8 * _GROUP_WORDS * _MAX_GROUPS
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """The collective that a rank is in.
+
+    Attributes:
+        group: The id of the group; None if it is in no collective.
+        sequence: The number of the exchange in the group.
+        since: When it began, on the monotonic clock, in seconds.
+    """
+
+    group: int | None
+    sequence: int
+    since: float
+
+
+class HostPage:
+    """This process's access to the page of its host.
+
+    Attributes:
+        ranks: The global ranks on this host, in ascending order.
+        index: The index of this rank among them.
+        dead: The indices of the ranks that have ended.
+    """
+
+    def __init__(
+        self, *, ranks: Sequence[int], rank: int, memory: int, wakers: Sequence[int], processes: Sequence[int]
+    ) -> None:
+        """Take over the descriptors.
+
+        Args:
+            ranks: The global ranks on this host.
+            rank: The global rank of this process.
+            memory: The descriptor of the shared memory.
+            wakers: An eventfd for each rank.
+            processes: A pidfd for each rank.
+
+        Raises:
+            OSError: The memory cannot be mapped.
+        """
+        self.ranks = list(ranks)
+        self.index = self.ranks.index(rank)
+        self.dead: set[int] = set()
+        self._memory = memory
+        self._wakers = wakers
+        self._processes = dict(enumerate(processes))
+        self._lock = threading.Lock()
+        self._map = mmap.mmap(memory, _WINDOWS_OFFSET)
+        self._words = memoryview(self._map).cast("Q")
+
+    def register(self, loop: SharedEventLoop) -> None:
+        """Handle the events of this rank's eventfd, and the ends of the others, in an event loop."""
+        own = self._wakers[self.index]
+
+        def drain() -> None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(own)
+
+        loop.register(own, drain)
+        for index, process in self._processes.items():
+            if index != self.index:
+                loop.register(process, partial(self._mark_dead, loop, index, process))
+
+    def wake(self, index: int) -> None:
+        """Wake a rank up."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._wakers[index], 1)
+
+    def attach(self, group: int, num_members: int) -> Window:
+        """Return the window of a group; each of its members attaches once, and detaches."""
+        with self._locked():
+            number = self._find(group)
+        stride = window_bytes(len(self.ranks))
+        return Window(self._memory, number, _WINDOWS_OFFSET + number * stride, num_members)
+
+    def detach(self, window: Window, num_members: int) -> None:
+        """Release a window. The last member to detach frees its memory."""
+        with self._locked():
+            word = self._entry(window.number) + 1
+            self._words[word] += 1
+            if self._words[word] == num_members:
+                window.free()
+                self._words[word - 1] = self._words[word] = 0
+        window.close()
+
+    def enter(self, group: int, sequence: int) -> None:
+        """Record that this rank is in a collective of a group."""
+        word = _RANKS_OFFSET // 8 + _RANK_WORDS * self.index
+        self._words[word + 1] = sequence
+        self._words[word + 2] = time.monotonic_ns()
+        self._words[word] = group + 1
+
+    def leave(self) -> None:
+        """Record that this rank is in no collective."""
+        self._words[_RANKS_OFFSET // 8 + _RANK_WORDS * self.index] = 0
+
+    def state(self, index: int) -> RankState:
+        """Return the collective that a rank is in."""
+        word = _RANKS_OFFSET // 8 + _RANK_WORDS * index
+        group, sequence, since = self._words[word : word + 3].tolist()
+        return RankState(group - 1 if group else None, sequence, since / 1e9)
+
+    def publish_name(self, name: str) -> None:
+        """Publish the name of the socket on which this rank listens."""
+        start = _NAMES_OFFSET + _NAME_BYTES * self.index
+        self._map[start : start + _NAME_BYTES] = name.encode().ljust(_NAME_BYTES, b"\0")
+
+    def name(self, index: int) -> str:
+        """Return the name of the socket on which a rank listens."""
+        start = _NAMES_OFFSET + _NAME_BYTES * index
+        return self._map[start : start + _NAME_BYTES].rstrip(b"\0").decode()
+
+    def close(self) -> None:
+        """Close the descriptors of this process."""
+        self._words.release()
+        self._map.close()
+        for descriptor in (self._memory, *self._wakers, *self._processes.values()):
+            os.close(descriptor)
+
+    def _mark_dead(self, loop: SharedEventLoop, index: int, process: int) -> None:
+        self.dead.add(index)
+        loop.unregister(process)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the directory, against other threads and other ranks. It is released if the rank dies."""
+        with self._lock:
+            fcntl.lockf(self._memory, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._memory, fcntl.LOCK_UN)
+
+    def _find(self, group: int) -> int:
+        """Return the number of a group's entry in the directory, which the first member that asks makes."""
+        count = self._words[_COUNT_WORD]
+        start = _GROUPS_OFFSET // 8
+        entries = self._words[start : start + _GROUP_WORDS * count : _GROUP_WORDS].tolist()
+        for wanted in (group + 1, 0):
+            if wanted in entries:
+                number = entries.index(wanted)
+                break
+        else:
+            number = count
+            if number == _MAX_GROUPS:
+                raise CollectiveError(f"{_MAX_GROUPS} groups are open; close those that are not used any more")
+            self._words[_COUNT_WORD] = count + 1
+        self._words[self._entry(number)] = group + 1
+        return number
+
+    def _entry(self, number: int) -> int:
+        """Return the index of the first word of an entry of the directory."""
+        return _GROUPS_OFFSET // 8 + _GROUP_WORDS * number

@@ -1,0 +1,249 @@
+"""A channel through the page of the host: members write their frames into memory that all of them can read.
+
+The first member leads. It waits for the frames of the others, computes the verdict, and wakes them up: two wake-ups for
+each member, whatever the collective. The others wait for the verdict. Where there is no leader yet, each member notices
+by itself that another one is gone, or that a timeout has expired.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from rankwise._comm.control.channel import Channel, Exchange, try_lock
+from rankwise._comm.control.host_page import HostPage
+from rankwise._comm.control.links import Links
+from rankwise._comm.control.peer import CLOSED
+from rankwise._comm.control.protocol import Failure, Frame, FrameKind
+from rankwise._comm.control.verdict import Outcome, Verdict, conclude
+from rankwise.errors import CollectiveError, CollectiveTimeoutError
+
+_LEADER: Final = 0
+# How long a member whose timeout has expired waits for the verdict of a leader that is there: the leader may have
+# received all frames just before.
+_LEADER_SECONDS: Final = 1.0
+_LEADER_CHECK_SECONDS: Final = 0.05
+# The number of frames of failed exchanges that wait until the other members have read those before.
+_MAX_UNWRITTEN: Final = 1000
+# How often a member looks whether the others have read the frames before, so that it can write the next one.
+_UNWRITTEN_SECONDS: Final = 0.005
+
+
+class PageChannel(Channel):
+    """The exchanges of one group whose members are all on this host."""
+
+    def __init__(self, group: int, ranks: Sequence[int], links: Links, page: HostPage) -> None:
+        super().__init__(group, ranks, links)
+        self._page = page
+        self._indices = [page.ranks.index(rank) for rank in ranks]
+        self._window = page.attach(group, len(ranks))
+        # Frames, and verdicts of the leader, for which there is no room before the others have read those before.
+        self._unwritten: deque[tuple[int, Frame]] = deque()
+        # The last exchange whose frames were those of all members: none of them reads the frames before any more.
+        self._last_complete = 0
+        self._left = False
+
+    @property
+    def same_host(self) -> bool:
+        return True
+
+    def post(self, frame: Frame, *, timeout: float | None = None) -> None:
+        self._enter(frame)
+        if self.own == _LEADER:
+            self._publish(conclude(self.ranks, self._frames() | {self.own: frame}, None))
+        self._finish()
+        start = time.monotonic()
+        while timeout is not None and len(self._unwritten) > _MAX_UNWRITTEN:
+            slow = ", ".join(self._links.name(self.ranks[member]) for member in self._readers(self._unwritten[0][1]))
+            if time.monotonic() - start > timeout:
+                raise CollectiveTimeoutError(f"{frame.call}: {slow} read nothing for {timeout:g} s")
+            time.sleep(_UNWRITTEN_SECONDS)
+            self._write_unwritten()
+
+    def pending_call(self, rank: int) -> Frame | None:
+        if rank not in self.ranks:
+            return None
+        member = self.ranks.index(rank)
+        if not self._window.has_arrived(member, self.sequence + 1) or self.lost_reason(member):
+            return None
+        frame = self._window.read(member, self.sequence + 1)
+        return frame if frame.kind is FrameKind.CALL else None
+
+    def lost_reason(self, member: int) -> str:
+        left = "" if member == self.own else self._window.left(member)
+        return left or (CLOSED if self._indices[member] in self._page.dead else "")
+
+    def _leave(self, reason: str) -> None:
+        self._left = True
+        self._window.set_left(self.own, reason)
+        self._wake_others()
+        with try_lock(self) as unused:
+            if unused is not None:  # otherwise another thread is in an exchange, and raises
+                self._page.detach(self._window, len(self.ranks))
+
+    def _exchange(self, exchange: Exchange) -> Verdict:
+        self._enter(exchange.frame)
+        try:
+            return self._lead(exchange) if self.own == _LEADER else self._follow(exchange)
+        finally:
+            self._finish()
+
+    def _enter(self, frame: Frame) -> None:
+        """Write this member's frame of the next exchange, as soon as there is room, and wake the leader."""
+        self.sequence += 1
+        self.call = frame.call
+        frame.group, frame.sequence = self.group, self.sequence
+        self._page.enter(self.group, self.sequence)
+        self._unwritten.append((self.own, frame))
+        self._write_unwritten()
+
+    def _finish(self) -> None:
+        """Record that this member reads nothing any more of the exchange."""
+        self._window.set_finished(self.own, self.sequence)
+        self._page.leave()
+
+    def _write_unwritten(self) -> None:
+        while self._unwritten:
+            slot, frame = self._unwritten[0]
+            if self._last_complete != frame.sequence - 1 and self._readers(frame):
+                return
+            self._unwritten.popleft()
+            self._window.write(slot, frame)
+            if slot == self._window.verdict_slot:
+                self._wake_others()
+            elif slot != _LEADER:
+                self._page.wake(self._indices[_LEADER])
+
+    def _readers(self, frame: Frame) -> list[int]:
+        """Return the members that may still read the frames of the exchange whose room this frame needs."""
+        finished = self._window.finished()[: len(self.ranks)]
+        behind = [member for member, sequence in enumerate(finished) if sequence < frame.sequence - 2]
+        return [member for member in behind if not self.lost_reason(member)]
+
+    def _lead(self, exchange: Exchange) -> Verdict:
+        """Wait for the frames of all members, and publish the verdict."""
+        size = len(self.ranks)
+        while True:
+            seen = self._links.loop.num_events
+            arrived = self._window.arrivals(self.sequence)[:size]
+            self._window.fence()
+            missing = [] if arrived.count(self.sequence) == size else self._missing()
+            verdict = self._problem(missing)
+            if verdict is None and not missing:
+                verdict = conclude(self.ranks, self._frames(), exchange.combine)
+            if verdict is None and exchange.is_expired:
+                verdict = Verdict(Outcome.ERROR, error=self._timeout_error(exchange, missing))
+            if verdict is not None:
+                self._publish(verdict)
+                return self._accepted(verdict, exchange)
+            self._wait(missing, exchange, seen)
+
+    def _follow(self, exchange: Exchange) -> Verdict:
+        """Wait for the verdict."""
+        while True:
+            seen = self._links.loop.num_events
+            verdict = self._verdict()
+            if verdict is None and not self._is_led():
+                verdict = self._verdict() or self._problem(self._missing())
+            if verdict is None and exchange.is_expired:
+                verdict = self._verdict_after_timeout(self._timeout_error(exchange, self._missing() or [_LEADER]))
+            if verdict is not None:
+                return self._accepted(verdict, exchange)
+            self._wait(None, exchange, seen)
+
+    def _wait(self, missing: Sequence[int] | None, exchange: Exchange, seen: int) -> None:
+        if self._left:
+            raise CollectiveError(f"{exchange.frame.call}: this rank has left the group, in another thread")
+        self._write_unwritten()
+        pause = min(exchange.pause(), _UNWRITTEN_SECONDS) if self._unwritten else exchange.pause()
+        if not self._links.loop.wait(seen, pause) and not self._unwritten:
+            members = self._missing() if missing is None else missing
+            exchange.on_pause([self.ranks[member] for member in members])
+
+    def _problem(self, missing: Sequence[int]) -> Verdict | None:
+        """Return the verdict on an exchange that a member has ended, or that a missing one will never enter."""
+        if not self._page.dead and not self._window.has_problem(self.sequence):
+            return None
+        text = self._window.timed_out(self.sequence)
+        if text:
+            return Verdict(Outcome.ERROR, error=CollectiveTimeoutError(text))
+        # A failed rank is reported before a lost one: it may exit because of its failure, and that is the cause.
+        frames = self._frames()
+        if any(frame.kind is FrameKind.FAILED for frame in frames.values()):
+            return conclude(self.ranks, frames, None)
+        lost = [member for member in missing if self.lost_reason(member)]
+        if not self._is_led() and _LEADER not in lost and self.lost_reason(_LEADER):
+            lost.append(_LEADER)  # it came, and is gone
+        if not lost:
+            return None
+        return Verdict(Outcome.ERROR, error=self._lost_error(self.call, lost))
+
+    def _is_led(self) -> bool:
+        """Return whether the leader is in this exchange, and will publish a verdict."""
+        return self._window.has_arrived(_LEADER, self.sequence) and not self.lost_reason(_LEADER)
+
+    def _verdict(self) -> Verdict | None:
+        """Return the verdict of the leader; None if there is none yet."""
+        if not self._window.has_arrived(self._window.verdict_slot, self.sequence):
+            return None
+        self._window.fence()
+        return Verdict.decode(self._window.read(self._window.verdict_slot, self.sequence).body)
+
+    def _verdict_after_timeout(self, error: CollectiveTimeoutError) -> Verdict:
+        """End the exchange for all members, unless the leader has just published a verdict."""
+        if self._unwritten:  # no member has seen that this one is in the exchange
+            frame = self._unwritten[-1][1]
+            frame.kind, frame.body = FrameKind.FAILED, pickle.dumps(Failure.of(error, frame.call))
+            return Verdict(Outcome.ERROR, error=error)
+        self._window.set_timed_out(self.own, self.sequence, str(error))
+        self._wake_others()
+        deadline = time.monotonic() + _LEADER_SECONDS
+        while self._is_led() and time.monotonic() < deadline:
+            seen = self._links.loop.num_events
+            verdict = self._verdict()
+            if verdict is not None:
+                return verdict
+            self._links.loop.wait(seen, _LEADER_CHECK_SECONDS)
+        return Verdict(Outcome.ERROR, error=error)
+
+    def _publish(self, verdict: Verdict) -> None:
+        """Write the verdict, as soon as there is room, and wake the other members."""
+        frame = Frame(FrameKind.VERDICT, "", body=verdict.encode(), group=self.group, sequence=self.sequence)
+        self._unwritten.append((self._window.verdict_slot, frame))
+        self._write_unwritten()
+
+    def _accepted(self, verdict: Verdict, exchange: Exchange) -> Verdict:
+        """Return a verdict with the bodies that this member needs."""
+        if verdict.outcome is not Outcome.ERROR:
+            self._last_complete = self.sequence
+            if verdict.outcome is Outcome.AGREED:
+                verdict.bodies = {member: self._window.read(member, self.sequence).body for member in exchange.read}
+        return verdict
+
+    def _frames(self) -> dict[int, Frame]:
+        """Return the frames of the exchange that have been written, by group rank."""
+        members = range(len(self.ranks))
+        return {
+            member: self._window.read(member, self.sequence)
+            for member in members
+            if self._window.has_arrived(member, self.sequence)
+        }
+
+    def _missing(self) -> list[int]:
+        """Return the members that are not in the exchange."""
+        return [member for member in range(len(self.ranks)) if not self._window.has_arrived(member, self.sequence)]
+
+    def _wake_others(self) -> None:
+        for member, index in enumerate(self._indices):
+            if member != self.own:
+                self._page.wake(index)
+
+    def _refresh(self) -> None:
+        self._links.loop.wait(self._links.loop.num_events, 0.0)
+
+    def _last_call(self, member: int) -> str:
+        frame = self._window.last_frame(member)
+        return "" if frame is None else frame.call
