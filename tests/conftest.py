@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed.nn.functional  # which makes a temporary folder in torch 2.9
 
-from rankwise._comm.group import Comm
+from rankwise._comm.comm import Comm
 from rankwise._session.current import opened_session, reset_current
 from rankwise._session.session import Session
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.comm import Comm
 from rankwise._session.session import summary_with_location
 from rankwise._user_frames import raised_at
 from tests.session.worlds import clean_environ

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import MAX_MESH_SIZE, Prepared
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.verdict import Combine, Verdict, combined
-from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 
 SCALARS = {f"metric {index}": index / 7 for index in range(50)}

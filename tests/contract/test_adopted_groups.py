@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.comm import Comm
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.current import current_session
 

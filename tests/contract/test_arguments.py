@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from torch.nn.parameter import is_lazy
 
 import rankwise as rw
+from rankwise._comm.comm import Comm
 from rankwise._comm.data.serial import SerialComm
-from rankwise._comm.group import Comm
 from tests.contract.argument_kinds import ARRAYS, KINDS, PLAIN
 from tests.contract.random_values import EXAMPLES
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.comm import Comm
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(3, 4)]
 

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.comm import Comm
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.usefixtures("torch_random")]
 

@@ -15,9 +15,9 @@ import pytest
 from torch.distributed import Store
 
 import rankwise as rw
+from rankwise._comm.comm import Comm
 from rankwise._comm.control import agreement
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
 

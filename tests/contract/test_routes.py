@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._comm.comm import Comm
 from rankwise._comm.control import agreement
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.data import torch_backend
-from rankwise._comm.group import Comm
 from tests.contract import (
     test_containers,
     test_divergences,

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 import rankwise as rw
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
 from rankwise._rendezvous.store import wait_for
 from rankwise.testing.environments import fake_torchrun
 from tests.session.worlds import free_port, garbage_thrown, plain, run_ranks

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from itertools import islice
 
 from rankwise._arguments import as_integer, as_seconds, as_text
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
 from rankwise._session.current import joined_session
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown

@@ -12,8 +12,8 @@ from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
+from rankwise._comm.comm import Comm, dense
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm, dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 

@@ -22,9 +22,9 @@ from rankwise._collectives.serialization import (
     empty_buffers,
     serialize,
 )
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
 from rankwise.errors import InvalidArgumentError
 
 T = TypeVar("T")

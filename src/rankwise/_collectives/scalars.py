@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from rankwise._comm.group import Comm
+from rankwise._comm.comm import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise.errors import PayloadTypeError, shown
 

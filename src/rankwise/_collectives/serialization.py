@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from rankwise._comm.buffers import as_bytes, contents, from_bytes, memory_of, require_memory, to_tensor
-from rankwise._comm.group import INLINE_BYTES, Comm
+from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._pickling import Definitions, Pickler, Unpickler
 from rankwise.errors import PayloadTypeError
 

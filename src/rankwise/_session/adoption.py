@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
+from rankwise._comm.comm import Comm
 from rankwise._comm.data.torch_backend import TorchGroupComm
-from rankwise._comm.group import Comm
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from rankwise._arguments import as_bool, as_seconds
-from rankwise._comm.group import Comm
+from rankwise._comm.comm import Comm
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import current

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from rankwise._comm.group import Comm
+    from rankwise._comm.comm import Comm
 
 log = logging.getLogger(__name__)
 

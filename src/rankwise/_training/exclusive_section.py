@@ -15,8 +15,8 @@ from typing import Final
 
 from torch.distributed import Store
 
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call, Failure
-from rankwise._comm.group import Comm
 from rankwise._net.json_lines import decode_line, encode_line
 from rankwise.errors import CollectiveError, RemoteRankError
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 from rankwise._arguments import as_bool, integer
 from rankwise._collectives.groups import node_group
 from rankwise._collectives.rooted import broadcast
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
 from rankwise._session.current import joined_session
 from rankwise._session.getters import get_rank, get_world_size, is_rank_zero
 from rankwise._training.block_decorator import BlockDecorator, as_method, check_function

@@ -19,8 +19,8 @@ from rankwise import Session
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
+from rankwise._comm.comm import dense, require_dense
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import dense, require_dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._environment.detect import LAUNCHERS
 from rankwise._net.addresses import LOOPBACK

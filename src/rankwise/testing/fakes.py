@@ -11,10 +11,10 @@ import torch
 from rankwise import _torch
 from rankwise._arguments import as_integer
 from rankwise._collectives.serialization import Following, serialize
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.verdict import Combine, Verdict, combined
-from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
 from rankwise._session.current import current_session, opened_session, reset_current, set_current

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
+from rankwise._comm.comm import Comm
 from rankwise._comm.data.serial import SerialComm
-from rankwise._comm.group import Comm
 from rankwise.compat.ignite._member_rendezvous import MemberRendezvous
 from tests.session.worlds import free_port, plain, run_ranks
 

@@ -7,10 +7,10 @@ from typing import NoReturn
 
 import torch
 
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.verdict import Combine
-from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise.errors import InvalidArgumentError
 

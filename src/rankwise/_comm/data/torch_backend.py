@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
 from rankwise._comm.buffers import memory_of
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.channel import Channel, try_lock
 from rankwise._comm.control.links import SLICE_SECONDS
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.verdict import Combine, Verdict
 from rankwise._comm.data.local import LocalTransport
-from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise._comm.registry import GroupRegistry
 from rankwise._torch import gloo_on_loopback
