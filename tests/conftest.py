@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed.nn.functional  # which makes a temporary folder in torch 2.9
 
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Group
 from rankwise._session.current import opened_session, reset_current
 from rankwise._session.session import Session
 
@@ -69,9 +69,9 @@ for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 
 
 @pytest.fixture
-def comm(world: Session) -> Comm:
-    """The comm of the world that a test runs in."""
-    return world.comm
+def comm(world: Session) -> Group:
+    """The group of all ranks of the world that a test runs in."""
+    return Group(world.comm)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ MODULES = (
 
 # Classes whose other members serve this package alone; users get objects of them, and make none.
 OPAQUE = {
-    "Comm": ("close",),
+    "Group": ("backend", "close", "rank", "ranks", "size"),
     "LaunchEnvironment": (
         "facts",
         "launcher",
@@ -40,7 +40,7 @@ OPAQUE = {
         "node_rank",
         "num_nodes",
     ),
-    "RecordingComm": (),
+    "RecordingGroup": ("calls",),
     "Session": ("backend", "close", "device", "group", "rank", "topology", "world_size"),
 }
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._collectives.groups import comm_of
+from rankwise._comm.group import Comm
 from rankwise._session.session import summary_with_location
 from rankwise._user_frames import raised_at
 from tests.session.worlds import clean_environ
@@ -79,7 +80,7 @@ def test_an_error_that_is_not_rankwises_keeps_all_frames(comm: Comm, monkeypatch
         raise KeyError("a defect")
 
     group = rw.new_group([0, 1])  # which is lost by it
-    monkeypatch.setattr(group, "_verify_by_frames", broken)
+    monkeypatch.setattr(comm_of(group), "_verify_by_frames", broken)
     with pytest.raises(KeyError) as caught:
         rw.barrier(group=group)
     names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]

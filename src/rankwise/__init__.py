@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rankwise._collectives.groups import barrier, new_group, node_group
     from rankwise._collectives.reduce import all_reduce, all_reduce_, reduce_scatter
     from rankwise._collectives.rooted import broadcast, gather, scatter
-    from rankwise._comm.comm import Comm
+    from rankwise._comm.group import Comm, Group
     from rankwise._environment.detect import detect
     from rankwise._environment.facts import LaunchEnvironment, Reading
     from rankwise._launch.functions import launch
@@ -63,6 +63,7 @@ __all__ = [
     "CollectiveError",
     "CollectiveTimeoutError",
     "Comm",
+    "Group",
     "InvalidArgumentError",
     "JoinError",
     "JoinTimeoutError",
@@ -121,7 +122,7 @@ _HOMES = {
     "_collectives.groups": ("barrier", "new_group", "node_group"),
     "_collectives.rooted": ("broadcast", "gather", "scatter"),
     "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),
-    "_comm.comm": ("Comm",),
+    "_comm.group": ("Comm", "Group"),
     "_environment.detect": ("detect",),
     "_environment.facts": ("LaunchEnvironment", "Reading"),
     "errors": (

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from rankwise._comm.control.mesh import Mesh
 from torch.distributed import HashStore
 
 from rankwise._comm.control import connect
-from rankwise._comm.control.mesh import Mesh
 from tests.comm import members
 
 

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rankwise._comm.control.mesh import Mesh
 from torch.distributed import Store
 
 from rankwise._comm.control.connect import connect_mesh
-from rankwise._comm.control.mesh import Mesh
 from rankwise._comm.control.protocol import Frame, FrameKind
 
 SIZE = 3

@@ -15,6 +15,7 @@ from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import MAX_MESH_SIZE, Prepared
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.verdict import Combine, Verdict, combined
+from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op
 
 SCALARS = {f"metric {index}": index / 7 for index in range(50)}
@@ -82,7 +83,7 @@ class CountingComm(Comm):
         raise NotImplementedError
 
 
-Collective = Callable[[Comm], object]
+Collective = Callable[[Group], object]
 
 COLLECTIVES: dict[str, Collective] = {
     "barrier": lambda comm: rw.barrier(group=comm),
@@ -95,12 +96,12 @@ COLLECTIVES: dict[str, Collective] = {
 
 def cost_of(collective: Collective, size: int) -> Counter[str]:
     comm = CountingComm(size)
-    collective(comm)
+    collective(Group(comm))
     return comm.cost
 
 
 def python_calls(collective: Collective, size: int) -> int:
-    comm = CountingComm(size)
+    comm = Group(CountingComm(size))
     collective(comm)
     profile = cProfile.Profile()
     profile.runcall(collective, comm)
@@ -129,7 +130,7 @@ def test_the_cost_of_a_large_group_does_not_grow_with_it(name: str) -> None:
 
 @pytest.mark.parametrize("size", [2, MAX_MESH_SIZE, MAX_MESH_SIZE + 1, 4096])
 def test_the_counting_group_returns_correct_results(size: int) -> None:
-    comm = CountingComm(size)
+    comm = Group(CountingComm(size))
     assert rw.all_reduce({"a": 1, "b": torch.ones(2)}, group=comm)["a"] == size
     assert rw.all_reduce(SCALARS, group=comm)["metric 7"] == pytest.approx(size)
     assert rw.all_reduce(2**62, group=comm) == size * 2**62

@@ -8,9 +8,9 @@ import random
 import socket
 
 import pytest
+from rankwise._comm.control.mesh import Mesh
 
 import rankwise as rw
-from rankwise._comm.control.mesh import Mesh
 from rankwise._comm.control.protocol import Frame, FrameKind
 from tests.comm.members import CALL, NO_BODIES, SIZE, assert_connected, exchange, in_threads
 

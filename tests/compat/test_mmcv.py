@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 from rankwise.compat import mmcv, vis4d
 
 

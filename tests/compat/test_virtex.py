@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 from rankwise.compat import virtex as dist
 
 mean = pytest.approx

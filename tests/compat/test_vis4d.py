@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 from rankwise._session.current import reset_current
 from rankwise.compat import vis4d
 from tests.compat.adapted import PROGRAMS

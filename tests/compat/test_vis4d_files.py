@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 from rankwise.compat import vis4d
 from tests.compat.adapted import PROGRAMS
 from tests.session.worlds import free_port, plain, run_ranks

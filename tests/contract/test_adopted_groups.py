@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm, Group
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.current import current_session
 
@@ -19,7 +19,8 @@ def test_a_process_group_made_by_other_code_is_adopted(comm: Comm) -> None:
     group = dist.new_group(members)
     if isinstance(group, dist.ProcessGroup) and rank in members:
         for _ in range(2):
-            part = adopt_subgroup(group, current_session())
+            adopted = adopt_subgroup(group, current_session())
+            part = Group(adopted)
             assert list(part.ranks) == members
             assert rw.all_gather(torch.full((rank * 3000,), rank), group=part)[-1].shape == (3000 * members[-1],)
             assert rw.all_reduce(rank, group=part) == sum(members)

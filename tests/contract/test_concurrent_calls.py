@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._collectives.groups import comm_of
+from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
 
@@ -106,7 +107,7 @@ def test_a_signal_handler_is_refused_while_its_rank_waits(comm: Comm, tmp_path: 
         (tmp_path / str(rank)).touch()
 
     def send() -> None:
-        while not comm._guard._lock.locked():
+        while not comm_of(comm)._guard._lock.locked():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGUSR2)
 

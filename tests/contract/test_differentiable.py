@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd import forward_ad
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3),

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 
 pytestmark = [pytest.mark.ranks(2, 4), pytest.mark.slow_with_ranks(4)]
 

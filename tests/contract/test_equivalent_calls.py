@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 
 pytestmark = [pytest.mark.ranks("serial", 2, 4), pytest.mark.usefixtures("torch_random")]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
@@ -51,6 +52,27 @@ def test_invalid_groups_are_refused(comm: Comm) -> None:
             rw.new_group(ranks)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(rw.InvalidArgumentError, match="make one with"):
         rw.all_reduce(1, group=[0])  # type: ignore[call-overload]  # that is the point
+
+
+def test_a_group_has_its_place_and_nothing_to_call_by_mistake(comm: Comm) -> None:
+    group = rw.new_group([comm.size - 1])
+    is_member = rw.get_rank() == comm.size - 1
+    assert [name for name in dir(group) if not name.startswith("_")] == ["backend", "close", "rank", "ranks", "size"]
+    assert (group.rank, group.ranks, group.size) == (0 if is_member else None, (comm.size - 1,), 1)
+    is_joined = is_member and rw.backend() is not None
+    assert group.backend == (dist.get_backend_config() if is_joined else None)
+    assert group == group, "and no other is: groups of the same ranks have calls of their own"  # noqa: PLR0124
+    assert group != rw.new_group([comm.size - 1])
+    for name in ("all_reduce", "broadcast", "barrier", "sync_grads"):
+        with pytest.raises(AttributeError, match=rf"call rankwise\.{name}\(\.\.\., group=group\)"):
+            getattr(group, name)(torch.ones(1), "nonsense")
+    with pytest.raises(AttributeError, match=r"no attribute 'device'$"):
+        group.device  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError):
+        group.size = 3  # type: ignore[misc]  # that is the point
+    with pytest.raises(rw.InvalidArgumentError, match=r"groups are made by rankwise\.new_group"):
+        rw.Group([0])  # type: ignore[arg-type]  # that is the point
+    assert rw.Comm is rw.Group
 
 
 def test_a_group_is_neither_pickled_nor_copied(comm: Comm) -> None:

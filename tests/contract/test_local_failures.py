@@ -15,7 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._collectives.groups import comm_of
+from rankwise._comm.group import Comm
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.usefixtures("torch_random")]
 
@@ -145,7 +146,7 @@ def test_out_of_memory_at_every_step(comm: Comm, collective: str, odd: int) -> N
 
 def test_out_of_memory_in_a_group_without_frames(comm: Comm) -> None:
     """In groups without frames, data whose size was not known to all ranks is moved after a second agreement."""
-    comm.uses_mesh = False
+    comm_of(comm).uses_mesh = False
     try:
         for collective in ("all_gather of others", "gather", "broadcast", "scatter", "all_reduce", "sync_grads"):
             make, call = COLLECTIVES[collective]
@@ -154,4 +155,4 @@ def test_out_of_memory_in_a_group_without_frames(comm: Comm) -> None:
             assert isinstance(error, MemoryError if fails else rw.RemoteRankError), collective
             assert attempt(call, make(comm), None) is None
     finally:
-        comm.uses_mesh = True
+        comm_of(comm).uses_mesh = True

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 from rankwise.compat import vis4d
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3)

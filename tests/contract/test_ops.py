@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import INLINE_BYTES, Comm
+from rankwise._comm.comm import INLINE_BYTES
+from rankwise._comm.group import Comm
 from rankwise._comm.reduce_ops import OPS, Op, plan
 from rankwise.testing.fakes import recording
 from tests.contract.test_routes import route

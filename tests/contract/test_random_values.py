@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 from tests.contract import random_values as model
 
 pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.soak(50)]

@@ -15,9 +15,10 @@ import pytest
 from torch.distributed import Store
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._collectives.groups import comm_of
 from rankwise._comm.control import agreement
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Comm
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
 
@@ -236,10 +237,10 @@ class _DelayedStore:
 
 @pytest.mark.ranks(2, 3)
 def test_the_end_of_a_section_is_stored_before_later_messages(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = comm.shared_store()
+    board = comm_of(comm).shared_store()
     assert board is not None
     slow = _DelayedStore(board)
-    monkeypatch.setattr(comm, "shared_store", lambda: slow)
+    monkeypatch.setattr(comm_of(comm), "shared_store", lambda: slow)
     for _ in range(2):
         with rw.in_rank_order():
             pass
@@ -266,7 +267,7 @@ def test_ranks_run_one_after_the_other(comm: Comm, tmp_path: Path) -> None:
 def test_an_error_in_rank_order_is_raised_on_all_ranks(comm: Comm, uses_mesh: bool) -> None:
     """Also in groups that are too large for connections between all ranks."""
     rank, middle = rw.get_rank(), comm.size // 2
-    comm.uses_mesh = uses_mesh
+    comm_of(comm).uses_mesh = uses_mesh
     entered = []
     wanted = OnlyHereError if rank == middle else rw.RemoteRankError
     with pytest.raises(wanted, match="no disk"), rw.in_rank_order():
@@ -322,7 +323,7 @@ def test_a_block_refused_because_of_another_thread_fails_on_all_ranks(comm: Comm
     held = threading.Event(), threading.Event()
 
     def hold() -> None:
-        guard = comm.block_collectives(Call("another"))
+        guard = comm_of(comm).block_collectives(Call("another"))
         held[0].set()
         held[1].wait(60)
         guard.release()

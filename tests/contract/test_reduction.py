@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._collectives.groups import comm_of
 from rankwise._comm.control import agreement
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.data import torch_backend
+from rankwise._comm.group import Comm
 from tests.contract import (
     test_containers,
     test_divergences,
@@ -48,8 +49,9 @@ def bodies(module: ModuleType) -> dict[str, Callable[..., None]]:
 
 
 @contextmanager
-def route(name: str, comm: Any) -> Iterator[None]:
+def route(name: str, group: Comm) -> Iterator[None]:
     """Use a route in this process and in the groups that it makes."""
+    comm: Any = comm_of(group)
     modules = vars(torch_backend), vars(agreement)
     before = modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._local, comm._mesh, comm._registry.one_host
     modules[0]["LocalTransport"] = lambda *_args, **_more: None
@@ -70,7 +72,7 @@ def route(name: str, comm: Any) -> Iterator[None]:
 @pytest.mark.parametrize("way", ["backend", "digests"])
 def test_every_body(comm: Comm, module: ModuleType, way: str) -> None:
     with route(way, comm):
-        assert (comm.verify(Call("test")) is None) is (way == "digests")
+        assert (comm_of(comm).verify(Call("test")) is None) is (way == "digests")
         assert bodies(module)
         for body in bodies(module).values():
             body(comm)
@@ -112,6 +114,6 @@ def test_ranks_of_one_host_are_connected_however_many_they_are(comm: Comm, monke
     """Otherwise they would unpickle bytes from the backend, which listens where other users can connect."""
     monkeypatch.setattr(agreement, "MAX_MESH_SIZE", 1)
     part = rw.new_group(range(comm.size))
-    assert comm.uses_mesh
-    assert part.uses_mesh
+    assert comm_of(comm).uses_mesh
+    assert comm_of(part).uses_mesh
     assert rw.all_gather("x" * 100_000, group=part) == ["x" * 100_000] * comm.size

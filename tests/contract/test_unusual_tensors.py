@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 from tests.contract.tensor_kinds import Tagged, Wrapper
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.usefixtures("torch_random")]

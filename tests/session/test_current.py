@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 from rankwise._session.current import current_session, is_joined
 
 

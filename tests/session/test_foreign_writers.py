@@ -9,8 +9,9 @@ import pytest
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
+from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Comm
 from rankwise._rendezvous.store import wait_for
 from rankwise.testing.environments import fake_torchrun
 from tests.session.worlds import free_port, garbage_thrown, plain, run_ranks
@@ -46,17 +47,18 @@ def test_what_another_user_writes_into_the_store_leads_no_rank_to_unpickle_it(ho
 @pytest.mark.ranks(2)
 def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Comm, note: str, said: str) -> None:
     """Other users of the host can reach it."""
-    board = comm.shared_store()
+    internal = comm_of(comm)
+    board = internal.shared_store()
     assert board is not None
-    key = f"exclusive_section/{comm.num_exclusive_sections + 1}"
+    key = f"exclusive_section/{internal.num_exclusive_sections + 1}"
     if rw.get_rank() == 1:
         board.set(key, note)
         with pytest.raises(rw.RankwiseError, match=said), rw.rank_zero_first():
             raise AssertionError
         board.set("over", "")
     else:
-        comm.verify(Call("rank_zero_first", {"local": False}))
-        comm.num_exclusive_sections += 1
+        internal.verify(Call("rank_zero_first", {"local": False}))
+        internal.num_exclusive_sections += 1
         assert wait_for(board, ["over"], timeout=100.0)
         for left in (key, f"{key}/readers", "over"):
             board.delete_key(left)

@@ -22,13 +22,14 @@ from rankwise._comm.buffers import same_memory, to_tensor
 from rankwise._comm.comm import Comm, dense
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 T = TypeVar("T")
 
 
-def all_gather(value: T, *, differentiable: bool = False, group: Comm | None = None) -> list[T]:
+def all_gather(value: T, *, differentiable: bool = False, group: Group | None = None) -> list[T]:
     """Return every rank's value, in the order of ranks.
 
     Collective over the session, or over `group`. Values are tensors of any dtype and shape, or any objects that can be
@@ -71,7 +72,7 @@ def all_gather(value: T, *, differentiable: bool = False, group: Comm | None = N
 
 
 def all_gather_cat(
-    tensor: torch.Tensor, dim: int = 0, *, differentiable: bool = False, group: Comm | None = None
+    tensor: torch.Tensor, dim: int = 0, *, differentiable: bool = False, group: Group | None = None
 ) -> torch.Tensor:
     """Return every rank's tensor, in the order of ranks, as one tensor.
 

@@ -9,12 +9,13 @@ from itertools import islice
 from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Group, comm_behind
 from rankwise._session.current import joined_session
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown
 
 
-def comm_of(group: Comm | None) -> Comm:
+def comm_of(group: Group | None) -> Comm:
     """Return the comm of a collective: `group`, or the comm of the current session.
 
     Local.
@@ -29,12 +30,12 @@ def comm_of(group: Comm | None) -> Comm:
         except RankwiseError as error:
             strip_internal_frames(error.__traceback__, error)
             raise
-    if not isinstance(group, Comm):
+    if not isinstance(group, Group):
         raise InvalidArgumentError(f"group={shown(group)} is not a group; make one with rankwise.new_group(ranks)")
-    return group
+    return comm_behind(group)
 
 
-def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None = None) -> None:
+def barrier(name: str = "", *, timeout: float | None = None, group: Group | None = None) -> None:
     """Wait until every rank has called this function.
 
     Collective over the session, or over `group`. Waits for the processes, not for work queued on their accelerators.
@@ -66,7 +67,7 @@ def barrier(name: str = "", *, timeout: float | None = None, group: Comm | None 
         comm.verify(call, timeout=None if timeout is None else as_seconds(timeout, "timeout"))
 
 
-def new_group(ranks: Iterable[int]) -> Comm:
+def new_group(ranks: Iterable[int]) -> Group:
     """Return a group of some of the ranks, for the `group` argument of other collectives.
 
     Collective over the session: every rank must call it, member or not, with the same ranks. A rank that is not a
@@ -101,12 +102,10 @@ def new_group(ranks: Iterable[int]) -> Comm:
             comm.group_rank_of(rank, "ranks")
         call.settings = {"ranks": sorted(members)}
         comm.verify(call)
-        group = comm.new_group(sorted(members))
-    group.close_refusal = ""
-    return group
+        return Group(comm.new_group(sorted(members)))
 
 
-def node_group() -> Comm:
+def node_group() -> Group:
     """Return the group of the ranks on this node. It is made by the first call.
 
     Collective over the session. Nodes may hold different numbers of ranks.
@@ -121,8 +120,8 @@ def node_group() -> Comm:
     """
     session = joined_session()
     session.comm.require_member()
-    if session.node_comm is not None:
-        return session.node_comm
+    if session.node_group is not None:
+        return session.node_group
     node_rank = session.reading.node_rank
     node = (socket.gethostname() if node_rank is None else str(node_rank.value)).encode()
     call = Call("node_group")
@@ -133,11 +132,9 @@ def node_group() -> Comm:
         # Every rank takes part in making every group. torch can also make a group among its members alone, but it then
         # names the group after the number of groups in the process: members with different numbers would deadlock.
         groups = {other: session.comm.new_group(ranks) for other, ranks in nodes.items()}
-    session.node_comm = groups[node]
-    session.node_comm.close_refusal = (
-        "the group of a node is made once, and closed with its session: rankwise.finalize()"
-    )
-    return session.node_comm
+    refusal = "the group of a node is made once, and closed with its session: rankwise.finalize()"
+    session.node_group = Group(groups[node], close_refusal=refusal)
+    return session.node_group
 
 
 def _listed(ranks: object, size: int) -> list[int]:

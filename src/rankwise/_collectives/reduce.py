@@ -12,8 +12,9 @@ from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
-from rankwise._comm.comm import Comm, dense
+from rankwise._comm.comm import dense
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
@@ -22,35 +23,35 @@ T = TypeVar("T")
 
 @overload
 def all_reduce(
-    value: torch.Tensor, op: str = ..., *, differentiable: bool = ..., group: Comm | None = ...
+    value: torch.Tensor, op: str = ..., *, differentiable: bool = ..., group: Group | None = ...
 ) -> torch.Tensor: ...
 @overload
 def all_reduce(
-    value: bool, op: Literal["min", "max", "and", "or"], *, differentiable: bool = ..., group: Comm | None = ...
+    value: bool, op: Literal["min", "max", "and", "or"], *, differentiable: bool = ..., group: Group | None = ...
 ) -> bool: ...
 @overload
-def all_reduce(value: int, op: Literal["mean"], *, differentiable: bool = ..., group: Comm | None = ...) -> float: ...
+def all_reduce(value: int, op: Literal["mean"], *, differentiable: bool = ..., group: Group | None = ...) -> float: ...
 @overload
 def all_reduce(
     value: int,
     op: Literal["sum", "product", "min", "max"] = ...,
     *,
     differentiable: bool = ...,
-    group: Comm | None = ...,
+    group: Group | None = ...,
 ) -> int: ...
 @overload
-def all_reduce(value: int, op: str, *, differentiable: bool = ..., group: Comm | None = ...) -> int | float: ...
+def all_reduce(value: int, op: str, *, differentiable: bool = ..., group: Group | None = ...) -> int | float: ...
 @overload
 def all_reduce(
-    value: dict[str, int], op: Literal["mean"], *, differentiable: bool = ..., group: Comm | None = ...
+    value: dict[str, int], op: Literal["mean"], *, differentiable: bool = ..., group: Group | None = ...
 ) -> dict[str, float]: ...
 @overload
 def all_reduce(
-    value: list[int], op: Literal["mean"], *, differentiable: bool = ..., group: Comm | None = ...
+    value: list[int], op: Literal["mean"], *, differentiable: bool = ..., group: Group | None = ...
 ) -> list[float]: ...
 @overload
-def all_reduce(value: T, op: str = ..., *, differentiable: bool = ..., group: Comm | None = ...) -> T: ...
-def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: Comm | None = None) -> T | Any:
+def all_reduce(value: T, op: str = ..., *, differentiable: bool = ..., group: Group | None = ...) -> T: ...
+def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: Group | None = None) -> T | Any:
     """Return the reduction of every rank's value, the same on all ranks.
 
     Collective over the session, or over `group`. A value is a tensor, a number, a numpy array, or dicts, lists, tuples,
@@ -106,7 +107,7 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
     return result
 
 
-def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = None) -> torch.Tensor:
+def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Group | None = None) -> torch.Tensor:
     """Reduce a tensor in place, and return it: `all_reduce` without memory for the result.
 
     Collective over the session, or over `group`.
@@ -154,7 +155,7 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Comm | None = N
     return tensor
 
 
-def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Comm | None = None) -> torch.Tensor:
+def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Group | None = None) -> torch.Tensor:
     """Return the reduction of the tensors that all ranks pass for this rank.
 
     Collective over the session, or over `group`. Dtypes and overflow are as for `all_reduce`.

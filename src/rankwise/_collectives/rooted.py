@@ -25,12 +25,13 @@ from rankwise._collectives.serialization import (
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Group
 from rankwise.errors import InvalidArgumentError
 
 T = TypeVar("T")
 
 
-def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | None:
+def gather(value: T, *, dst: int = 0, group: Group | None = None) -> list[T] | None:
     """Return every rank's value on one rank, in the order of ranks, and None on the others.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
@@ -71,7 +72,7 @@ def gather(value: T, *, dst: int = 0, group: Comm | None = None) -> list[T] | No
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 
 
-def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
+def broadcast(value: T, *, src: int = 0, group: Group | None = None) -> T:
     """Return one rank's value on all ranks.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
@@ -110,7 +111,7 @@ def broadcast(value: T, *, src: int = 0, group: Comm | None = None) -> T:
     return result
 
 
-def scatter(values: Sequence[T] | None, *, src: int = 0, group: Comm | None = None) -> T:
+def scatter(values: Sequence[T] | None, *, src: int = 0, group: Group | None = None) -> T:
     """Return one of the values of `src` on each rank: the first one on the first rank, and so on.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Final, NoReturn
+from typing import Final
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -21,7 +20,7 @@ from rankwise._comm.control.byte_collectives import ByteCollectives
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op, fold, plan
 from rankwise._torch import without_class
-from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError
+from rankwise.errors import CollectiveError, PayloadTypeError
 
 # The largest data that is sent in the body of a frame, without a data operation.
 INLINE_BYTES: Final = 4096
@@ -30,13 +29,12 @@ INLINE_BYTES: Final = 4096
 class Comm(ByteCollectives):
     """A group of ranks, in an order, that can communicate.
 
-    Made by `rankwise.init()` and `rankwise.new_group()`; passed as `group=`. A group is a context manager, closed on
-    exit. Results are new tensors, detached from autograd.
+    Users have it as a `Group`. Results are new tensors, detached from autograd.
 
     Attributes:
         device: The device of received tensors that were on another rank's accelerator.
         check: Single tensors on an accelerator are verified too.
-        close_refusal: The reason why users may not close this group, which belongs to the session; "" if they may.
+        backend: The backends of the process group, as torch writes them; None if this rank has no process group.
     """
 
     def __init__(
@@ -47,36 +45,18 @@ class Comm(ByteCollectives):
         device: torch.device,
         control_device: torch.device,
         check: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__(ranks=ranks, global_rank=global_rank, control_device=control_device)
         self.device = device
         self.check = check
-        self.close_refusal = "the group of all ranks is closed with its session: rankwise.finalize()"
-
-    def __repr__(self) -> str:
-        member = "not a member" if self.rank is None else f"rank {self.rank}"
-        return f"<{type(self).__name__} of {self.size} ranks, {member}{', closed' if self.closed else ''}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise PayloadTypeError(
-            "a group belongs to its process, and cannot be pickled or copied; pass its ranks, and call "
-            "rankwise.new_group(ranks) there"
-        )
+        self.backend = backend
 
     def close(self) -> None:
-        """Close a group: release its connections and its process group.
+        """Close a group that users have made, as `Group.close` describes.
 
-        Collective over the group: returns when every member has called it. On other ranks it is Local. Closing a closed
-        group does nothing, nor does closing a group after the end of its session, which closes all of its groups. As a
-        context manager, a group is closed at the end of the block; if the block raises, without waiting for the others.
-
-        Raises:
-            InvalidArgumentError: It is the group of all ranks, or of a node, which are closed with their session.
-            MismatchError: Another member makes a different call. The group stays open.
-            CollectiveTimeoutError: Not all members came in time. The group stays open.
-            CollectiveError: A member is gone. The group is closed on this rank.
+        Collective over the members; Local on other ranks, and in a closed group.
         """
-        self._require_closable()
         if self.closed or self._pid != os.getpid():
             return
         call = Call("close")
@@ -90,31 +70,15 @@ class Comm(ByteCollectives):
             raise
         self.close_locally("closed the group")
 
-    def __enter__(self) -> Comm:  # noqa: PYI034 - Self is not in Python 3.10
-        self._require_closable()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        elif not self.closed and self._pid == os.getpid():
+    def leave(self, error: BaseException) -> None:
+        """Close a group without waiting for the other members, after an error of this rank."""
+        if not self.closed and self._pid == os.getpid():
             self.close_locally(f"left the group with {type(error).__name__}")
 
     def close_children(self, reason: str) -> None:
         """Close the groups that were made from this one, without waiting for other members."""
         for child in list(self._children):
             child.close_locally(reason)
-
-    def _require_closable(self) -> None:
-        """Check that users may close this group.
-
-        Raises:
-            InvalidArgumentError: It is closed with its session.
-        """
-        if self.close_refusal:
-            raise InvalidArgumentError(self.close_refusal)
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[Completion[torch.Tensor]]:
         """Prepare the reduction of the members' tensors, which have the same shape and type.

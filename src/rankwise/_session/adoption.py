@@ -105,7 +105,6 @@ def adopt_subgroup(group: dist.ProcessGroup, session: Session) -> Comm:
     ranks = dist.get_process_group_ranks(group)
     world = _adopted_registry(group, session.reading, ranks, session.device, check=session.comm.check)
     part = TorchGroupComm(group, ranks=ranks, registry=world)
-    part.close_refusal = ""
     session.comm.add_child(part)
     return part
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from rankwise._comm.comm import Comm
+    from rankwise._comm.group import Group
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Session:
         settled: This session opened the group, and the group exists, so that getters need not check whether it is still
             the default one.
         backend: The group's backends, as torch writes them, or None.
-        node_comm: The comm of this node's ranks, once `node_group()` has made it.
+        node_group: The group of this node's ranks, once `rankwise.node_group()` has made it.
     """
 
     __slots__ = (
@@ -51,7 +52,7 @@ class Session:
         "_pid",
         "backend",
         "group_ref",
-        "node_comm",
+        "node_group",
         "rank",
         "reading",
         "settled",
@@ -78,7 +79,7 @@ class Session:
         if group is not None:
             self.group_ref = weakref.ref(group, self._clear_settled)
         self.backend = backend
-        self.node_comm: Comm | None = None
+        self.node_group: Group | None = None
         self._comm = comm
         self._device = device
         self._close = close
@@ -143,7 +144,7 @@ class Session:
         close, self._close = self._close, None
         if close is not None:
             self.group_ref, self.settled = _no_group, False
-            self._comm = self.node_comm = None
+            self._comm = self.node_group = None
             close(reason, failed)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10

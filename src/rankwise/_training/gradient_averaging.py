@@ -19,6 +19,7 @@ from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm, dense, require_dense
 from rankwise._comm.control.agreement import Completion, Prepared
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
 
 # Bits for the gradient of a parameter on one rank, or, combined with OR, on several.
@@ -129,7 +130,7 @@ def gather_sparse(parameters: Sequence[torch.Tensor], comm: Comm) -> list[list[A
     """
     with comm.collective(Call("sync_grads", {"step": "sparse gradients"})):
         parts = [_parts(parameter.grad) for parameter in parameters]
-    return all_gather(parts, group=comm)
+    return all_gather(parts, group=Group(comm))
 
 
 def set_sparse_means(parameters: Sequence[torch.Tensor], gathered: Sequence[Sequence[Any]], size: int) -> None:

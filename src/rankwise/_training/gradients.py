@@ -10,8 +10,9 @@ from rankwise._collectives.groups import comm_of
 from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
-from rankwise._comm.comm import Comm, dense
+from rankwise._comm.comm import dense
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Group
 from rankwise._training.gradient_averaging import (
     DENSE,
     SPARSE,
@@ -26,7 +27,7 @@ from rankwise._training.gradient_averaging import (
 from rankwise.errors import InvalidArgumentError
 
 
-def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: Comm | None = None) -> None:
+def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: Group | None = None) -> None:
     """Replace every gradient by its mean over all ranks, in place.
 
     Collective over the session, or over `group`. A missing gradient counts as zero, but remains missing if no rank has
@@ -82,7 +83,7 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: C
             set_sparse_means(sparse, gathered, comm.size)
 
 
-def sync_params(module: torch.nn.Module, *, src: int = 0, group: Comm | None = None) -> None:
+def sync_params(module: torch.nn.Module, *, src: int = 0, group: Group | None = None) -> None:
     """Copy the parameters and buffers of one rank to all others, in place.
 
     Collective over the session, or over `group`. Makes one broadcast for each dtype and device.

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from rankwise._arguments import as_bool, integer
-from rankwise._collectives.groups import node_group
+from rankwise._collectives.groups import comm_of, node_group
 from rankwise._collectives.rooted import broadcast
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
@@ -199,7 +199,7 @@ def rank_zero_first(*, local: bool = False) -> BlockDecorator:
 
 @contextmanager
 def _rank_zero_first(*, by_node: bool) -> Iterator[None]:
-    comm = node_group() if by_node else joined_session().comm
+    comm = comm_of(node_group() if by_node else None)
     call = Call("rank_zero_first", {"local": by_node})
     rank = _verify(comm, call)
     section = ExclusiveSection(comm, call, 0)

@@ -15,6 +15,7 @@ from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.verdict import Combine, Verdict, combined
+from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
 from rankwise._session.current import current_session, opened_session, reset_current, set_current
@@ -39,7 +40,22 @@ class Recorded:
     ranks: tuple[int, ...]
 
 
-class RecordingComm(Comm):
+class RecordingGroup(Group):
+    """A group that records its calls, and does not communicate: made by `recording()`."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, comm: _RecordingComm) -> None:
+        super().__init__(comm, close_refusal="the group of all ranks is closed with its session, after the block")
+        self._calls = comm.calls
+
+    @property
+    def calls(self) -> list[Recorded]:
+        """The collectives that were called, in this group and in those made from it."""
+        return self._calls
+
+
+class _RecordingComm(Comm):
     """A comm that records its calls, and does not communicate.
 
     Every other rank is assumed to pass the same values as this one. Values that another rank sends alone, in
@@ -66,7 +82,7 @@ class RecordingComm(Comm):
         self._incoming: list[torch.Tensor] = []
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
-        return RecordingComm(rank=self._global_rank, ranks=tuple(ranks), calls=self.calls, replies=self._replies)
+        return _RecordingComm(rank=self._global_rank, ranks=tuple(ranks), calls=self.calls, replies=self._replies)
 
     def broadcast_bytes(self, call: Call, message: bytes, src: int) -> bytes:
         self._agree(call, message)
@@ -148,7 +164,7 @@ class RecordingComm(Comm):
 
 
 @contextmanager
-def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] = ()) -> Iterator[RecordingComm]:
+def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] = ()) -> Iterator[RecordingGroup]:
     """Make a session current that records its collectives; this process is one of its ranks, and the others are fake.
 
     Local. Results are as if every rank passed the same values as this one.
@@ -165,19 +181,19 @@ def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] =
     Example:
         >>> import rankwise
         >>> from rankwise.testing.fakes import recording
-        >>> with recording(rank=1, world_size=4) as comm:
+        >>> with recording(rank=1, world_size=4) as group:
         ...     rankwise.all_reduce(2.0), rankwise.get_rank()
         (8.0, 1)
-        >>> comm.calls[0].operation
+        >>> group.calls[0].operation
         'all_reduce'
     """
     rank, world_size = _checked(rank, world_size)
     if isinstance(replies, (str, bytes)) or not isinstance(replies, Iterable) or getattr(replies, "ndim", 1) == 0:
         raise InvalidArgumentError(f"replies={shown(replies)} is not an iterable of the values that other ranks send")
-    comm = RecordingComm(rank=rank, ranks=range(world_size), calls=[], replies=iter(replies))
+    comm = _RecordingComm(rank=rank, ranks=range(world_size), calls=[], replies=iter(replies))
     reading = read_environment(environ=fake_torchrun(world_size)[rank])
     with _as_current(Session(reading, comm=comm, device=comm.device)):
-        yield comm
+        yield RecordingGroup(comm)
 
 
 @contextmanager

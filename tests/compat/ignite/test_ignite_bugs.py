@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, Sampler
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 from rankwise._environment.detect import detect
 from rankwise._environment.hostlist import expand
 from rankwise._session.current import reset_current, set_current

@@ -12,7 +12,7 @@ import torch
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from rankwise._comm.comm import Comm
+from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks("serial", 2, 4)
 

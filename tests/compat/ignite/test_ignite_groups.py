@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from rankwise._comm.comm import Comm
+from rankwise._collectives.groups import comm_of
 from rankwise._comm.data.serial import SerialComm
+from rankwise._comm.group import Comm
 from rankwise.compat.ignite._member_rendezvous import MemberRendezvous
 from tests.session.worlds import free_port, plain, run_ranks
 
@@ -45,11 +46,11 @@ def test_a_list_of_ranks_makes_one_group(comm: Comm) -> None:
     if rw.backend() is None:
         return
     idist.all_reduce(1, group=[0, 1])
-    before = len(comm._children)
+    before = len(comm_of(comm)._children)
     for _ in range(3):
         idist.all_reduce(1, group=[1, 0])
         idist.all_gather("x", group=(0, 1))
-    assert len(comm._children) == before
+    assert len(comm_of(comm)._children) == before
 
 
 @worlds

@@ -51,7 +51,9 @@ assert_type(rw.broadcast("a"), str)
 assert_type(rw.scatter([1.5]), float)
 assert_type(rw.reduce_scatter([torch.ones(1)]), torch.Tensor)
 with rw.new_group([0]) as group:
-    assert_type(group, rw.Comm)
+    assert_type(group, rw.Group)
+    assert_type(group.ranks, tuple[int, ...])
+    older: rw.Comm = group
     assert_type(rw.all_reduce(3, op="mean", group=group), float)
 
 

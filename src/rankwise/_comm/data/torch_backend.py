@@ -38,7 +38,8 @@ class TorchGroupComm(Comm):
     """
 
     def __init__(self, group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry: GroupRegistry) -> None:
-        self._backends = {} if group is None else dict(BackendConfig.parse(dist.get_backend_config(group)).pairs)
+        backend = None if group is None else dist.get_backend_config(group)
+        self._backends = {} if backend is None else dict(BackendConfig.parse(backend).pairs)
         control_device = torch.device("cpu") if "cpu" in self._backends else registry.device
         super().__init__(
             ranks=ranks,
@@ -46,6 +47,7 @@ class TorchGroupComm(Comm):
             device=registry.device,
             control_device=control_device,
             check=registry.check,
+            backend=backend,
         )
         # On one host the backend listens on loopback, where other users can connect. Bytes that are unpickled must not
         # come from there, so even a large group uses frames.

@@ -12,7 +12,7 @@ from typing import Final
 import torch.distributed as dist
 
 import rankwise
-from rankwise import Session
+from rankwise import Group, Session
 from rankwise._arguments import integer
 from rankwise._environment.facts import Fact
 from rankwise._net.addresses import LOOPBACK
@@ -129,7 +129,7 @@ def exchange_topology(session: Session) -> None:
 
     Collective over the session.
     """
-    nodes = rankwise.all_gather((socket.gethostname(), host_id()), group=session.comm)
+    nodes = rankwise.all_gather((socket.gethostname(), host_id()), group=Group(session.comm))
     own = nodes[session.rank]
     counted = {
         "local_rank": nodes[: session.rank].count(own),

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from rankwise import Comm, Session
+from rankwise import Session
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._torch import gloo_on_loopback, local_group_name

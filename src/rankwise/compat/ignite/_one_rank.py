@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import rankwise
+from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.protocol import Call
 from rankwise._training.exclusive_section import ExclusiveSection
 from rankwise.compat.ignite._identity import session_or_none
@@ -84,7 +85,7 @@ def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
         _check_rank(rank, 1)
         yield
         return
-    comm = rankwise.node_group() if local else session.comm
+    comm = comm_of(rankwise.node_group()) if local else session.comm
     call = Call("one_rank_first", {"rank": rank, "local": local})
     with comm.collective(call) as me:
         _check_rank(rank, comm.size)

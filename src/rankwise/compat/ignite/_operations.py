@@ -12,8 +12,9 @@ from typing import Any, Final, cast
 import torch
 
 import rankwise
-from rankwise import Comm
+from rankwise import Group
 from rankwise._collectives.pytree import describe
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise.compat.ignite._identity import session_or_none
 from rankwise.compat.ignite._subgroups import fail_collective, fail_unsupported_type, member_comm
@@ -74,10 +75,10 @@ def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  
         return _reduce_bits(tensor, op, comm)
     name = _BOOL_OPS[op] if is_bool else _OPS[op]
     if not isinstance(tensor, torch.Tensor):
-        return rankwise.all_reduce(tensor, name, group=comm)
+        return rankwise.all_reduce(tensor, name, group=Group(comm))
     if name == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
-        return rankwise.all_reduce(tensor, name, group=comm)  # a float, which a tensor of integers cannot hold
-    return rankwise.all_reduce_(tensor, name, group=comm)
+        return rankwise.all_reduce(tensor, name, group=Group(comm))  # a float, which a tensor of integers cannot hold
+    return rankwise.all_reduce_(tensor, name, group=Group(comm))
 
 
 def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - Ignite's signature
@@ -109,8 +110,8 @@ def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - 
     if comm is None:
         return tensor
     if isinstance(tensor, torch.Tensor):
-        return rankwise.all_gather_cat(tensor, group=comm)
-    return rankwise.all_gather(tensor, group=comm)
+        return rankwise.all_gather_cat(tensor, group=Group(comm))
+    return rankwise.all_gather(tensor, group=Group(comm))
 
 
 def all_gather_tensors_with_shapes(
@@ -149,7 +150,7 @@ def all_gather_tensors_with_shapes(
     with comm.collective(call) as me:
         call.settings = {"shapes": _check_shapes(tensor, me, shapes, comm.size)}
         comm.verify(call)
-    return rankwise.all_gather(tensor.detach(), group=comm)
+    return rankwise.all_gather(tensor.detach(), group=Group(comm))
 
 
 def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noqa: ANN401 - Ignite's signature
@@ -187,7 +188,7 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noq
             call.parts = lambda: {"": _kind(tensor)}
             comm.verify(call)
     own = tensor.detach() if isinstance(tensor, torch.Tensor) else tensor
-    value = rankwise.broadcast(own if is_src else None, src=src, group=comm)
+    value = rankwise.broadcast(own if is_src else None, src=src, group=Group(comm))
     if is_src:
         return tensor
     if safe_mode or not isinstance(tensor, torch.Tensor):
@@ -210,7 +211,7 @@ def barrier() -> None:
     """
     session = session_or_none()
     if session is not None:
-        rankwise.barrier(group=session.comm)
+        rankwise.barrier(group=Group(session.comm))
 
 
 def _reduce_bits(value: Any, op: str, comm: Comm) -> Any:  # noqa: ANN401 - a tensor or a number
@@ -223,7 +224,7 @@ def _reduce_bits(value: Any, op: str, comm: Comm) -> Any:  # noqa: ANN401 - a te
         if not is_tensor and not isinstance(value, Integral):
             raise PayloadTypeError(f"op={op!r} is for bools and integers, got {value!r}; compare first")
         comm.verify(call)
-    reduced = functools.reduce(_BITWISE[op], rankwise.all_gather(value, group=comm))
+    reduced = functools.reduce(_BITWISE[op], rankwise.all_gather(value, group=Group(comm)))
     return value.copy_(reduced) if is_tensor else reduced
 
 

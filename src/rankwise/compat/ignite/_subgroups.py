@@ -10,8 +10,10 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 import rankwise
-from rankwise import Comm, Session
+from rankwise import Group, Session
 from rankwise._arguments import integer
+from rankwise._collectives.groups import comm_of
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._session.adoption import adopt_subgroup
@@ -64,9 +66,10 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
         fail_collective(session.comm, "new_group", _not_ranks_error(ranks))
     if kwargs:
         return dist.new_group(sorted(map(int, ranks)), **kwargs)
-    comm = rankwise.new_group(ranks)
+    made = rankwise.new_group(ranks)
+    comm = comm_of(made)
     if not isinstance(comm, TorchGroupComm):
-        return comm
+        return made
     if comm.group is None:
         return dist.GroupMember.NON_GROUP_MEMBER
     _groups_of(session).by_group[comm.group] = comm
@@ -84,8 +87,8 @@ def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - 
     """
     if group is None or group is session.group:
         return session.comm
-    if isinstance(group, Comm):
-        return group if group.rank is not None else None
+    if isinstance(group, Group):
+        return comm_of(group) if group.rank is not None else None
     if _is_list_of_ranks(group):
         return _comm_of_ranks(session, tuple(sorted(map(int, group))))
     if group == dist.GroupMember.NON_GROUP_MEMBER:
