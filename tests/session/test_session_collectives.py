@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import signal
+
 import pytest
 
 import rankwise as rw
@@ -16,6 +19,14 @@ def test_a_group_that_is_adopted_is_checked_too(size: int) -> None:
         lines = process.stdout.splitlines()
         assert len(lines) == 6
         assert all("the value is float32[3] on cpu on rank" in line for line in lines)
+
+
+def test_a_mesh_that_is_older_than_the_session_is_a_group() -> None:
+    port = free_port()
+    one, two = run_ranks("mesh_before_init.py", [plain(rank, 2, port) for rank in range(2)])
+    assert one.returncode == 0, one.stderr
+    assert re.fullmatch(r"a group of 2 ranks could not be made: rank 1 .*\nall_reduce.* rank 1 .*\n", one.stdout)
+    assert two.returncode == -signal.SIGKILL, two.stderr
 
 
 @pytest.mark.slow

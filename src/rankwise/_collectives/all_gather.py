@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from rankwise._arguments import as_bool, as_integer
-from rankwise._collectives.groups import comm_of
+from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.serialization import (
     Header,
@@ -22,14 +22,13 @@ from rankwise._comm.buffers import same_memory, to_tensor
 from rankwise._comm.comm import Comm, dense
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 T = TypeVar("T")
 
 
-def all_gather(value: T, *, differentiable: bool = False, group: Group | None = None) -> list[T]:
+def all_gather(value: T, *, differentiable: bool = False, group: GroupLike | None = None) -> list[T]:
     """Return every rank's value, in the order of ranks.
 
     Collective over the session, or over `group`. Values are tensors of any dtype and shape, or any objects that can be
@@ -41,7 +40,7 @@ def all_gather(value: T, *, differentiable: bool = False, group: Group | None = 
         value: This rank's value.
         differentiable: Whether gradients flow back to the rank that a tensor came from. The value must be a dense
             tensor of floats or complex numbers, and every rank must run backward through the result.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         PayloadTypeError: The value cannot be pickled, or gradients cannot flow through it.
@@ -72,7 +71,7 @@ def all_gather(value: T, *, differentiable: bool = False, group: Group | None = 
 
 
 def all_gather_cat(
-    tensor: torch.Tensor, dim: int = 0, *, differentiable: bool = False, group: Group | None = None
+    tensor: torch.Tensor, dim: int = 0, *, differentiable: bool = False, group: GroupLike | None = None
 ) -> torch.Tensor:
     """Return every rank's tensor, in the order of ranks, as one tensor.
 
@@ -84,7 +83,7 @@ def all_gather_cat(
         dim: The dimension along which the tensors are concatenated; a negative one is counted from the end.
         differentiable: Whether gradients flow back to the rank that a part came from. The tensor must be of floats or
             complex numbers, and every rank must run backward through the result.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         PayloadTypeError: `tensor` is not a dense tensor, or gradients cannot flow through it.

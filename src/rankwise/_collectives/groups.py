@@ -5,8 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 from itertools import islice
+from typing import TypeAlias
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from rankwise._arguments import as_integer, as_seconds, as_text
+from rankwise._collectives.torch_groups import comm_of_torch_group
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group, comm_behind
@@ -14,28 +19,29 @@ from rankwise._session.current import joined_session
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown
 
+# The values of the argument `group`.
+GroupLike: TypeAlias = Group | DeviceMesh | dist.ProcessGroup
 
-def comm_of(group: Group | None) -> Comm:
-    """Return the comm of a collective: `group`, or the comm of the current session.
+
+def comm_of(group: GroupLike | None) -> Comm:
+    """Return the comm of a collective: that of `group`, or of the current session.
 
     Local.
 
     Raises:
-        NotJoinedError: `group` is None, the world has more than one rank, and this process has not joined it.
-        InvalidArgumentError: `group` is not a group.
+        NotJoinedError: The world has more than one rank, and this process has not joined it; or `group` was destroyed.
+        InvalidArgumentError: `group` is not a group, or a group of torch that this rank is not a member of.
     """
-    if group is None:
-        try:
+    try:
+        if group is None:
             return joined_session().comm
-        except RankwiseError as error:
-            strip_internal_frames(error.__traceback__, error)
-            raise
-    if not isinstance(group, Group):
-        raise InvalidArgumentError(f"group={shown(group)} is not a group; make one with rankwise.new_group(ranks)")
-    return comm_behind(group)
+        return comm_behind(group) if isinstance(group, Group) else comm_of_torch_group(group)
+    except RankwiseError as error:
+        strip_internal_frames(error.__traceback__, error)
+        raise
 
 
-def barrier(name: str = "", *, timeout: float | None = None, group: Group | None = None) -> None:
+def barrier(name: str = "", *, timeout: float | None = None, group: GroupLike | None = None) -> None:
     """Wait until every rank has called this function.
 
     Collective over the session, or over `group`. Waits for the processes, not for work queued on their accelerators.
@@ -45,7 +51,7 @@ def barrier(name: str = "", *, timeout: float | None = None, group: Group | None
         timeout: Seconds to wait for the other ranks; the session's timeout by default. On a timeout every rank that
             waits raises, and so does a rank that calls later; the next collective works. Groups of more than 64 ranks
             support only the session's timeout.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `name` is not a string, or `timeout` is not a number of seconds above 0.

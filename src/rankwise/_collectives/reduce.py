@@ -8,13 +8,12 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 
 from rankwise._arguments import as_bool
-from rankwise._collectives.groups import comm_of
+from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
 from rankwise._comm.comm import dense
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
@@ -23,35 +22,37 @@ T = TypeVar("T")
 
 @overload
 def all_reduce(
-    value: torch.Tensor, op: str = ..., *, differentiable: bool = ..., group: Group | None = ...
+    value: torch.Tensor, op: str = ..., *, differentiable: bool = ..., group: GroupLike | None = ...
 ) -> torch.Tensor: ...
 @overload
 def all_reduce(
-    value: bool, op: Literal["min", "max", "and", "or"], *, differentiable: bool = ..., group: Group | None = ...
+    value: bool, op: Literal["min", "max", "and", "or"], *, differentiable: bool = ..., group: GroupLike | None = ...
 ) -> bool: ...
 @overload
-def all_reduce(value: int, op: Literal["mean"], *, differentiable: bool = ..., group: Group | None = ...) -> float: ...
+def all_reduce(
+    value: int, op: Literal["mean"], *, differentiable: bool = ..., group: GroupLike | None = ...
+) -> float: ...
 @overload
 def all_reduce(
     value: int,
     op: Literal["sum", "product", "min", "max"] = ...,
     *,
     differentiable: bool = ...,
-    group: Group | None = ...,
+    group: GroupLike | None = ...,
 ) -> int: ...
 @overload
-def all_reduce(value: int, op: str, *, differentiable: bool = ..., group: Group | None = ...) -> int | float: ...
+def all_reduce(value: int, op: str, *, differentiable: bool = ..., group: GroupLike | None = ...) -> int | float: ...
 @overload
 def all_reduce(
-    value: dict[str, int], op: Literal["mean"], *, differentiable: bool = ..., group: Group | None = ...
+    value: dict[str, int], op: Literal["mean"], *, differentiable: bool = ..., group: GroupLike | None = ...
 ) -> dict[str, float]: ...
 @overload
 def all_reduce(
-    value: list[int], op: Literal["mean"], *, differentiable: bool = ..., group: Group | None = ...
+    value: list[int], op: Literal["mean"], *, differentiable: bool = ..., group: GroupLike | None = ...
 ) -> list[float]: ...
 @overload
-def all_reduce(value: T, op: str = ..., *, differentiable: bool = ..., group: Group | None = ...) -> T: ...
-def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: Group | None = None) -> T | Any:
+def all_reduce(value: T, op: str = ..., *, differentiable: bool = ..., group: GroupLike | None = ...) -> T: ...
+def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: GroupLike | None = None) -> T | Any:
     """Return the reduction of every rank's value, the same on all ranks.
 
     Collective over the session, or over `group`. A value is a tensor, a number, a numpy array, or dicts, lists, tuples,
@@ -72,7 +73,7 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
         differentiable: Whether gradients flow back through the sum or mean of tensors of floats or complex numbers;
             every rank must run backward through the result. Numbers and arrays in the value have no gradients. If
             False, results are detached.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `op` is unknown, or not differentiable.
@@ -107,7 +108,7 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
     return result
 
 
-def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Group | None = None) -> torch.Tensor:
+def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: GroupLike | None = None) -> torch.Tensor:
     """Reduce a tensor in place, and return it: `all_reduce` without memory for the result.
 
     Collective over the session, or over `group`.
@@ -115,7 +116,7 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Group | None = 
     Args:
         tensor: This rank's tensor; the same shape and dtype on all ranks. Its dtype must be that of the result.
         op: As for `all_reduce`.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `op` is unknown.
@@ -155,7 +156,7 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: Group | None = 
     return tensor
 
 
-def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Group | None = None) -> torch.Tensor:
+def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: GroupLike | None = None) -> torch.Tensor:
     """Return the reduction of the tensors that all ranks pass for this rank.
 
     Collective over the session, or over `group`. Dtypes and overflow are as for `all_reduce`.
@@ -163,7 +164,7 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Gr
     Args:
         values: One tensor for each member, in the order of ranks; of one dtype, and of the same shapes on all ranks.
         op: As for `all_reduce`.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `op` is unknown, or the number of tensors is not the number of members.

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from rankwise._collectives.groups import comm_of
+from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.serialization import (
     Following,
@@ -25,13 +25,12 @@ from rankwise._collectives.serialization import (
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Group
 from rankwise.errors import InvalidArgumentError
 
 T = TypeVar("T")
 
 
-def gather(value: T, *, dst: int = 0, group: Group | None = None) -> list[T] | None:
+def gather(value: T, *, dst: int = 0, group: GroupLike | None = None) -> list[T] | None:
     """Return every rank's value on one rank, in the order of ranks, and None on the others.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
@@ -39,7 +38,7 @@ def gather(value: T, *, dst: int = 0, group: Group | None = None) -> list[T] | N
     Args:
         value: This rank's value.
         dst: The global rank that receives the list.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `dst` is not a member.
@@ -72,7 +71,7 @@ def gather(value: T, *, dst: int = 0, group: Group | None = None) -> list[T] | N
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 
 
-def broadcast(value: T, *, src: int = 0, group: Group | None = None) -> T:
+def broadcast(value: T, *, src: int = 0, group: GroupLike | None = None) -> T:
     """Return one rank's value on all ranks.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
@@ -80,7 +79,7 @@ def broadcast(value: T, *, src: int = 0, group: Group | None = None) -> T:
     Args:
         value: On `src`, the value to send; ignored on the other ranks, where it may be None.
         src: The global rank whose value is sent.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `src` is not a member.
@@ -111,7 +110,7 @@ def broadcast(value: T, *, src: int = 0, group: Group | None = None) -> T:
     return result
 
 
-def scatter(values: Sequence[T] | None, *, src: int = 0, group: Group | None = None) -> T:
+def scatter(values: Sequence[T] | None, *, src: int = 0, group: GroupLike | None = None) -> T:
     """Return one of the values of `src` on each rank: the first one on the first rank, and so on.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
@@ -120,7 +119,7 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: Group | None = N
         values: On `src`, one value for each member, in the order of ranks, or a tensor or array with one row for each;
             ignored on the other ranks, where it may be None.
         src: The global rank whose values are sent.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `src` is not a member, or the number of values is not the number of members.

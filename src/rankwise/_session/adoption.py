@@ -102,8 +102,9 @@ def adopt_subgroup(group: dist.ProcessGroup, session: Session) -> Comm:
     Its ranks connect to each other in their first collective. It is closed with the session, or before; the process
     group stays open.
     """
-    ranks = dist.get_process_group_ranks(group)
+    ranks = tuple(dist.get_process_group_ranks(group))
     world = _adopted_registry(group, session.reading, ranks, session.device, check=session.comm.check)
+    world.find_dead_ranks = session.comm.dead_ranks
     part = TorchGroupComm(group, ranks=ranks, registry=world)
     session.comm.add_child(part)
     return part

@@ -42,6 +42,7 @@ class Session:
         settled: This session opened the group, and the group exists, so that getters need not check whether it is still
             the default one.
         backend: The group's backends, as torch writes them, or None.
+        adopted: The comms over process groups that other code made between some of the ranks.
         node_group: The group of this node's ranks, once `rankwise.node_group()` has made it.
     """
 
@@ -50,6 +51,7 @@ class Session:
         "_comm",
         "_device",
         "_pid",
+        "adopted",
         "backend",
         "group_ref",
         "node_group",
@@ -80,6 +82,7 @@ class Session:
             self.group_ref = weakref.ref(group, self._clear_settled)
         self.backend = backend
         self.node_group: Group | None = None
+        self.adopted: dict[weakref.ref[dist.ProcessGroup], Comm] = {}
         self._comm = comm
         self._device = device
         self._close = close
@@ -146,6 +149,7 @@ class Session:
             self.group_ref, self.settled = _no_group, False
             self._comm = self.node_group = None
             close(reason, failed)
+            self.adopted.clear()
 
     def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from rankwise._collectives.groups import comm_of
+from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise._comm.comm import dense
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Group
 from rankwise._training.gradient_averaging import (
     DENSE,
     SPARSE,
@@ -27,7 +26,7 @@ from rankwise._training.gradient_averaging import (
 from rankwise.errors import InvalidArgumentError
 
 
-def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: Group | None = None) -> None:
+def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: GroupLike | None = None) -> None:
     """Replace every gradient by its mean over all ranks, in place.
 
     Collective over the session, or over `group`. A missing gradient counts as zero, but remains missing if no rank has
@@ -37,7 +36,7 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: G
 
     Args:
         parameters: A module, or its parameters in the same order on all ranks; those without requires_grad are ignored.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `parameters` is neither a module nor parameters.
@@ -83,7 +82,7 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: G
             set_sparse_means(sparse, gathered, comm.size)
 
 
-def sync_params(module: torch.nn.Module, *, src: int = 0, group: Group | None = None) -> None:
+def sync_params(module: torch.nn.Module, *, src: int = 0, group: GroupLike | None = None) -> None:
     """Copy the parameters and buffers of one rank to all others, in place.
 
     Collective over the session, or over `group`. Makes one broadcast for each dtype and device.
@@ -91,7 +90,7 @@ def sync_params(module: torch.nn.Module, *, src: int = 0, group: Group | None = 
     Args:
         module: The same module on all ranks, except for the values.
         src: The global rank whose values are copied.
-        group: The group whose ranks participate; all ranks by default.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `src` is not a member, or `module` is not a module.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from typing_extensions import assert_type
 
 import rankwise as rw
@@ -55,6 +56,10 @@ with rw.new_group([0]) as group:
     assert_type(group.ranks, tuple[int, ...])
     older: rw.Comm = group
     assert_type(rw.all_reduce(3, op="mean", group=group), float)
+    if torch.distributed.is_initialized():
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        assert_type(rw.all_reduce(3, op="mean", group=mesh["tp"]), float)
+        assert_type(rw.all_gather("a", group=mesh.get_group()), list[str])
 
 
 @rw.one_rank_only()
