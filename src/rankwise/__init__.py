@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rankwise._collectives.reduce import all_reduce, all_reduce_, reduce_scatter
     from rankwise._collectives.rooted import broadcast, gather, scatter
     from rankwise._comm.group import Comm, Group
+    from rankwise._comm.group_rank import GroupRank
     from rankwise._environment.detect import detect
     from rankwise._environment.facts import LaunchEnvironment, Reading
     from rankwise._launch.functions import launch
@@ -64,6 +65,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "Comm",
     "Group",
+    "GroupRank",
     "InvalidArgumentError",
     "JoinError",
     "JoinTimeoutError",
@@ -123,6 +125,7 @@ _HOMES = {
     "_collectives.rooted": ("broadcast", "gather", "scatter"),
     "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),
     "_comm.group": ("Comm", "Group"),
+    "_comm.group_rank": ("GroupRank",),
     "_environment.detect": ("detect",),
     "_environment.facts": ("LaunchEnvironment", "Reading"),
     "errors": (

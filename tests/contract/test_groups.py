@@ -36,6 +36,45 @@ def test_collectives_stay_within_their_group(comm: Comm) -> None:
             rw.barrier(group=group)
 
 
+@pytest.mark.usefixtures("torch_random")
+def test_a_rank_within_the_group_is_passed_as_a_group_rank(comm: Comm) -> None:
+    rank, members = rw.get_rank(), list(range(comm.size // 2, comm.size))
+    group = rw.new_group(members)
+    if rank in members:
+        for index, member in enumerate(members):
+            src = rw.GroupRank(index)
+            assert rw.broadcast(rank, src=src, group=group) == member
+            assert rw.gather(rank, dst=src, group=group) == (members if rank == member else None)
+            assert rw.scatter(members if rank == member else None, src=src, group=group) == rank
+            assert rw.broadcast(rank, src=src if rank % 2 else member, group=group) == member, "some pass the other"
+            model = torch.nn.Linear(1, 1)
+            torch.nn.init.constant_(model.weight, rank)
+            rw.sync_params(model, src=src, group=group)
+            assert model.weight.item() == member
+        size = len(members)
+        with pytest.raises(
+            rw.InvalidArgumentError, match=rf"src=GroupRank\({size}\) is not .* the group has {size} ranks"
+        ):
+            rw.broadcast(rank, src=rw.GroupRank(size), group=group)
+        wanted = rw.InvalidArgumentError if rank == members[0] else rw.RemoteRankError
+        with pytest.raises(wanted, match=rf"dst=GroupRank\(9\) is not .* the group has {size} ranks"):
+            rw.gather(rank, dst=rw.GroupRank(9 if rank == members[0] else 0), group=group)
+        if size > 1:
+            with pytest.raises(rw.MismatchError, match="src="):
+                rw.broadcast(rank, src=rw.GroupRank(int(rank == members[0])), group=group)
+    assert rw.broadcast(rank, src=rw.GroupRank(comm.size - 1)) == comm.size - 1
+
+
+def test_a_group_rank_is_an_index(comm: Comm) -> None:
+    assert comm.size
+    assert repr(rw.GroupRank(2)) == "GroupRank(2)"
+    assert {rw.GroupRank(2)} == {rw.GroupRank(2)}
+    assert rw.GroupRank(torch.tensor(1)).index == 1  # type: ignore[arg-type]  # integers of other libraries are taken
+    for wrong in (-1, True, 1.0, "1", None):
+        with pytest.raises(rw.InvalidArgumentError, match="GroupRank"):
+            rw.GroupRank(wrong)  # type: ignore[arg-type]  # that is the point
+
+
 def test_src_outside_of_the_group_is_refused(comm: Comm) -> None:
     group = rw.new_group([comm.size - 1])
     if rw.get_rank() == comm.size - 1:

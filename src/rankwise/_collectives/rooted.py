@@ -25,19 +25,20 @@ from rankwise._collectives.serialization import (
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group_rank import GroupRank
 from rankwise.errors import InvalidArgumentError
 
 T = TypeVar("T")
 
 
-def gather(value: T, *, dst: int = 0, group: GroupLike | None = None) -> list[T] | None:
+def gather(value: T, *, dst: int | GroupRank = 0, group: GroupLike | None = None) -> list[T] | None:
     """Return every rank's value on one rank, in the order of ranks, and None on the others.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
 
     Args:
         value: This rank's value.
-        dst: The global rank that receives the list.
+        dst: The global rank that receives the list, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
@@ -71,14 +72,14 @@ def gather(value: T, *, dst: int = 0, group: GroupLike | None = None) -> list[T]
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 
 
-def broadcast(value: T, *, src: int = 0, group: GroupLike | None = None) -> T:
+def broadcast(value: T, *, src: int | GroupRank = 0, group: GroupLike | None = None) -> T:
     """Return one rank's value on all ranks.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
 
     Args:
         value: On `src`, the value to send; ignored on the other ranks, where it may be None.
-        src: The global rank whose value is sent.
+        src: The global rank whose value is sent, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
@@ -110,7 +111,7 @@ def broadcast(value: T, *, src: int = 0, group: GroupLike | None = None) -> T:
     return result
 
 
-def scatter(values: Sequence[T] | None, *, src: int = 0, group: GroupLike | None = None) -> T:
+def scatter(values: Sequence[T] | None, *, src: int | GroupRank = 0, group: GroupLike | None = None) -> T:
     """Return one of the values of `src` on each rank: the first one on the first rank, and so on.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
@@ -118,7 +119,7 @@ def scatter(values: Sequence[T] | None, *, src: int = 0, group: GroupLike | None
     Args:
         values: On `src`, one value for each member, in the order of ranks, or a tensor or array with one row for each;
             ignored on the other ranks, where it may be None.
-        src: The global rank whose values are sent.
+        src: The global rank whose values are sent, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:

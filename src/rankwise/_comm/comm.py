@@ -18,9 +18,10 @@ from rankwise._comm.buffers import as_bytes, from_bytes, require_memory
 from rankwise._comm.control.agreement import Completion, Prepared
 from rankwise._comm.control.byte_collectives import ByteCollectives
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.reduce_ops import Op, fold, plan
 from rankwise._torch import without_class
-from rankwise.errors import CollectiveError, PayloadTypeError
+from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError
 
 # The largest data that is sent in the body of a frame, without a data operation.
 INLINE_BYTES: Final = 4096
@@ -160,6 +161,20 @@ class Comm(ByteCollectives):
         outgoing = [(data, dst) for data, dst in outgoing if data.numel()]
         incoming = [(data, src) for data, src in incoming if data.numel()]
         return self._transfer(outgoing, incoming) if outgoing or incoming else _do_nothing
+
+    def group_rank_of(self, rank: int | GroupRank, name: str) -> int:
+        """Return the group rank of a member, which users pass as a global rank or as a `GroupRank`.
+
+        Raises:
+            InvalidArgumentError: There is no such member, or `rank` is of another type; `name` is the argument's name.
+        """
+        if not isinstance(rank, GroupRank):
+            return super().group_rank_of(rank, name)
+        if rank.index < self.size:
+            return rank.index
+        raise InvalidArgumentError(
+            f"{name}={rank} is not a member: the group has {self.size} ranks, the last is GroupRank({self.size - 1})"
+        )
 
     @abstractmethod
     def new_group(self, ranks: Sequence[int]) -> Comm:

@@ -12,6 +12,7 @@ from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise._comm.comm import dense
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group_rank import GroupRank
 from rankwise._training.gradient_averaging import (
     DENSE,
     SPARSE,
@@ -82,14 +83,14 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: G
             set_sparse_means(sparse, gathered, comm.size)
 
 
-def sync_params(module: torch.nn.Module, *, src: int = 0, group: GroupLike | None = None) -> None:
+def sync_params(module: torch.nn.Module, *, src: int | GroupRank = 0, group: GroupLike | None = None) -> None:
     """Copy the parameters and buffers of one rank to all others, in place.
 
     Collective over the session, or over `group`. Makes one broadcast for each dtype and device.
 
     Args:
         module: The same module on all ranks, except for the values.
-        src: The global rank whose values are copied.
+        src: The global rank whose values are copied, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:

@@ -56,6 +56,7 @@ with rw.new_group([0]) as group:
     assert_type(group.ranks, tuple[int, ...])
     older: rw.Comm = group
     assert_type(rw.all_reduce(3, op="mean", group=group), float)
+    assert_type(rw.broadcast("a", src=rw.GroupRank(0), group=group), str)
     if torch.distributed.is_initialized():
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
         assert_type(rw.all_reduce(3, op="mean", group=mesh["tp"]), float)
