@@ -20,8 +20,8 @@ from rankwise._collectives.serialization import (
 )
 from rankwise._comm.buffers import same_memory, to_tensor
 from rankwise._comm.comm import Comm, dense
-from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.transports import Prepared
 from rankwise._comm.reduce_ops import Op, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 

@@ -113,7 +113,7 @@ class ReduceRequest:
         call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
         # Contents on an accelerator are never sent with a frame: to read them here would wait for the device.
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
-        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_mesh and nbytes <= INLINE_BYTES)
+        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_frames and nbytes <= INLINE_BYTES)
 
     def tensor_indices(self) -> list[int]:
         """Return the indices of the leaves that are tensors and not arrays."""

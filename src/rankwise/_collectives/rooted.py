@@ -23,8 +23,8 @@ from rankwise._collectives.serialization import (
     serialize,
 )
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group_rank import GroupRank
 from rankwise.errors import InvalidArgumentError
 

@@ -1,23 +1,24 @@
 """Comm: a group of ranks, and the primitive operations between them.
 
-Checks, types and shapes are handled here, once; the transports (`SerialComm`, `TorchGroupComm`) only transfer bytes and
-reduce. So a world of one has the same errors and results as a larger world.
+Checks, types and shapes are handled here, once; the data planes only move tensors and reduce them. So a world of one
+has the same errors and results as a larger world.
 """
 
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
+from torch.distributed import Store
 from torch.nn.parameter import is_lazy
 
 from rankwise._comm.buffers import as_bytes, from_bytes, require_memory
-from rankwise._comm.control.agreement import Completion, Prepared
 from rankwise._comm.control.byte_collectives import ByteCollectives
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.transports import Completion, FrameExchange, Prepared
+from rankwise._comm.data.plane import DataPlane, Operation
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.reduce_ops import Op, fold, plan
 from rankwise._torch import without_class
@@ -35,7 +36,7 @@ class Comm(ByteCollectives):
     Attributes:
         device: The device of received tensors that were on another rank's accelerator.
         check: Single tensors on an accelerator are verified too.
-        backend: The backends of the process group, as torch writes them; None if this rank has no process group.
+        planes: The data planes, in the order in which they are tried for an operation. The last one supports all.
     """
 
     def __init__(
@@ -44,14 +45,58 @@ class Comm(ByteCollectives):
         ranks: Sequence[int],
         global_rank: int,
         device: torch.device,
-        control_device: torch.device,
+        planes: Sequence[DataPlane],
+        exchange: FrameExchange | None = None,
+        store: Callable[[], Store] | None = None,
+        open_group: Callable[[Sequence[int]], Comm],
         check: bool = False,
-        backend: str | None = None,
     ) -> None:
-        super().__init__(ranks=ranks, global_rank=global_rank, control_device=control_device)
+        """Make the group of some ranks.
+
+        Args:
+            ranks: The global ranks of the members.
+            global_rank: The global rank of this process.
+            device: The device of received tensors that were on another rank's accelerator.
+            planes: The data planes.
+            exchange: The exchange of frames; None if the group does not use frames, or has one member.
+            store: Returns the store that the members share; None if there is no other member.
+            open_group: Returns a group of some of the members; Collective over all members.
+            check: Single tensors on an accelerator are verified too.
+        """
+        super().__init__(ranks=ranks, global_rank=global_rank, exchange=exchange, transport=planes[-1])
         self.device = device
         self.check = check
-        self.backend = backend
+        self.planes = planes
+        self._store = store
+        self._open_group = open_group
+
+    @property
+    def backend(self) -> str | None:
+        """The backends of the process group, as torch writes them; None if this rank has no process group."""
+        return self.planes[-1].backend
+
+    @property
+    def control_device(self) -> torch.device:
+        """The device of short messages, in groups that do not use frames."""
+        return self.planes[-1].message_device
+
+    def shared_store(self) -> Store | None:
+        """Return the store that the members share; None if there is no other member."""
+        return None if self._store is None else self._store()
+
+    def shutdown(self, reason: str) -> None:
+        super().shutdown(reason)
+        for plane in self.planes:
+            plane.close()
+
+    def new_group(self, ranks: Sequence[int]) -> Comm:
+        """Return a new group of some of the members.
+
+        Collective over all members of this group, which pass the same global ranks.
+        """
+        child = self._open_group(ranks)
+        self.add_child(child)
+        return child
 
     def close(self) -> None:
         """Close a group that users have made, as `Group.close` describes.
@@ -98,12 +143,14 @@ class Comm(ByteCollectives):
         return run
 
     def reduce(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
-        """Prepare to reduce a contiguous tensor in place, in the wire format of the operation."""
-        if wire.is_complex():
-            if not op.is_linear:  # no backend multiplies complex numbers
-                return self._reduce_gathered(wire, op)
+        """Prepare to reduce a contiguous tensor in place, in the wire format of the operation.
+
+        What no data plane reduces is gathered, and reduced by every member.
+        """
+        if wire.is_complex() and op.is_linear:
             wire = torch.view_as_real(wire)
-        return self._all_reduce(wire, op)
+        plane = self._plane(Operation.ALL_REDUCE, wire.device)
+        return plane.all_reduce(wire, op) if wire.dtype in plane.support.dtypes else self._reduce_gathered(wire, op)
 
     def _reduce_gathered(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
         gather = self.all_gather(wire)
@@ -124,8 +171,9 @@ class Comm(ByteCollectives):
         sizes = [wire.numel() for wire in wires]
         flat = torch.cat(wires)
         shape = tensors[own].shape
-        if len(set(sizes)) == 1 and not flat.is_complex():
-            scatter = self._reduce_scatter(flat.split(sizes), op)
+        plane = self._plane(Operation.REDUCE_SCATTER, flat.device)
+        if len(set(sizes)) == 1 and flat.dtype in plane.support.dtypes:
+            scatter = plane.reduce_scatter(flat.split(sizes), op)
 
             def run_scatter() -> Completion[torch.Tensor]:
                 piece = scatter()
@@ -133,7 +181,7 @@ class Comm(ByteCollectives):
 
             return run_scatter
 
-        # Backends cannot scatter pieces of different sizes, or complex ones.
+        # No data plane scatters pieces of different sizes.
         reduce = self.reduce(flat, op)
 
         def run() -> Completion[torch.Tensor]:
@@ -144,12 +192,12 @@ class Comm(ByteCollectives):
 
     def all_gather(self, tensor: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         """Prepare to gather the members' tensors, by group rank; they have the same shape and type."""
-        gather = self._all_gather(as_bytes(tensor))
+        gather = self._plane(Operation.ALL_GATHER, tensor.device).all_gather(as_bytes(tensor))
         return lambda: [from_bytes(part, tensor.dtype, tensor.shape) for part in gather()]
 
     def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         """Prepare to fill `data`, a flat uint8 tensor of one length on all members, from group rank `src`."""
-        return self._broadcast(data, src) if data.numel() else _do_nothing
+        return self._plane(Operation.BROADCAST, data.device).broadcast(data, src) if data.numel() else _do_nothing
 
     def transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
@@ -160,7 +208,23 @@ class Comm(ByteCollectives):
         """
         outgoing = [(data, dst) for data, dst in outgoing if data.numel()]
         incoming = [(data, src) for data, src in incoming if data.numel()]
-        return self._transfer(outgoing, incoming) if outgoing or incoming else _do_nothing
+        pieces = [*outgoing, *incoming]
+        if not pieces:
+            return _do_nothing
+        device = pieces[0][0].device
+        return self._plane(Operation.TRANSFER, device).transfer(outgoing, incoming)
+
+    def _plane(self, operation: Operation, device: torch.device) -> DataPlane:
+        """Return the first data plane that supports an operation on tensors of a device.
+
+        Raises:
+            PayloadTypeError: None does.
+        """
+        for plane in self.planes:
+            if plane.support.covers(operation, device):
+                return plane
+        name = operation.name.lower()
+        raise PayloadTypeError(f"{name} of tensors on {device.type} is not supported in this group")
 
     def group_rank_of(self, rank: int | GroupRank, name: str) -> int:
         """Return the group rank of a member, which users pass as a global rank or as a `GroupRank`.
@@ -175,13 +239,6 @@ class Comm(ByteCollectives):
         raise InvalidArgumentError(
             f"{name}={rank} is not a member: the group has {self.size} ranks, the last is GroupRank({self.size - 1})"
         )
-
-    @abstractmethod
-    def new_group(self, ranks: Sequence[int]) -> Comm:
-        """Return a new group of some of the members.
-
-        Collective over all members of this group, which pass the same global ranks.
-        """
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

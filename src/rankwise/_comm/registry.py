@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,10 +16,11 @@ from rankwise._comm.control.channel import Channel, try_lock
 from rankwise._comm.control.connect import connect
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.page_channel import PageChannel
-from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
+from rankwise._comm.control.protocol import Call, Frame, FrameKind, WaitingInOtherGroup
 from rankwise._comm.control.socket_channel import SocketChannel
+from rankwise._comm.control.verdict import Combine, Verdict
 from rankwise._comm.gloo_threads import await_idle_threads
-from rankwise.errors import CollectiveError, RankwiseError
+from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
 
 
 @dataclass(kw_only=True)
@@ -58,12 +59,17 @@ class GroupRegistry:
     unreferenced: list[int] = field(default_factory=list)
     _links: Links | None = None
 
+    def link(self, ranks: Sequence[int]) -> GroupLink:
+        """Return the access of a new group to the connections; all ranks make all groups, in the same order."""
+        self.num_groups += 1
+        return GroupLink(self, self.num_groups - 1, ranks)
+
     def open_channel(self, group: int, ranks: Sequence[int]) -> Channel:
         """Open the channel of a group.
 
         Collective over the members; the first call is Collective over the session, whose ranks it connects.
         """
-        links = self._links = self._links or self._connect()
+        links = self.connect()
         page = links.page
         if page is not None and all(rank in page.ranks for rank in ranks):
             channel: Channel = PageChannel(group, ranks, links, page)
@@ -72,8 +78,17 @@ class GroupRegistry:
         self.channels[group] = channel
         return channel
 
+    def connect(self) -> Links:
+        """Return the connections of the session; the first call makes them, and is Collective over its ranks.
+
+        Raises:
+            CollectiveError: The ranks could not be reached, or did not come in time.
+        """
+        if self._links is None:
+            self._links = self._connect()
+        return self._links
+
     def _connect(self) -> Links:
-        """Connect the ranks of the session."""
         ranks = self.ranks
 
         def check_alive(awaited: Callable[[], Sequence[int]]) -> None:
@@ -102,13 +117,17 @@ class GroupRegistry:
         """Return the ranks that have died before they connected, with reasons."""
         return self.find_dead_ranks(ranks)
 
-    def track_process_group(self, number: int, group: dist.ProcessGroup | None, user: object) -> None:
-        """Register a process group, to be destroyed after its user is closed or has no references."""
+    def moves_data_itself(self) -> bool:
+        """Return whether groups need no process group: all tensors are on the CPU, and all ranks on this host."""
+        return self.one_host and self.device.type == "cpu"
+
+    def track_group(self, number: int, group: dist.ProcessGroup | None, user: object) -> None:
+        """Register a group, to be closed after its user has no references, with the process group created for it."""
         if group is not None:
             self.process_groups[number] = weakref.ref(group)
-            # The finalizer only records the id. Garbage collection may run in another collective or at interpreter
-            # exit, and destroying a process group waits for its threads.
-            weakref.finalize(user, self.unreferenced.append, number).atexit = False
+        # The finalizer only records the id. Garbage collection may run in another collective or at interpreter exit,
+        # and destroying a process group waits for its threads.
+        weakref.finalize(user, self.unreferenced.append, number).atexit = False
 
     def destroy_process_group(self, number: int) -> None:
         """Destroy the process group that was created for a group, if there is one."""
@@ -178,6 +197,86 @@ class GroupRegistry:
             # Only if this rank has not entered that exchange, or posted to it, before.
             if locked is not None and locked.sequence == waiting.sequence - 1:
                 locked.post(_waiting_frame(channel, call))
+
+
+class GroupLink:
+    """A group's access to the connections of its session, which are made when the first group needs them.
+
+    Attributes:
+        group: The id of the group.
+        ranks: The global ranks of the members.
+    """
+
+    def __init__(self, registry: GroupRegistry, group: int, ranks: Sequence[int]) -> None:
+        self.group = group
+        self.ranks = ranks
+        self._registry = registry
+        self._channel: Channel | None = None
+        self._is_closed = False
+
+    @property
+    def same_host(self) -> bool:
+        """All members are known to be on this host."""
+        return self._channel is not None and self._channel.same_host
+
+    def open(self) -> Channel:
+        """Open the channel if it is not open.
+
+        Local, but Collective over the session for its first group.
+
+        Raises:
+            CollectiveError: The ranks could not be reached, or did not come in time.
+            NotJoinedError: The group is closed.
+        """
+        if self._channel is None:
+            if self._is_closed:
+                raise NotJoinedError("this group cannot be used any more: it was closed")
+            self._channel = self._registry.open_channel(self.group, self.ranks)
+        return self._channel
+
+    def agree(
+        self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
+    ) -> Verdict:
+        """Exchange frames with the other members; see `Channel.agree`."""
+        channel = self.open()
+        suspects: set[int] = set()
+        verdict = channel.agree(
+            call,
+            message,
+            combine=combine,
+            read=read,
+            timeout=self._registry.timeout if timeout is None else timeout,
+            on_pause=lambda late: self._registry.detect_cross_group_deadlock(channel, call.text, late, suspects),
+        )
+        for waiting in verdict.waiting:
+            self._registry.notify_other_group(channel, call.text, waiting)
+        return verdict
+
+    def post(self, frame: Frame) -> None:
+        """Take part in the next exchange with a frame, without waiting for the frames of the others."""
+        channel = self.open()
+        with channel.lock:
+            channel.post(frame, timeout=self._registry.timeout)
+
+    def dead_ranks(self, ranks: Container[int] | None = None) -> str:
+        """Return the dead members, of `ranks` or of all, with reasons; "" if none is known. Does not wait."""
+        with try_lock(self._channel) as channel:
+            return "" if channel is None else channel.dead_ranks(ranks)
+
+    def pending_call_from(self, rank: int) -> bool:
+        """Return whether a rank has made a call in this group that this rank has not made. Does not wait."""
+        with try_lock(self._channel) as channel:
+            return channel is not None and channel.pending_call(rank) is not None
+
+    def transfer(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview]) -> None:
+        """Send data to members and fill buffers with theirs, by group rank; both sides know the lengths."""
+        self.open().transfer(outgoing, incoming, timeout=self._registry.timeout)
+
+    def close(self, reason: str) -> None:
+        """Send the other members the reason why this rank leaves."""
+        self._is_closed = True
+        self._channel = None
+        self._registry.close_channel(self.group, reason)
 
 
 def _waiting_frame(channel: Channel, call: str) -> Frame:

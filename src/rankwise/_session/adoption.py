@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
 from rankwise._comm.comm import Comm
-from rankwise._comm.data.torch_backend import TorchGroupComm
+from rankwise._comm.opening import open_comm
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards
@@ -47,7 +47,7 @@ def adopt(
     world = _adopted_registry(group, reading, ranks, device, check=read_check() if check is None else check)
     return Session(
         reading,
-        comm=TorchGroupComm(group, ranks=ranks, registry=world),
+        comm=open_comm(group, ranks=ranks, registry=world),
         device=device,
         group=group,
         backend=dist.get_backend_config(group),
@@ -105,7 +105,7 @@ def adopt_subgroup(group: dist.ProcessGroup, session: Session) -> Comm:
     ranks = tuple(dist.get_process_group_ranks(group))
     world = _adopted_registry(group, session.reading, ranks, session.device, check=session.comm.check)
     world.find_dead_ranks = session.comm.dead_ranks
-    part = TorchGroupComm(group, ranks=ranks, registry=world)
+    part = open_comm(group, ranks=ranks, registry=world)
     session.comm.add_child(part)
     return part
 

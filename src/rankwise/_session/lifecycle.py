@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
-from rankwise._comm.data.torch_backend import TorchGroupComm
+from rankwise._comm.comm import Comm
+from rankwise._comm.opening import open_comm
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
@@ -83,7 +86,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     preload_torch_functional()
     excepthook = sys.excepthook
     rank, world_size = joined.reading.rank.value, joined.reading.world_size.value
-    comm: TorchGroupComm | None = None
+    comm: Comm | None = None
     try:
         with gloo_on_loopback() if registry.one_host else contextlib.nullcontext():
             dist.init_process_group(
@@ -95,12 +98,14 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
                 # Bound early to its device, NCCL connects now and not in the first collective.
                 device_id=registry.device if is_selectable(registry.device) else None,
             )
-        comm = TorchGroupComm(dist.group.WORLD, ranks=range(world_size), registry=registry)
-        comm.connect()
+        comm = open_comm(dist.group.WORLD, ranks=range(world_size), registry=registry)
+        if world_size > 1 and comm.uses_frames:
+            registry.connect()
     except Exception as error:
         sys.excepthook = excepthook
         if comm is not None:
             comm.shutdown("could not join")
+            registry.close("could not join")
             dist.destroy_process_group()
         lost = joined.monitor.lost(range(world_size))
         why = f"{lost}. {error}" if lost and lost not in str(error) else str(error)
@@ -109,14 +114,21 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
             joined.monitor.send(text)
         joined.close()
         raise JoinError(text) from error
+    group = cast("dist.ProcessGroup", dist.group.WORLD)
     resources = OpenedResources(
-        comm=comm, joined=joined, hooks=(excepthook, sys.excepthook), timeout=registry.timeout, reset=reset
+        comm=comm,
+        registry=registry,
+        group=weakref.ref(group),
+        joined=joined,
+        hooks=(excepthook, sys.excepthook),
+        timeout=registry.timeout,
+        reset=reset,
     )
     return Session(
         joined.reading,
         comm=comm,
         device=registry.device,
-        group=comm.group,
+        group=group,
         backend=backend,
         close=resources.close,
         settled=True,

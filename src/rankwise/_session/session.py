@@ -175,9 +175,9 @@ class Session:
                 "call rankwise.init() before the first collective"
             )
         require_torch("a collective")
-        from rankwise._comm.data.serial import SerialComm  # noqa: PLC0415 - imports torch
+        from rankwise._comm.opening import serial_comm  # noqa: PLC0415 - imports torch
 
-        return SerialComm(device=self.device)
+        return serial_comm(self.device)
 
 
 def _no_group() -> None:

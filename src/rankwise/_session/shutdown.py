@@ -6,14 +6,16 @@ import logging
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import torch.distributed as dist
 
-from rankwise._comm.data.torch_backend import TorchGroupComm
+from rankwise._comm.comm import Comm
 from rankwise._comm.gloo_threads import await_idle_threads
+from rankwise._comm.registry import GroupRegistry
 from rankwise._net.polling import wait_readable
 from rankwise._session.joining import Joined
 from rankwise._text import ranks_text
@@ -31,7 +33,9 @@ _FAILED_SECONDS: Final = 5.0
 class OpenedResources:
     """The resources that a session has opened, and closes."""
 
-    comm: TorchGroupComm
+    comm: Comm
+    registry: GroupRegistry
+    group: weakref.ref[dist.ProcessGroup]
     joined: Joined
     hooks: tuple[Callable[..., object], Callable[..., object]]
     timeout: float
@@ -42,8 +46,9 @@ class OpenedResources:
         self.reset()
         # First: ranks that have closed already may be joining the next world, perhaps on the same port.
         self.joined.release_port()
-        still_ours = dist.is_initialized() and dist.group.WORLD is self.comm.group
+        still_ours = dist.is_initialized() and dist.group.WORLD is self.group()
         self.comm.shutdown(reason)
+        self.registry.close(reason)
         if still_ours:
             dist.destroy_process_group()
         await_idle_threads()

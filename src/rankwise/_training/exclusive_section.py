@@ -92,7 +92,7 @@ class ExclusiveSection:
 
     def begin(self) -> None:
         """Begin the section as the owner: send heartbeats if there are no connections between all members."""
-        if self._store is not None and not self._comm.uses_mesh:
+        if self._store is not None and not self._comm.uses_frames:
             self._heartbeat_thread = threading.Thread(
                 target=self._send_heartbeats, args=(self._store,), daemon=True, name="rankwise-heartbeat"
             )
@@ -153,7 +153,7 @@ class ExclusiveSection:
             if dead and not store.check([self._key]):
                 raise CollectiveError(f"{self._call.text} waits for rank {self._owner_rank} in vain: {dead}")
             now = time.monotonic()
-            if not self._comm.uses_mesh:
+            if not self._comm.uses_frames:
                 latest = store.add(f"{self._key}/heartbeat", 0)
                 if latest != heartbeats:
                     heartbeats, last_heartbeat = latest, now

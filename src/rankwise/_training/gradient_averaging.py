@@ -17,8 +17,8 @@ from rankwise._collectives.all_gather import all_gather
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm, dense, require_dense
-from rankwise._comm.control.agreement import Completion, Prepared
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.transports import Completion, Prepared
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
 
@@ -64,7 +64,7 @@ def _combine(messages: Sequence[bytes]) -> bytes:
 
 def combine_layouts(comm: Comm, call: Call, layouts: Sequence[int]) -> Prepared[Sequence[int]]:
     """Prepare to agree on a call, and to combine the bits of each parameter over all ranks."""
-    if comm.uses_mesh:
+    if comm.uses_frames:
 
         def run() -> Sequence[int]:
             return comm.reduce_bytes(call, bytes(layouts), _combine) or b""

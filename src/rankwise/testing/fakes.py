@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,9 +13,10 @@ from rankwise import _torch
 from rankwise._arguments import as_integer
 from rankwise._collectives.serialization import Following, serialize
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.agreement import Prepared
 from rankwise._comm.control.protocol import Call, Frame
+from rankwise._comm.control.transports import Prepared
 from rankwise._comm.control.verdict import Combine, Verdict, combined
+from rankwise._comm.data.plane import DataPlane, Pieces, Support
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
@@ -45,9 +47,9 @@ class RecordingGroup(Group):
 
     __slots__ = ("_calls",)
 
-    def __init__(self, comm: _RecordingComm) -> None:
+    def __init__(self, comm: Comm, calls: list[Recorded]) -> None:
         super().__init__(comm, close_refusal="the group of all ranks is closed with its session, after the block")
-        self._calls = comm.calls
+        self._calls = calls
 
     @property
     def calls(self) -> list[Recorded]:
@@ -55,58 +57,29 @@ class RecordingGroup(Group):
         return self._calls
 
 
-class _RecordingComm(Comm):
-    """A comm that records its calls, and does not communicate.
+class _OtherRanks(DataPlane):
+    """The fake other ranks of a recording group: its frame exchange and its data plane.
 
-    Every other rank is assumed to pass the same values as this one. Values that another rank sends alone, in
-    `broadcast` and `scatter`, are taken from `replies`.
+    They pass the same values as this one. Values that another rank sends alone, in `broadcast` and `scatter`, are taken
+    from replies.
 
     Attributes:
-        calls: The collectives that were called, in this comm and in the groups made from it.
+        calls: The collectives that were called, also in the groups made from this one.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        ranks: Sequence[int],
-        calls: list[Recorded],
-        replies: Iterator[object],
-    ) -> None:
-        cpu = torch.device("cpu")
-        super().__init__(ranks=ranks, global_rank=rank, device=cpu, control_device=cpu)
-        self.uses_mesh = True
+    def __init__(self, group_rank: int, ranks: Sequence[int], calls: list[Recorded], replies: Iterator[object]) -> None:
         self.calls = calls
-        self._global_rank = rank
+        self._own = group_rank
+        self._ranks = ranks
+        self._size = len(ranks)
         self._replies = replies
         self._incoming: list[torch.Tensor] = []
 
-    def new_group(self, ranks: Sequence[int]) -> Comm:
-        return _RecordingComm(rank=self._global_rank, ranks=tuple(ranks), calls=self.calls, replies=self._replies)
+    @property
+    def support(self) -> Support:
+        return Support()
 
-    def broadcast_bytes(self, call: Call, message: bytes, src: int) -> bytes:
-        self._agree(call, message)
-        return message if self.rank == src else self._reply(call)
-
-    def scatter_bytes(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
-        self._agree(call)
-        if self.rank == src:
-            return messages[src]
-        header = self._reply(call)
-        following = Following.BUFFERS if self._incoming else Following.NOTHING
-        return following.value + header
-
-    def _reply(self, call: Call) -> bytes:
-        """Return the header of the next reply, and keep its buffers for the transfer that follows."""
-        try:
-            reply = next(self._replies)
-        except StopIteration:
-            raise InvalidArgumentError(f"{call.title}: another rank sends here, but no reply is left") from None
-        payload = serialize(reply)
-        self._incoming = list(payload.buffers.values())
-        return payload.header.encode()
-
-    def _agree_by_frames(
+    def agree(
         self,
         call: Call,
         message: bytes,
@@ -115,22 +88,47 @@ class _RecordingComm(Comm):
         timeout: float | None,  # noqa: ARG002
     ) -> Verdict:
         if not call.is_data:
-            self.calls.append(Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self.ranks)))
-        verdict = combined([message] * self.size, combine)
-        verdict.bodies = dict.fromkeys(read, message)
+            self.calls.append(
+                Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self._ranks))
+            )
+        verdict = combined([message] * self._size, combine)
+        is_reply = len(read) == 1 and self._own not in read and call.operation in {"broadcast", "scatter"}
+        verdict.bodies = dict.fromkeys(read, self._reply(call) if is_reply else message)
         return verdict
 
-    def _post_frame(self, frame: Frame) -> None:
+    def post(self, frame: Frame) -> None:
         """Send nothing: there are no other ranks."""
+
+    def dead_ranks(self, ranks: Container[int] | None) -> str:  # noqa: ARG002
+        return ""
+
+    def pending_call_from(self, rank: int) -> bool:  # noqa: ARG002
+        return False
+
+    def close(self, reason: str = "") -> None:
+        """Release nothing."""
+
+    def _reply(self, call: Call) -> bytes:
+        """Return the message of the next reply, and keep its buffers for the transfer that follows."""
+        try:
+            reply = next(self._replies)
+        except StopIteration:
+            raise InvalidArgumentError(f"{call.title}: another rank sends here, but no reply is left") from None
+        payload = serialize(reply)
+        self._incoming = list(payload.buffers.values())
+        header = payload.header.encode()
+        if call.operation == "broadcast":
+            return header
+        return pickle.dumps([Following.of([payload]).value + header] * self._size)
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         def run() -> None:
-            op.reduce_copies(tensor, self.size)
+            op.reduce_copies(tensor, self._size)
 
         return run
 
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        piece = pieces[self.require_member()].clone()
+        piece = pieces[self._own].clone()
         reduce = self._all_reduce(piece, op)
 
         def run() -> torch.Tensor:
@@ -140,18 +138,16 @@ class _RecordingComm(Comm):
         return run
 
     def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        return lambda: [data.clone() for _ in range(self.size)]
+        return lambda: [data.clone() for _ in range(self._size)]
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         def run() -> None:
-            if self.rank != src:
+            if self._own != src:
                 data.copy_(self._incoming.pop(0))
 
         return run
 
-    def _transfer(
-        self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Prepared[None]:
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:
         sent = {member: data for data, member in outgoing}
         if sum(member not in sent for _, member in incoming) > len(self._incoming):
             raise InvalidArgumentError("a recording group cannot gather values beyond 4 KiB on one rank")
@@ -161,6 +157,19 @@ class _RecordingComm(Comm):
                 data.copy_(sent[member] if member in sent else self._incoming.pop(0))
 
         return run
+
+
+def _recording_comm(rank: int, ranks: Sequence[int], calls: list[Recorded], replies: Iterator[object]) -> Comm:
+    """Return a comm that records its calls, and does not communicate."""
+    others = _OtherRanks(ranks.index(rank) if rank in ranks else 0, ranks, calls, replies)
+    return Comm(
+        ranks=ranks,
+        global_rank=rank,
+        device=torch.device("cpu"),
+        planes=[others],
+        exchange=others,
+        open_group=lambda members: _recording_comm(rank, tuple(members), calls, replies),
+    )
 
 
 @contextmanager
@@ -190,10 +199,11 @@ def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] =
     rank, world_size = _checked(rank, world_size)
     if isinstance(replies, (str, bytes)) or not isinstance(replies, Iterable) or getattr(replies, "ndim", 1) == 0:
         raise InvalidArgumentError(f"replies={shown(replies)} is not an iterable of the values that other ranks send")
-    comm = _RecordingComm(rank=rank, ranks=range(world_size), calls=[], replies=iter(replies))
+    calls: list[Recorded] = []
+    comm = _recording_comm(rank, range(world_size), calls, iter(replies))
     reading = read_environment(environ=fake_torchrun(world_size)[rank])
     with _as_current(Session(reading, comm=comm, device=comm.device)):
-        yield RecordingGroup(comm)
+        yield RecordingGroup(comm, calls)
 
 
 @contextmanager

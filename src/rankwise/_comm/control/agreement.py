@@ -25,7 +25,8 @@ from torch.distributed import Store
 from rankwise._arguments import as_integer
 from rankwise._comm.buffers import require_memory_of_new
 from rankwise._comm.control.call_guard import CallGuard
-from rankwise._comm.control.protocol import Call, Details, Failure, Frame, FrameKind, mismatch_error
+from rankwise._comm.control.protocol import Call, Details, Failure, FrameKind, mismatch_error
+from rankwise._comm.control.transports import FrameExchange, MessageTransport, Prepared
 from rankwise._comm.control.verdict import Combine, Verdict, combined
 from rankwise._comm.reduce_ops import Op
 from rankwise._user_frames import strip_internal_frames
@@ -40,41 +41,43 @@ from rankwise.errors import (
 
 T = TypeVar("T")
 
-# A data operation that has all of its memory, and has not run yet.
-Prepared = Callable[[], T]
-# The rest of an operation, run after its collective: it allocates memory, and no member waits for this rank any more.
-Completion = Callable[[], T]
-
-# The largest group in which every member sends its frame to every other. Larger groups reduce the digests instead.
-MAX_MESH_SIZE: Final = 64
-
 _DIGEST_WORDS: Final = struct.Struct("<2q")
 
 
-class ControlPlane(ABC):
+class Agreement(ABC):
     """The members of a group, and their agreement on collectives.
 
     Attributes:
         ranks: The global ranks of the members. Their order is the order of gathered results.
         size: The number of members.
         rank: The group rank of this process; None if it is not a member.
-        control_device: The device of messages that are sent by the backend, not in frames.
-        uses_mesh: Every member sends its frames to every other, over connections between them.
+        uses_frames: The members exchange frames; otherwise they agree through a data plane.
         closed: The group is closed, alone or with its session.
         closed_before_session: The group was closed alone, before its session.
         num_exclusive_sections: The number of exclusive sections so far, in which one member ran and the others waited.
     """
 
-    def __init__(self, *, ranks: Sequence[int], global_rank: int, control_device: torch.device) -> None:
+    def __init__(
+        self, *, ranks: Sequence[int], global_rank: int, exchange: FrameExchange | None, transport: MessageTransport
+    ) -> None:
+        """Make the group of some ranks.
+
+        Args:
+            ranks: The global ranks of the members.
+            global_rank: The global rank of this process.
+            exchange: The exchange of frames; None if the group does not use frames, or has one member.
+            transport: The data plane by which the members agree otherwise.
+        """
         self.ranks = ranks
         self.size = len(ranks)
         self.rank = ranks.index(global_rank) if global_rank in ranks else None
-        self.control_device = control_device
-        self.uses_mesh = self.size <= MAX_MESH_SIZE
+        self.uses_frames = exchange is not None or self.size == 1
+        self._exchange = exchange
+        self._transport = transport
         self.closed = False
         self.closed_before_session = False
         self.num_exclusive_sections = 0
-        self._children: weakref.WeakSet[ControlPlane] = weakref.WeakSet()
+        self._children: weakref.WeakSet[Agreement] = weakref.WeakSet()
         self._broken_reason = ""
         self._guard = CallGuard()
         self._pid = os.getpid()
@@ -85,8 +88,10 @@ class ControlPlane(ABC):
         for child in list(self._children):
             child.shutdown(reason)
         self._children.clear()
+        if self._exchange is not None:
+            self._exchange.close(reason)
 
-    def add_child(self, child: ControlPlane) -> None:
+    def add_child(self, child: Agreement) -> None:
         """Register a group of some of these members, to be closed with this one if it still exists then."""
         self._children.add(child)
         child._guard.outer = self._guard
@@ -176,13 +181,13 @@ class ControlPlane(ABC):
             raise InvalidArgumentError(f"this rank is not a member of the group of ranks {list(self.ranks)}")
         return self.rank
 
-    def dead_ranks(self, ranks: Container[int] | None = None) -> str:  # noqa: ARG002 - for subclasses
+    def dead_ranks(self, ranks: Container[int] | None = None) -> str:
         """Return the dead members, of `ranks` or of all, with reasons; "" if none is known. Does not wait."""
-        return ""
+        return "" if self._exchange is None else self._exchange.dead_ranks(ranks)
 
-    def pending_call_from(self, rank: int) -> bool:  # noqa: ARG002 - for subclasses
+    def pending_call_from(self, rank: int) -> bool:
         """Return whether a rank has made a call in this group that this rank has not made. Does not wait."""
-        return False
+        return self._exchange is not None and self._exchange.pending_call_from(rank)
 
     def block_collectives(self, call: Call) -> CallGuard:
         """Begin a section in which no collective of the session can begin; release the returned guard at its end."""
@@ -219,8 +224,8 @@ class ControlPlane(ABC):
             if self.size == 1:
                 verdict = combined([message], combine)
                 verdict.bodies = {group_rank: message}
-            elif self.uses_mesh:
-                verdict = self._agree_by_frames(call, message, combine, read, timeout)
+            elif self._exchange is not None:
+                verdict = self._exchange.agree(call, message, combine, read, timeout)
             else:
                 self._verify_by_digest(call)
                 return None
@@ -236,8 +241,8 @@ class ControlPlane(ABC):
         # A failed rank takes part with a random digest: the mismatch makes all members exchange details.
         words = _DIGEST_WORDS.unpack(call.digest() if error is None else secrets.token_bytes(_DIGEST_WORDS.size))
         # The minimum of a word, and of its complement, gives the least and the greatest word in one reduction.
-        least = torch.tensor([*words, *(~word for word in words)], device=self.control_device)
-        self._all_reduce(least, Op.MIN)()
+        least = torch.tensor([*words, *(~word for word in words)], device=self._transport.message_device)
+        self._transport.all_reduce(least, Op.MIN)()
         first, second, not_first, not_second = least.tolist()
         if (first, second) != (~not_first, ~not_second):
             answers = self.all_gather_unverified(pickle.dumps(Details.of(call, error)))
@@ -257,8 +262,8 @@ class ControlPlane(ABC):
         call.agreement_started = True
         if self.size == 1:
             return
-        if self.uses_mesh:
-            self._post_frame(call.frame(FrameKind.FAILED, pickle.dumps(Failure.of(error, call.text))))
+        if self._exchange is not None:
+            self._exchange.post(call.frame(FrameKind.FAILED, pickle.dumps(Failure.of(error, call.text))))
         else:
             with suppress(CollectiveError, RemoteRankError):
                 self._verify_by_digest(call, error)
@@ -266,41 +271,9 @@ class ControlPlane(ABC):
     def _mark_broken(self, reason: str) -> None:
         """Leave the group permanently: the next step of this rank is no longer the next step of the others."""
         self._broken_reason = self._broken_reason or reason
-
-    @abstractmethod
-    def _agree_by_frames(
-        self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
-    ) -> Verdict:
-        """Exchange frames with the other members, as `_agree` describes it."""
-
-    @abstractmethod
-    def _post_frame(self, frame: Frame) -> None:
-        """Take part in the next exchange with a frame, without waiting for the frames of the others."""
+        if self._exchange is not None:
+            self._exchange.close(reason)
 
     @abstractmethod
     def all_gather_unverified(self, message: bytes) -> list[bytes]:
         """Return the message of every member, by group rank, without an agreement."""
-
-    @abstractmethod
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
-        """Prepare to reduce a contiguous tensor in place.
-
-        This method and those below allocate memory, and raise the errors of this rank alone. The returned operation
-        only sends and receives.
-        """
-
-    @abstractmethod
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        """Prepare the reduction of this rank's piece, as a new tensor; all pieces are flat and have one length."""
-
-    @abstractmethod
-    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        """Prepare to gather flat uint8 tensors of one length, as new ones."""
-
-    @abstractmethod
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]: ...
-
-    @abstractmethod
-    def _transfer(
-        self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Prepared[None]: ...

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from rankwise._comm.buffers import contents, to_tensor
-from rankwise._comm.control.agreement import ControlPlane
+from rankwise._comm.control.agreement import Agreement
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.verdict import Combine
 
@@ -18,7 +18,7 @@ _SET: Final = b"\1"
 _NOT_SET: Final = b"\0"
 
 
-class ByteCollectives(ControlPlane):
+class ByteCollectives(Agreement):
     """Collectives of bytes; each message is at most a few kilobytes."""
 
     def all_gather_bytes(self, call: Call, message: bytes) -> list[bytes]:
@@ -65,13 +65,13 @@ class ByteCollectives(ControlPlane):
         verdict = self._agree(call, message if own == src else b"", read=(src,))
         if verdict is not None:
             return verdict.bodies[src]
-        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control_device)
-        self._broadcast(length, src)()
+        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self._transport.message_device)
+        self._transport.broadcast(length, src)()
         data = (
             to_tensor(message) if own == src else torch.empty(_decoded_length(length), dtype=torch.uint8, device="cpu")
         )
-        data = data.to(self.control_device)
-        self._broadcast(data, src)()
+        data = data.to(self._transport.message_device)
+        self._transport.broadcast(data, src)()
         return contents(data)
 
     def scatter_bytes(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
@@ -90,24 +90,25 @@ class ByteCollectives(ControlPlane):
 
     def all_gather_unverified(self, message: bytes) -> list[bytes]:
         """Return the message of every member, by group rank, without an agreement."""
-        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control_device)
-        lengths = [_decoded_length(other) for other in self._all_gather(length)()]
-        padded = self._all_gather(to_tensor(message.ljust(max(lengths), b"\0")).to(self.control_device))()
+        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self._transport.message_device)
+        lengths = [_decoded_length(other) for other in self._transport.all_gather(length)()]
+        own = to_tensor(message.ljust(max(lengths), b"\0")).to(self._transport.message_device)
+        padded = self._transport.all_gather(own)()
         return [contents(data)[:length] for data, length in zip(padded, lengths, strict=True)]
 
     def _send(self, message: bytes, dst: int) -> None:
-        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self.control_device)
-        data = to_tensor(message).to(self.control_device)
-        self._transfer([(length, dst)], [])()
+        length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self._transport.message_device)
+        data = to_tensor(message).to(self._transport.message_device)
+        self._transport.transfer([(length, dst)], [])()
         if message:
-            self._transfer([(data, dst)], [])()
+            self._transport.transfer([(data, dst)], [])()
 
     def _receive(self, src: int) -> bytes:
-        length = torch.empty(_LENGTH_BYTES, dtype=torch.uint8, device=self.control_device)
-        self._transfer([], [(length, src)])()
-        data = torch.empty(_decoded_length(length), dtype=torch.uint8, device=self.control_device)
+        length = torch.empty(_LENGTH_BYTES, dtype=torch.uint8, device=self._transport.message_device)
+        self._transport.transfer([], [(length, src)])()
+        data = torch.empty(_decoded_length(length), dtype=torch.uint8, device=self._transport.message_device)
         if data.numel():
-            self._transfer([], [(data, src)])()
+            self._transport.transfer([], [(data, src)])()
         return contents(data)
 
 

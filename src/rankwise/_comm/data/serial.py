@@ -1,30 +1,28 @@
-"""A group of one rank: the same checks, shapes, copies and errors as in larger groups, without communication."""
+"""The data plane of a group of one rank: the same copies and errors as in larger groups, without communication."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
 
 import torch
 
-from rankwise._comm.comm import Comm
-from rankwise._comm.control.agreement import Prepared
-from rankwise._comm.control.protocol import Call, Frame
-from rankwise._comm.control.verdict import Combine
+from rankwise._comm.control.transports import Prepared
+from rankwise._comm.data.plane import DataPlane, Pieces, Support
 from rankwise._comm.reduce_ops import Op
 from rankwise.errors import InvalidArgumentError
 
+_SUPPORT = Support()
 
-class SerialComm(Comm):
-    """The group of a single process."""
 
-    def __init__(self, *, device: torch.device, ranks: Sequence[int] = range(1)) -> None:
-        super().__init__(ranks=ranks, global_rank=0, device=device, control_device=torch.device("cpu"))
+class SerialPlane(DataPlane):
+    """Moves the tensors of a single rank to itself."""
 
-    def new_group(self, ranks: Sequence[int]) -> Comm:
-        child = SerialComm(device=self.device, ranks=tuple(ranks))
-        self.add_child(child)
-        return child
+    @property
+    def support(self) -> Support:
+        return _SUPPORT
+
+    def stage(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:  # noqa: ARG002
         return _do_nothing  # the reduction of one tensor is that tensor
@@ -40,20 +38,8 @@ class SerialComm(Comm):
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
         return _do_nothing  # the data is here already
 
-    def _transfer(
-        self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Prepared[None]:
-        if outgoing or incoming:
-            raise InvalidArgumentError("there is no other rank to transfer to or from")
-        return _do_nothing
-
-    def _agree_by_frames(
-        self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
-    ) -> NoReturn:
-        raise NotImplementedError("there is no other member to agree with")
-
-    def _post_frame(self, frame: Frame) -> None:
-        """Do nothing: there are no other members."""
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:  # noqa: ARG002
+        raise InvalidArgumentError("there is no other rank to transfer to or from")
 
 
 def _do_nothing() -> None:

@@ -15,7 +15,6 @@ from rankwise._arguments import integer
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.data.torch_backend import TorchGroupComm
 from rankwise._session.adoption import adopt_subgroup
 from rankwise.compat.ignite._identity import session_or_none
 from rankwise.compat.ignite._member_rendezvous import make_group
@@ -66,14 +65,9 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
         fail_collective(session.comm, "new_group", _not_ranks_error(ranks))
     if kwargs:
         return dist.new_group(sorted(map(int, ranks)), **kwargs)
-    made = rankwise.new_group(ranks)
-    comm = comm_of(made)
-    if not isinstance(comm, TorchGroupComm):
-        return made
-    if comm.group is None:
-        return dist.GroupMember.NON_GROUP_MEMBER
-    _groups_of(session).by_group[comm.group] = comm
-    return comm.group
+    with rankwise.new_group(ranks) as made:  # checks that all ranks pass the same list
+        members = list(made.ranks)
+    return made if session.world_size == 1 else dist.new_group(members)
 
 
 def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - any value of the user's

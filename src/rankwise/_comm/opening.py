@@ -1,0 +1,93 @@
+"""How the groups of a session are opened: the only place where their data planes are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from rankwise._comm.comm import Comm
+from rankwise._comm.data.plane import DataPlane
+from rankwise._comm.data.serial import SerialPlane
+from rankwise._comm.data.sockets import SocketPlane
+from rankwise._comm.data.torch_backend import TorchPlane
+from rankwise._comm.registry import GroupRegistry
+from rankwise._torch import gloo_on_loopback
+from rankwise.errors import CollectiveError, NotJoinedError
+
+# The largest group on several hosts in which the members exchange frames. Larger groups agree through their data plane.
+MAX_FRAMES_SIZE: Final = 64
+
+
+def serial_comm(device: torch.device, ranks: Sequence[int] = range(1)) -> Comm:
+    """Return the group of a single process."""
+    return Comm(
+        ranks=ranks,
+        global_rank=0,
+        device=device,
+        planes=[SerialPlane()],
+        open_group=lambda ranks: serial_comm(device, tuple(ranks)),
+    )
+
+
+def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry: GroupRegistry) -> Comm:
+    """Return a group of some ranks of a session, this rank among them or not; all ranks call it, in the same order.
+
+    Args:
+        group: The process group of the members; None if there is none, or this rank is not a member.
+        ranks: The global ranks of the members.
+        registry: The groups of the session.
+    """
+    link = registry.link(ranks)
+    is_member = registry.rank in ranks
+    # On one host the backend listens on loopback, where other users can connect. Bytes that are unpickled must not
+    # come from there, so even a large group exchanges frames.
+    exchange = link if len(ranks) <= MAX_FRAMES_SIZE or registry.one_host else None
+    planes: list[DataPlane] = []
+    if is_member and len(ranks) == 1:
+        planes.append(SerialPlane())
+    elif is_member and exchange is not None:
+        planes.append(SocketPlane(link, ranks.index(registry.rank), is_only_plane=group is None))
+    if group is not None or not planes:
+        planes.append(
+            TorchPlane(group, ranks=ranks, rank=registry.rank, device=registry.device, dead_ranks=link.dead_ranks)
+        )
+    return Comm(
+        ranks=ranks,
+        global_rank=registry.rank,
+        device=registry.device,
+        planes=planes,
+        exchange=exchange if is_member and len(ranks) > 1 else None,
+        store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
+        open_group=lambda ranks: _open_group(registry, ranks),
+        check=registry.check,
+    )
+
+
+def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:
+    """Open a group of some of the ranks, with a process group if its data does not move on this host's CPU alone."""
+    registry.close_unreferenced()
+    group = None if registry.moves_data_itself() else _new_process_group(registry, ranks)
+    number = registry.num_groups
+    comm = open_comm(group, ranks=tuple(ranks), registry=registry)
+    registry.track_group(number, group, comm)
+    return comm
+
+
+def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """Return a new process group of some of the ranks; None on other ranks."""
+    with gloo_on_loopback() if registry.one_host else nullcontext():
+        try:
+            group = dist.new_group(list(ranks), timeout=timedelta(seconds=registry.timeout))
+        except (RuntimeError, ValueError) as error:
+            if not dist.is_initialized():
+                raise NotJoinedError.destroyed() from error
+            raise CollectiveError(
+                f"new_group failed on rank {registry.rank} of {len(registry.ranks)}: a rank died, or did not take part "
+                f"in time. torch reports: {error}"
+            ) from error
+    return group if isinstance(group, dist.ProcessGroup) else None
