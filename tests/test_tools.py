@@ -1,4 +1,4 @@
-"""`make compat`: the combinations that it runs, and the numbers that it reads."""
+"""`make compat`: the combinations that it runs, and the numbers that it reads. `tools.hops`: the paths of calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tools import compat
+import rankwise as rw
+from tools import compat, hops
 from tools.virtualenv import CommandError
+
+# The longest path of a 16-byte all_reduce on 2 ranks; the goal is 8 files and 40 functions, torch has 2 and 9.
+MOST_FILES = 20
+MOST_FUNCTIONS = 64
 
 RESULTS = """<testsuites><testsuite>
 <testcase classname="tests.test_a" name="test_passes"><properties/></testcase>
@@ -55,3 +60,20 @@ def test_a_missing_interpreter_is_skipped() -> None:
     combination = compat.Combination(python="3.1", torch="2.8")
     compat.check(combination, tests=[], keep=False)
     assert combination.result == "skipped: there is no such interpreter"
+
+
+@pytest.mark.ranks(2)
+def test_the_path_of_an_all_reduce_is_short(session: rw.Session) -> None:
+    path = hops.shortest_path("all_reduce")["rankwise"]
+    assert len(hops.files_of(path)) <= MOST_FILES
+    assert len(path) <= MOST_FUNCTIONS
+    assert path[0].name == "all_reduce"
+    assert path[0].depth == 0
+    assert all(hop.depth > 0 for hop in path[1:])
+
+
+@pytest.mark.ranks(2)
+def test_paths_of_other_collectives_are_found(session: rw.Session) -> None:
+    for operation in hops.OPERATIONS[1:]:
+        paths = hops.shortest_path(operation)
+        assert all(len(path) > 1 and path[0].depth == 0 for path in paths.values()), operation
