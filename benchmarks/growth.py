@@ -113,6 +113,7 @@ def measure_new_group() -> dict[str, list[tuple[Block, Block]]]:
         made_by_torch: list[dist.ProcessGroup] = []
 
         def close() -> None:
+            dist.barrier()  # torch's groups must be complete on all ranks before one rank destroys its part
             while made:
                 made.pop().close()
             while made_by_torch:
@@ -189,6 +190,13 @@ def measure(table: str, ranks: int) -> list[Row]:
     return measure_resources(ranks) if ranks in RESOURCE_RANKS else []
 
 
+def save(rows: Sequence[Row], folder: Path) -> None:
+    (folder / "growth.json").write_text(json.dumps(rows, indent=1) + "\n")
+    calls = [row for row in rows if row["table"] == "calls"]
+    if calls:
+        (folder / "growth.svg").write_text(log_log_plot(calls))
+
+
 def main() -> None:
     tables = ("calls", "groups", "joining", "resources")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -203,12 +211,9 @@ def main() -> None:
         print()
         (print_resources if table == "resources" else print_ratios)(measured)
         rows += measured
+        if arguments.save is not None:
+            save(rows, arguments.save)
     print(f"\nload average at the end: {os.getloadavg()[0]:.1f}")
-    if arguments.save is not None:
-        (arguments.save / "growth.json").write_text(json.dumps(rows, indent=1) + "\n")
-        calls = [row for row in rows if row["table"] == "calls"]
-        if calls:
-            (arguments.save / "growth.svg").write_text(log_log_plot(calls))
 
 
 if __name__ == "__main__":
