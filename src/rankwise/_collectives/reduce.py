@@ -102,8 +102,10 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
         request = ReduceRequest.of(comm, call, value, parsed)
         if differentiable:
             request.require_gradient()
+        else:
+            finish = request.exchange()
     # torch's Function.apply has no types.
-    leaves = list(_Reduce.apply(request, *request.tensors())) if differentiable else request.run()  # type: ignore[no-untyped-call]
+    leaves = list(_Reduce.apply(request, *request.tensors())) if differentiable else finish()  # type: ignore[no-untyped-call]
     result: T = request.tree.rebuild(leaves)
     return result
 
@@ -150,8 +152,8 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: GroupLike | Non
             raise PayloadTypeError(
                 f"op={parsed.name!r} of {tensor.dtype} has another dtype, {result.dtype}: use all_reduce"
             )
-        request = ReduceRequest.of(comm, call, tensor, parsed, in_place=True)
-    (result,) = request.run()
+        finish = ReduceRequest.of(comm, call, tensor, parsed, in_place=True).exchange()
+    (result,) = finish()
     overwrite(tensor, result)
     return tensor
 

@@ -7,6 +7,7 @@ operation for each dtype and device.
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from rankwise._collectives.numpy_arrays import array_from_tensor, is_array, tens
 from rankwise._collectives.pytree import PyTree, describe
 from rankwise._collectives.scalars import all_reduce_numbers, fold_numbers, to_python_number
 from rankwise._comm.buffers import as_bytes, contents, from_bytes, same_memory, to_tensor
-from rankwise._comm.comm import INLINE_BYTES, Comm, dense
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import INLINE_BYTES, Comm, dense
 from rankwise._comm.reduce_ops import OPS, Op, ReductionRecipe, fold, plan, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
@@ -65,8 +66,8 @@ class ReduceRequest:
     """One reduction: prepared by this rank alone, then run by all members.
 
     Everything that can fail on one rank is done before the members agree on the call, including the allocations for the
-    transfer of data (the prepared moves in `run`). A rank that fails there sends its error in place of its frame, and
-    no other rank waits for its data. After the agreement data is only moved.
+    transfer of data (the prepared moves in `exchange`). A rank that fails there sends its error in place of its frame,
+    and no other rank waits for its data. After the agreement data is only moved.
 
     Attributes:
         tree: The value.
@@ -113,7 +114,7 @@ class ReduceRequest:
         call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
         # Contents on an accelerator are never sent with a frame: to read them here would wait for the device.
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
-        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_frames and nbytes <= INLINE_BYTES)
+        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_mesh and nbytes <= INLINE_BYTES)
 
     def tensor_indices(self) -> list[int]:
         """Return the indices of the leaves that are tensors and not arrays."""
@@ -145,43 +146,47 @@ class ReduceRequest:
 
         Collective over the members of the comm.
         """
+        with self.comm.collective(self.call):
+            finish = self.exchange()
+        return finish()
+
+    def exchange(self) -> Callable[[], list[Any]]:
+        """Agree on the call and transfer the data, in a block of `collective`; return a function for the rest.
+
+        That function returns the leaves of the result. No other rank waits for it: its errors and allocations concern
+        this rank alone.
+        """
         comm = self.comm
+        messages: list[bytes] | None = None
         numbers: list[Any] = list(self.numbers.values())
-        finish_numbers: Callable[[], list[Any]] | None = None
-        reduced: bytes | None = None
-        with comm.collective(self.call):
-            moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
-            if self._is_checked():
-                inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.is_inline else []
-                reduced = comm.reduce_bytes(self.call, pickle.dumps((numbers, inline)), self._reduce_messages)
-            for move in moves:
-                move()
-            if reduced is None and numbers:
-                finish_numbers = all_reduce_numbers(comm, numbers, self.op)
-        # From here on no other rank waits for this one: errors and allocations concern this rank alone.
-        if finish_numbers is not None:
-            numbers = finish_numbers()
-        if reduced is not None:
-            numbers, inline = pickle.loads(reduced)
-            for bucket, data in zip(self.buckets, inline, strict=False):
-                bucket.wire = from_bytes(to_tensor(data), bucket.wire.dtype, bucket.wire.shape)
+        moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
+        if self._is_checked():
+            inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.is_inline else []
+            messages = comm.verify(self.call, pickle.dumps((numbers, inline)))
+        for move in moves:
+            move()
+        if messages is not None:
+            return functools.partial(self._fold, messages)
+        finish = all_reduce_numbers(comm, numbers, self.op) if numbers else list
+        return lambda: self._leaves(finish())
+
+    def _fold(self, messages: Sequence[bytes]) -> list[Any]:
+        """Reduce the numbers and the inline tensors of all ranks, and return the leaves of the result."""
+        rows = [pickle.loads(message) for message in messages]
+        for index, bucket in enumerate(self.buckets if self.is_inline else ()):
+            parts = [from_bytes(to_tensor(row[1][index]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
+            bucket.wire = fold(parts, self.op, out=parts[0])
+        return self._leaves(fold_numbers([row[0] for row in rows], self.op))
+
+    def _leaves(self, numbers: Sequence[Any]) -> list[Any]:
+        """Return the leaves of the result, given the reduced numbers; the wires of the buckets are reduced."""
         leaves = list(self.tree.leaves)
         for index, number in zip(self.numbers, numbers, strict=True):
             leaves[index] = number
         for bucket in self.buckets:
-            for index, result in zip(bucket.indices, bucket.results(comm.size), strict=True):
+            for index, result in zip(bucket.indices, bucket.results(self.comm.size), strict=True):
                 leaves[index] = array_from_tensor(result) if index in self.arrays else result
         return leaves
-
-    def _reduce_messages(self, messages: Sequence[bytes]) -> bytes:
-        """Reduce the numbers, and the tensors in frames, of all members, in the order of ranks."""
-        rows = [pickle.loads(message) for message in messages]
-        numbers = fold_numbers([row[0] for row in rows], self.op)
-        tensors = []
-        for index, bucket in enumerate(self.buckets if self.is_inline else ()):
-            parts = [from_bytes(to_tensor(row[1][index]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
-            tensors.append(contents(as_bytes(fold(parts, self.op, out=parts[0]))))
-        return pickle.dumps((numbers, tensors))
 
     def _is_checked(self) -> bool:
         """Return whether the members agree on the call before its data moves.
