@@ -23,7 +23,8 @@ from rankwise.errors import PayloadTypeError, shown
 _NAMESPACE: Final = "rankwise"
 _PLAIN_KEYS: Final = frozenset({str, int, bool})
 # Checked first, since `_is_custom` is called for every leaf.
-_COMMON_TYPES: Final = frozenset({dict, list, tuple, type(None), bool, int, float, complex, torch.Tensor})
+_LEAF_TYPES: Final = frozenset({type(None), bool, int, float, complex, torch.Tensor})
+_COMMON_TYPES: Final = _LEAF_TYPES | {dict, list, tuple}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class PyTree:
             PayloadTypeError: A key is not a str, an int, a bool, an Enum or a tuple of these; a field of a dataclass
                 has no value; the value contains itself; or its containers are nested too deeply.
         """
+        if type(value) in _LEAF_TYPES:
+            return cls([value], _LEAF_SPEC)
         try:
             # optree alone, in C++, is enough for most values. Only a value that contains a container or a key that
             # optree might treat differently on another rank is walked in Python, and flattened again.
@@ -58,6 +61,9 @@ class PyTree:
 
     def rebuild(self, leaves: Iterable[object]) -> Any:  # noqa: ANN401 - the type of the value
         """Return new containers of the same structure, with other leaves."""
+        if self.spec is _LEAF_SPEC:
+            (leaf,) = leaves
+            return leaf
         return optree.tree_unflatten(self.spec, leaves)
 
     def paths(self) -> list[str]:
@@ -69,6 +75,8 @@ class PyTree:
 
     def text(self) -> str:
         """Return a description of the structure; ranks with the same structure have the same description."""
+        if self.spec is _LEAF_SPEC:
+            return _LEAF_TEXT
         try:
             return repr(self.spec)
         except RecursionError:
@@ -129,6 +137,11 @@ optree.register_pytree_node(
 
 def _flatten(value: object, is_leaf: Callable[[object], bool] | None = None) -> tuple[list[Any], optree.PyTreeSpec]:
     return optree.tree_flatten(value, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)  # type: ignore[arg-type]
+
+
+# Of a value that is a leaf itself.
+_LEAF_SPEC: Final = _flatten(None)[1]
+_LEAF_TEXT: Final = repr(_LEAF_SPEC)
 
 
 def _is_custom(value: object) -> bool:
