@@ -7,6 +7,7 @@ operation for each dtype and device.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import pickle
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import torch
 from rankwise._collectives.numpy_arrays import array_from_tensor, is_array, tensor_from_array
 from rankwise._collectives.pytree import PyTree, describe
 from rankwise._collectives.scalars import all_reduce_numbers, fold_numbers, to_python_number
-from rankwise._comm.buffers import as_bytes, contents, from_bytes, same_memory, to_tensor
+from rankwise._comm.buffers import as_bytes, contents, same_memory
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import INLINE_BYTES, Comm, dense
 from rankwise._comm.reduce_ops import OPS, Op, ReductionRecipe, fold, plan, require_differentiable
@@ -161,7 +162,7 @@ class ReduceRequest:
         numbers: list[Any] = list(self.numbers.values())
         moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
         if self._is_checked():
-            inline = [contents(as_bytes(bucket.wire)) for bucket in self.buckets] if self.is_inline else []
+            inline = [_contents(bucket.wire) for bucket in self.buckets] if self.is_inline else []
             messages = comm.verify(self.call, pickle.dumps((numbers, inline)))
         for move in moves:
             move()
@@ -174,8 +175,9 @@ class ReduceRequest:
         """Reduce the numbers and the inline tensors of all ranks, and return the leaves of the result."""
         rows = [pickle.loads(message) for message in messages]
         for index, bucket in enumerate(self.buckets if self.is_inline else ()):
-            parts = [from_bytes(to_tensor(row[1][index]), bucket.wire.dtype, bucket.wire.shape) for row in rows]
-            bucket.wire = fold(parts, self.op, out=parts[0])
+            if bucket.wire.numel():
+                parts = [torch.frombuffer(bytearray(row[1][index]), dtype=bucket.wire.dtype) for row in rows]
+                bucket.wire = fold(parts, self.op, out=parts[0])
         return self._leaves(fold_numbers([row[0] for row in rows], self.op))
 
     def _leaves(self, numbers: Sequence[Any]) -> list[Any]:
@@ -197,3 +199,10 @@ class ReduceRequest:
         leaves = self.tree.leaves
         single = len(leaves) == 1 and isinstance(leaves[0], torch.Tensor) and leaves[0].device.type != "cpu"
         return self.comm.check or not single
+
+
+def _contents(wire: torch.Tensor) -> bytes:
+    """Return the contents of a contiguous tensor on the CPU."""
+    address = wire.data_ptr()
+    # `contents` has the error of tensors without memory, and the result of those without elements.
+    return ctypes.string_at(address, wire.nbytes) if address else contents(as_bytes(wire))
