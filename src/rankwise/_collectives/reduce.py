@@ -97,7 +97,7 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
     call = Call("all_reduce")
     with comm.collective(call):
         parsed = Op.parse(op)
-        differentiable = as_bool(differentiable, "differentiable")
+        differentiable = differentiable is not False and as_bool(differentiable, "differentiable")
         call.settings = {"op": parsed.name, "differentiable": True} if differentiable else {"op": parsed.name}
         request = ReduceRequest.of(comm, call, value, parsed)
         if differentiable:

@@ -100,7 +100,7 @@ class ReduceRequest:
         arrays: set[int] = set()
         tensors: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for index, leaf in enumerate(leaves):
-            if is_array(leaf):
+            if not isinstance(leaf, torch.Tensor) and is_array(leaf):
                 leaves[index] = tensor_from_array(leaf)
                 arrays.add(index)
             if isinstance(leaves[index], torch.Tensor):
@@ -161,7 +161,7 @@ class ReduceRequest:
         messages: list[bytes] | None = None
         numbers: list[Any] = list(self.numbers.values())
         moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
-        if self._is_checked():
+        if self.is_inline or self._is_checked():
             inline = [_contents(bucket.wire) for bucket in self.buckets] if self.is_inline else []
             messages = comm.verify(self.call, pickle.dumps((numbers, inline)))
         for move in moves:
@@ -178,7 +178,7 @@ class ReduceRequest:
             if bucket.wire.numel():
                 parts = [torch.frombuffer(bytearray(row[1][index]), dtype=bucket.wire.dtype) for row in rows]
                 bucket.wire = fold(parts, self.op, out=parts[0])
-        return self._leaves(fold_numbers([row[0] for row in rows], self.op))
+        return self._leaves(fold_numbers([row[0] for row in rows], self.op) if self.numbers else ())
 
     def _leaves(self, numbers: Sequence[Any]) -> list[Any]:
         """Return the leaves of the result, given the reduced numbers; the wires of the buckets are reduced."""

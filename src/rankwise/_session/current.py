@@ -80,9 +80,10 @@ def joined_session() -> Session:
     Raises:
         NotJoinedError: Other code has destroyed the session's process group.
     """
+    opened = thread_local.session
+    if opened is not None and opened.settled and Current.groups.WORLD is opened.group_ref():
+        return opened  # the usual case, without the calls below
     session = current_session()
-    if session.settled and Current.groups.WORLD is session.group_ref():
-        return session  # the usual case, without the calls below
     if has_destroyed_group(session):
         session.settled = False
         raise NotJoinedError.destroyed()
