@@ -1,13 +1,17 @@
 """Collectives beside torch's own, mismatch check included: alternating in one run, median of the rounds.
 
 python benchmarks/collectives.py
+python benchmarks/collectives.py --save FOLDER   # also FOLDER/collectives.json, in seconds
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -114,10 +118,17 @@ def measure() -> list[Row]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", type=Path, metavar="FOLDER")
+    folder = parser.parse_args().save
+    rows = []
     print("| ranks | rankwise | torch | rankwise, us | torch, us | ratio |\n| --- | --- | --- | --- | --- | --- |")
     for ranks in (2, 4):
         for name, against, ours, torchs, ratio in rw.launch(measure, nproc=ranks)[0]:
             print(f"| {ranks} | {name} | {against} | {ours:.0f} | {torchs:.0f} | {ratio:.2f} |")
+            rows.append({"ranks": ranks, "name": name, "rankwise": ours / 1e6, "torch": torchs / 1e6, "ratio": ratio})
+    if folder is not None:
+        (folder / "collectives.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
