@@ -115,7 +115,7 @@ class ReduceRequest:
         call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
         # Contents on an accelerator are never sent with a frame: to read them here would wait for the device.
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
-        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_mesh and nbytes <= INLINE_BYTES)
+        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_frames and nbytes <= INLINE_BYTES)
 
     def tensor_indices(self) -> list[int]:
         """Return the indices of the leaves that are tensors and not arrays."""
@@ -158,27 +158,35 @@ class ReduceRequest:
         this rank alone.
         """
         comm = self.comm
-        messages: list[bytes] | None = None
         numbers: list[Any] = list(self.numbers.values())
         moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
+        reduced: bytes | None = None
         if self.is_inline or self._is_checked():
             inline = [_contents(bucket.wire) for bucket in self.buckets] if self.is_inline else []
-            messages = comm.verify(self.call, pickle.dumps((numbers, inline)))
+            reduced = comm.reduce_bytes(self.call, pickle.dumps((numbers, inline)), self._fold)
         for move in moves:
             move()
-        if messages is not None:
-            return functools.partial(self._fold, messages)
+        if reduced is not None:
+            return functools.partial(self._inline_leaves, reduced)
         finish = all_reduce_numbers(comm, numbers, self.op) if numbers else list
         return lambda: self._leaves(finish())
 
-    def _fold(self, messages: Sequence[bytes]) -> list[Any]:
-        """Reduce the numbers and the inline tensors of all ranks, and return the leaves of the result."""
+    def _fold(self, messages: Sequence[bytes]) -> bytes:
+        """Reduce the numbers and the inline tensors of all ranks, in the order of ranks."""
         rows = [pickle.loads(message) for message in messages]
+        tensors = []
         for index, bucket in enumerate(self.buckets if self.is_inline else ()):
-            if bucket.wire.numel():
-                parts = [torch.frombuffer(bytearray(row[1][index]), dtype=bucket.wire.dtype) for row in rows]
-                bucket.wire = fold(parts, self.op, out=parts[0])
-        return self._leaves(fold_numbers([row[0] for row in rows], self.op) if self.numbers else ())
+            parts = [_from_contents(row[1][index], bucket.wire.dtype) for row in rows]
+            tensors.append(_contents(fold(parts, self.op, out=parts[0])))
+        return pickle.dumps((fold_numbers([row[0] for row in rows], self.op) if self.numbers else (), tensors))
+
+    def _inline_leaves(self, reduced: bytes) -> list[Any]:
+        """Return the leaves of the result, given the reduced numbers and inline tensors."""
+        numbers, tensors = pickle.loads(reduced)
+        if self.is_inline:
+            for bucket, data in zip(self.buckets, tensors, strict=True):
+                bucket.wire = _from_contents(data, bucket.wire.dtype)
+        return self._leaves(numbers)
 
     def _leaves(self, numbers: Sequence[Any]) -> list[Any]:
         """Return the leaves of the result, given the reduced numbers; the wires of the buckets are reduced."""
@@ -206,3 +214,8 @@ def _contents(wire: torch.Tensor) -> bytes:
     address = wire.data_ptr()
     # `contents` has the error of tensors without memory, and the result of those without elements.
     return ctypes.string_at(address, wire.nbytes) if address else contents(as_bytes(wire))
+
+
+def _from_contents(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+    """Return a flat tensor on the CPU with a copy of these contents."""
+    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype, device="cpu")
