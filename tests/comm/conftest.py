@@ -1,26 +1,47 @@
-"""Fixtures for tests of connections between members."""
+"""Fixtures for tests of the channels between members."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from rankwise._comm.control.mesh import Mesh
 from torch.distributed import HashStore
 
 from rankwise._comm.control import connect
+from rankwise._comm.control.links import Links
+from rankwise._comm.control.page_channel import PageChannel
 from tests.comm import members
+from tests.comm.members import Member
 
 
-@pytest.fixture(params=["one host", "several hosts"])
-def meshes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mesh]]:
-    """The connected meshes of all members of a group."""
+def no_page(*_: Any, **_more: Any) -> None:
+    """Stand for `share_page` on a host that cannot have a page."""
+
+
+@pytest.fixture(params=["page", "sockets", "several hosts"])
+def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Links]]:
+    """The connected ranks of a session."""
     if request.param == "several hosts":
         monkeypatch.setattr(connect, "network_id", lambda: str(threading.get_ident()))
+    if request.param == "sockets":
+        monkeypatch.setattr(connect, "share_page", no_page)
     store = HashStore()
-    connected: list[Mesh] = members.in_threads(lambda group_rank: members.connect(group_rank, store))
-    assert all(mesh.same_host is (request.param == "one host") for mesh in connected)
+    connected: list[Links] = members.in_threads(lambda group_rank: members.connect(group_rank, store))
+    for own in connected:
+        assert own.same_host is (request.param != "several hosts")
+        assert (own.page is not None) is (request.param == "page")
     yield connected
-    for mesh in connected:
-        mesh.abandon()
+    for own in connected:
+        own.close()
+
+
+@pytest.fixture
+def group(links: list[Links]) -> Iterator[list[Member]]:
+    """The members of the group of all ranks."""
+    opened = members.open_group(links)
+    assert all(isinstance(member.channel, PageChannel) is (member.links.page is not None) for member in opened)
+    yield opened
+    for member in opened:
+        member.leave("the test has ended")

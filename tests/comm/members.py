@@ -1,20 +1,38 @@
-"""Members of a group as threads of this process, each with a mesh of its own."""
+"""Members of a group as threads of this process, each with connections and a channel of its own."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
-from rankwise._comm.control.mesh import Mesh
 from torch.distributed import Store
 
-from rankwise._comm.control.connect import connect_mesh
-from rankwise._comm.control.protocol import Frame, FrameKind
+from rankwise._comm.control.channel import Channel
+from rankwise._comm.control.connect import connect as connect_ranks
+from rankwise._comm.control.links import Links
+from rankwise._comm.control.page_channel import PageChannel
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.socket_channel import SocketChannel
+from rankwise._comm.control.verdict import Verdict
 
 SIZE = 3
-CALL = Frame(FrameKind.CALL, 0, "all_reduce at train.py:88")
-NO_BODIES = [b""] * SIZE
+RANKS = range(10, 10 + SIZE)
+CALL = "all_reduce at train.py:88"
+
+
+@dataclass
+class Member:
+    """One member: the connections of its rank, and the channel of the group."""
+
+    links: Links
+    channel: Channel
+
+    def leave(self, reason: str) -> None:
+        """Leave the group, and close everything."""
+        self.channel.close(reason)
+        self.links.close()
 
 
 def in_threads(fn: Callable[[int], Any], size: int = SIZE) -> list[Any]:
@@ -36,8 +54,8 @@ def in_threads(fn: Callable[[int], Any], size: int = SIZE) -> list[Any]:
     return results
 
 
-def connect(group_rank: int, store: Store, size: int = SIZE, **replaced: Any) -> Mesh:
-    """Connect a member of a group of ranks 10, 11, ...; `replaced` are arguments of `connect_mesh`."""
+def connect(group_rank: int, store: Store, size: int = SIZE, **replaced: Any) -> Links:
+    """Connect a rank of a session of ranks 10, 11, ...; `replaced` are arguments of `connect`."""
     arguments: dict[str, Any] = {
         "one_host": False,
         "own_address": lambda: "127.0.0.1",
@@ -45,15 +63,37 @@ def connect(group_rank: int, store: Store, size: int = SIZE, **replaced: Any) ->
         "check_alive": lambda _: None,
     }
     arguments |= replaced
-    return connect_mesh(store=store, name="group", ranks=range(10, 10 + size), group_rank=group_rank, **arguments)
+    return connect_ranks(store=store, ranks=range(10, 10 + size), rank=10 + group_rank, **arguments)
 
 
-def exchange(mesh: Mesh, bodies: list[bytes], timeout: float = 100.0) -> dict[int, Frame]:
-    """Exchange frames without looking for deadlocks."""
-    return mesh.exchange_frames(CALL, bodies, timeout=timeout, on_pause=lambda _: None)
+def open_group(links: list[Links], group: int = 0, ranks: Collection[int] = RANKS) -> list[Member]:
+    """Return the members of a group of some ranks. One after the other: processes lock the page, threads do not."""
+    members = []
+    for own in links:
+        if own.rank in ranks:
+            channel: Channel
+            if own.page is None:
+                channel = SocketChannel(group, list(ranks), own)
+            else:
+                channel = PageChannel(group, list(ranks), own, own.page)
+            members.append(Member(own, channel))
+    return members
 
 
-def assert_connected(meshes: list[Mesh]) -> None:
-    """Check that every member receives a frame from every member."""
-    counts = in_threads(lambda group_rank: len(exchange(meshes[group_rank], NO_BODIES)))
-    assert counts == [SIZE] * SIZE
+def agree(member: Member, body: bytes = b"", *, timeout: float = 100.0, read: Collection[int] = ()) -> Verdict:
+    """Take part in an exchange of equal calls, without looking for deadlocks."""
+    call = Call("all_reduce", site="train.py:88")
+    verdict = member.channel.agree(call, body, read=read, timeout=timeout, on_pause=lambda _: None)
+    if verdict.error is not None:
+        raise verdict.error
+    return verdict
+
+
+def assert_connected(members: list[Member]) -> None:
+    """Check that every member receives the body of every member."""
+
+    def exchanged(group_rank: int) -> dict[int, bytes]:
+        return dict(agree(members[group_rank], b"%d" % group_rank, read=range(len(members))).bodies)
+
+    wanted = {group_rank: b"%d" % group_rank for group_rank in range(len(members))}
+    assert in_threads(exchanged, len(members)) == [wanted] * len(members)

@@ -23,7 +23,7 @@ from rankwise._comm.control import connect, sockets
 from rankwise._comm.registry import GroupRegistry
 from rankwise._net import acceptor
 from tests.comm import members
-from tests.comm.members import assert_connected, in_threads
+from tests.comm.members import assert_connected, in_threads, open_group
 
 
 def test_clients_without_the_secret_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,10 +42,11 @@ def test_clients_without_the_secret_are_rejected(monkeypatch: pytest.MonkeyPatch
         return listener
 
     monkeypatch.setattr(connect, "listen", listen_and_connect)
-    meshes = in_threads(lambda group_rank: members.connect(group_rank, store))
-    assert_connected(meshes)
-    for mesh in meshes:
-        mesh.abandon()
+    links = in_threads(lambda group_rank: members.connect(group_rank, store))
+    group = open_group(links)
+    assert_connected(group)
+    for member in group:
+        member.leave("done")
     for client in foreign:
         client.close()
 
@@ -78,15 +79,16 @@ def test_slow_and_silent_clients_delay_no_member(hosts: str, monkeypatch: pytest
     thread.start()
     stores = HashStore(), HashStore()
     for other in (1, 2):  # they are there, and do not connect
-        stores[0].set(f"group/host/{other}", "elsewhere")
+        stores[0].set(f"host/{other}", "elsewhere")
     (error,) = in_threads(lambda _: members.connect(0, stores[0], timeout=1.0, one_host=one_host), size=1)
-    meshes = in_threads(lambda group_rank: members.connect(group_rank, stores[1]))
+    links = in_threads(lambda group_rank: members.connect(group_rank, stores[1]))
     ended.set()
     thread.join()
     assert "ranks 11-12 did not connect to rank 10 in 1 s. 30 connections were closed that were no rank's" in str(error)
-    assert_connected(meshes)
-    for mesh in meshes:
-        mesh.abandon()
+    group = open_group(links)
+    assert_connected(group)
+    for member in group:
+        member.leave("done")
     for client in foreign:
         client.close()
 
@@ -107,7 +109,7 @@ def test_an_unreadable_address_is_an_error_that_names_the_rank(odd: bytes | str)
     address = {"host": "", "local": odd, "remote": "", "port": 1, "secret": "00" * 16}
     entry = odd if isinstance(odd, bytes) else json.dumps(address).encode()
     store = HashStore()
-    store.set("group/address/0", entry.decode(errors="surrogateescape") if odd != b"\xff" else "{")
+    store.set("first/0", entry.decode(errors="surrogateescape") if odd != b"\xff" else "{")
     with pytest.raises(rw.CollectiveError, match="the address of rank 10 in the store cannot be read") as raised:
         members.connect(1, store, size=2, one_host=True)
     assert str(raised.value).isprintable()
@@ -119,6 +121,7 @@ def test_a_failing_store_is_an_error_of_ours() -> None:
     del store
     registry = GroupRegistry(
         rank=1,  # which reads the address of rank 0
+        ranks=range(2),
         device=torch.device("cpu"),
         timeout=100.0,
         check=False,
@@ -127,7 +130,7 @@ def test_a_failing_store_is_an_error_of_ours() -> None:
         own_address=lambda: "127.0.0.1",
     )
     with pytest.raises(rw.CollectiveError, match="the store of the ranks failed"):
-        registry.connect("group", range(2))
+        registry.open_channel(0, range(2))
 
 
 def test_missing_members_are_named() -> None:
@@ -161,6 +164,8 @@ def test_members_connect_with_many_open_files() -> None:
         files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
         for _ in range(1100):
             files.enter_context(Path(os.devnull).open())
-        meshes = in_threads(lambda group_rank: members.connect(group_rank, store))
-        for mesh in meshes:
-            mesh.close("done")
+        links = in_threads(lambda group_rank: members.connect(group_rank, store))
+        group = open_group(links)
+        assert_connected(group)
+        for member in group:
+            member.leave("done")

@@ -140,7 +140,8 @@ class SharedEventLoop(EventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.num_events = 0
-        self._polling = threading.Lock()
+        # Reentrant: a signal handler that runs during a poll may wait in the same thread.
+        self._polling = threading.RLock()
         self._event = threading.Condition()
         self._num_waiting = 0
 
@@ -158,6 +159,12 @@ class SharedEventLoop(EventLoop):
             finally:
                 self._num_waiting -= 1
         return self._poll(seen, seconds)
+
+    def interrupt(self) -> None:
+        """End the waits of threads for which another thread polls, and the next wait of the one that polls."""
+        with self._event:
+            self.num_events += 1
+            self._event.notify_all()
 
     def _poll(self, seen: int, seconds: float) -> bool:
         """Poll, and release the lock, which this thread holds."""

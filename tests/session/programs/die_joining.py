@@ -26,7 +26,7 @@ def die(*_: object, **_more: object) -> None:
 
 if os.environ["RANK"] == who:
     if how == "late":
-        vars(registry)["connect_mesh"] = die
+        vars(registry)["connect"] = die
     else:
         vars(joining)["bind"] = fail if how == "raises" else die
 try:

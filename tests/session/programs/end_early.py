@@ -9,7 +9,7 @@ from rankwise._comm.control import connect
 
 rw.init(timeout=100.0)
 rank = rw.get_rank()
-connect_to = connect._connect
+connect_to = connect.connect_to
 
 
 def connect_slowly(group: Any, group_rank: int, *args: Any, **more: Any) -> Any:
@@ -18,7 +18,7 @@ def connect_slowly(group: Any, group_rank: int, *args: Any, **more: Any) -> Any:
     return connect_to(group, group_rank, *args, **more)
 
 
-vars(connect)["_connect"] = connect_slowly  # a second that a busy machine may take as well
+vars(connect)["connect_to"] = connect_slowly  # a second that a busy machine may take as well
 # Gloo's own connections are made one after the other too: they are not what is looked at here.
 rw.new_group([0, 1, 2])
 print("made by", rank, flush=True)

@@ -34,7 +34,7 @@ class Exploit:
 def lure(listeners: list[socket.socket], ended: threading.Event) -> None:
     """Send whoever connects what would be unpickled."""
     body = pickle.dumps(Exploit())
-    frames = b"".join(Frame(FrameKind.FAILED, number, "evil", body=body).encode() for number in range(1, 50))
+    frames = b"".join(Frame(FrameKind.FAILED, "evil", body=body, sequence=number).encode() for number in range(1, 50))
     with selectors.DefaultSelector() as selector:
         for listener in listeners:
             selector.register(listener, selectors.EVENT_READ)

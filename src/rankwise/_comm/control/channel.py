@@ -13,10 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 
 from rankwise._comm.control.links import SLICE_SECONDS, Links
 from rankwise._comm.control.protocol import Call, Details, Frame, FrameKind
+from rankwise._comm.control.transfer import transfer
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
@@ -64,6 +66,31 @@ class Exchange:
         return f"{self.frame.call}: not all ranks came within {self.timeout:g} s. Missing: {'; '.join(missing)}"
 
 
+class ChannelLock:
+    """Held by the thread that is in an exchange. A channel that was closed meanwhile is freed when it is released."""
+
+    def __init__(self, on_release: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._on_release = on_release
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Take the lock; return False if another thread has it and this one does not wait."""
+        return self._lock.acquire(blocking=blocking)
+
+    def release(self) -> None:
+        """Release the lock."""
+        self._lock.release()
+        self._on_release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
 class Channel(ABC):
     """The exchanges of one group.
 
@@ -75,6 +102,7 @@ class Channel(ABC):
         lock: Held by the thread that is in an exchange; others must not read the frames that it waits for.
         same_host: All members are on this host.
         call: The text of the last call.
+        closed: This member has left the group.
     """
 
     def __init__(self, group: int, ranks: Sequence[int], links: Links) -> None:
@@ -82,10 +110,12 @@ class Channel(ABC):
         self.ranks = ranks
         self.own = ranks.index(links.rank)
         self.sequence = 0
-        self.lock = threading.Lock()
+        self.lock = ChannelLock(self._free_if_closed)
         self.call = ""
+        self.closed = False
+        self._freed = False
         self._links = links
-        links.groups.add(group)
+        links.open_channel(group)
 
     @property
     @abstractmethod
@@ -116,6 +146,7 @@ class Channel(ABC):
             CollectiveTimeoutError: Some members did not come in time, here or for another member.
         """
         with self.lock:
+            self._require_open(call.text)
             verdict = self._exchange(
                 Exchange(
                     frame=call.frame(body=body),
@@ -158,6 +189,8 @@ class Channel(ABC):
 
     def dead_ranks(self, ranks: Container[int] | None = None) -> str:
         """Return the members that are gone, of `ranks` or of all, with reasons; "" if none. Does not wait."""
+        if self.closed:
+            return ""
         self._refresh()
         members = [member for member, rank in enumerate(self.ranks) if ranks is None or rank in ranks]
         lost = [(member, why) for member in members if (why := self.lost_reason(member))]
@@ -177,22 +210,45 @@ class Channel(ABC):
             CollectiveTimeoutError: No byte was sent or received for that long.
         """
         with self.lock:
-            self._links.transfer(
+            transfer(
+                self._links,
                 self.group,
                 {self.ranks[member]: data for member, data in outgoing.items()},
                 {self.ranks[member]: data for member, data in incoming.items()},
                 call=self.call,
                 timeout=timeout,
                 lost_reason=lambda rank: self.lost_reason(self.ranks.index(rank)),
+                require_open=lambda: self._require_open(self.call),
             )
 
     def close(self, reason: str) -> None:
-        """Send the others the reason why this member leaves."""
+        """Send the others the reason why this member leaves. An exchange of another thread raises."""
+        if self.closed or self._links.closed:
+            return
+        self.closed = True
         self._links.groups.discard(self.group)
         self._leave(reason)
+        self._free_if_closed()
+        if not self._freed:
+            self._links.interrupt()
+
+    def _free_if_closed(self) -> None:
+        """Free what the channel has, if it was closed and no thread uses it."""
+        if self.closed and not self._freed and self.lock.acquire(blocking=False):
+            self._freed = True
+            self._free()
+            self._links.close_channel()
 
     @abstractmethod
     def _leave(self, reason: str) -> None: ...
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Free memory that the members share."""
+
+    def _require_open(self, call: str) -> None:
+        if self.closed:
+            raise CollectiveError(f"{call}: this rank has left the group, in another thread")
 
     @abstractmethod
     def _exchange(self, exchange: Exchange) -> Verdict:
@@ -231,6 +287,6 @@ def try_lock(channel: Channel | None) -> Iterator[Channel | None]:
         yield None
         return
     try:
-        yield channel
+        yield None if channel.closed else channel
     finally:
         channel.lock.release()

@@ -111,11 +111,17 @@ class HostPage:
         """Return the window of a group; each of its members attaches once, and detaches."""
         with self._locked():
             number = self._find(group)
-        stride = window_bytes(len(self.ranks))
-        return Window(self._memory, number, _WINDOWS_OFFSET + number * stride, num_members)
+        offset = _WINDOWS_OFFSET + number * window_bytes(len(self.ranks))
+        try:
+            return Window(self._memory, number, offset, num_members, self._lock)
+        except OSError as error:
+            with self._locked():
+                self._words[self._entry(number) + 1] += 1
+            raise CollectiveError(f"the memory of the group cannot be mapped: {error}") from error
 
     def detach(self, window: Window, num_members: int) -> None:
         """Release a window. The last member to detach frees its memory."""
+        window.free_own()
         with self._locked():
             word = self._entry(window.number) + 1
             self._words[word] += 1
@@ -152,10 +158,12 @@ class HostPage:
         return self._map[start : start + _NAME_BYTES].rstrip(b"\0").decode()
 
     def close(self) -> None:
-        """Close the descriptors of this process."""
+        """Close the descriptors of this process, which has detached from all windows."""
+        descriptors = [*self._wakers, *self._processes.values(), self._memory]
+        self._wakers, self._processes = [], {}
         self._words.release()
         self._map.close()
-        for descriptor in (self._memory, *self._wakers, *self._processes.values()):
+        for descriptor in descriptors:
             os.close(descriptor)
 
     def _mark_dead(self, loop: SharedEventLoop, index: int, process: int) -> None:

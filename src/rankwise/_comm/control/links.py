@@ -1,4 +1,4 @@
-"""The connections of a session, at most one to each other rank, which all groups share; and transfers of data on them.
+"""The connections of a session, at most one to each other rank, which all groups share.
 
 Where ranks agree through the page of their host, a connection between two of them is made when they first transfer
 data: the one with the higher rank connects, to the socket that the other one has published in the page.
@@ -10,17 +10,16 @@ import os
 import socket
 import struct
 import threading
-import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Final
 
 from rankwise._comm.control.host_page import HostPage
 from rankwise._comm.control.peer import Peer
 from rankwise._comm.control.sockets import admit, listen_locally, local_name
-from rankwise._net.polling import READABLE, WRITABLE, SharedEventLoop, poll
-from rankwise.errors import CollectiveError, CollectiveTimeoutError
+from rankwise._net.polling import SharedEventLoop
+from rankwise.errors import CollectiveError
 
 # The longest single wait. Between waits, signal handlers run (Ctrl-C) and lost ranks are noticed.
 SLICE_SECONDS: Final = 0.5
@@ -31,7 +30,8 @@ _BUSY_SECONDS: Final = 0.001
 _NO_INTEREST: Final = (False, False)
 # The global rank of the process that connects.
 _GREETING: Final = struct.Struct("<I")
-_GREETING_SECONDS: Final = 5.0
+# More connections than these without a rank: the first of them is no rank's.
+_MAX_UNIDENTIFIED: Final = 256
 
 _open_links: weakref.WeakSet[Links] = weakref.WeakSet()
 
@@ -44,6 +44,7 @@ class Links:
         loop: The event loop of the session.
         page: The page of this host; None if ranks agree over connections.
         groups: The ids of the groups of which this rank is a member.
+        closed: This rank has closed its connections, or is about to, once no thread is in an exchange any more.
     """
 
     def __init__(
@@ -69,11 +70,17 @@ class Links:
         self.loop = SharedEventLoop()
         self.page = page
         self.groups: set[int] = set()
+        self.closed = False
+        self._num_channels = 0
+        self._count_lock = threading.Lock()
         self._hosts = hosts
         # Without other hosts, ranks with a page send each other no frames, and connect when they transfer data.
         self._connects_late = page is not None and not hosts
         self._connecting = threading.Lock()
         self._listener: socket.socket | None = None
+        self._freed = False
+        # Accepted connections whose greeting has not arrived.
+        self._unidentified: list[socket.socket] = []
         self._peers: dict[int, Peer] = {}
         # The interest of the event loop in each peer: whether it reads, and writes.
         self._interest: dict[int, tuple[bool, bool]] = {}
@@ -119,216 +126,155 @@ class Links:
         peer.receive()
         self.update_interest(peer)
 
-    def transfer(
-        self,
-        group: int,
-        outgoing: Mapping[int, memoryview],
-        incoming: Mapping[int, memoryview],
-        *,
-        call: str,
-        timeout: float,
-        lost_reason: Callable[[int], str],
-    ) -> None:
-        """Send data to ranks and fill buffers with theirs; both sides know the lengths.
-
-        Args:
-            group: The id of the group.
-            outgoing: The data for each rank.
-            incoming: The buffer for the data of each rank.
-            call: The call, for error messages.
-            timeout: Seconds without a byte sent or received.
-            lost_reason: Returns why a rank takes part in the group no longer; "" if it does.
-
-        Raises:
-            CollectiveError: A rank is gone.
-            CollectiveTimeoutError: No byte was sent or received for that long.
-        """
-        move = _Transfer(self, group, outgoing, incoming)
-        last_progress, lost_since = time.monotonic(), 0.0
-        try:
-            while move.unsent or move.unfilled:
-                if move.step():
-                    last_progress = time.monotonic()
-                    continue
-                pending = sorted(move.unsent.keys() | move.unfilled.keys())
-                lost = {rank: why for rank in pending if (why := self._lost_reason(rank) or lost_reason(rank))}
-                if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > _LOSS_SECONDS:
-                    reasons = "; ".join(f"{self.name(rank)} {why}" for rank, why in lost.items())
-                    raise CollectiveError(f"{call} failed: {reasons}")
-                if time.monotonic() - last_progress > timeout:
-                    slow = ", ".join(map(self.name, pending))
-                    raise CollectiveTimeoutError(f"{call}: no data from or to {slow} for {timeout:g} s")
-                self._wait(move, _LOSS_SECONDS if lost else SLICE_SECONDS)
-        finally:
-            move.abandon()
-            for rank in self._interest.keys() & {*outgoing, *incoming}:
-                self.update_interest(self._peers[rank])
-
     def name(self, rank: int) -> str:
         """Return a rank and its host: "rank 3 on node2"."""
         host = self.host(rank)
         return f"rank {rank}{f' on {host}' if host else ''}"
 
     def connected(self, rank: int) -> Peer | None:
-        """Return the connection to a rank; None while it is being made. Does not wait."""
-        peer = self._peers.get(rank)
-        if peer is None and self._connects_late:
+        """Return the connection to a rank; None while there is none yet. Does not wait."""
+        if rank not in self._peers and self.page is not None:
             with self._connecting:
-                if rank in self._peers:
-                    return self._peers[rank]
-                self._connect(rank) if rank < self.rank else self._accept()
-                peer = self._peers.get(rank)
-        return peer
+                if rank not in self._peers and rank < self.rank:
+                    self._connect(self.page, rank)
+                elif rank not in self._peers and self._listener is not None:
+                    self._accept(self._listener)
+        return self._peers.get(rank)
+
+    @property
+    def listener(self) -> int | None:
+        """The descriptor of the socket to which higher ranks connect; None if all are connected from the start."""
+        return None if self._listener is None else self._listener.fileno()
+
+    @property
+    def unidentified(self) -> list[int]:
+        """The descriptors of connections whose rank is not known yet."""
+        return [connection.fileno() for connection in self._unidentified]
+
+    def lost_reason(self, rank: int) -> str:
+        """Return why the connection to a rank sends nothing more; "" if it does, or if there is none yet."""
+        peer = self._peers.get(rank)
+        return "" if peer is None else peer.lost_reason
+
+    def resume(self, ranks: Container[int]) -> None:
+        """Let the event loop wait again for frames of ranks that have transferred data."""
+        for rank in list(self._interest):
+            if rank in ranks:
+                self.update_interest(self._peers[rank])
+
+    def open_channel(self, group: int) -> None:
+        """Register the channel of a group that this rank is a member of."""
+        self.groups.add(group)
+        with self._count_lock:
+            self._num_channels += 1
+
+    def close_channel(self) -> None:
+        """Unregister a channel that no thread uses any more; the last one closes connections that are to be closed."""
+        with self._count_lock:
+            self._num_channels -= 1
+            is_last = self.closed and not self._num_channels
+        if is_last:
+            self._free()
+
+    def interrupt(self) -> None:
+        """Let all threads that wait look again."""
+        self.loop.interrupt()
+        if self.page is not None:
+            self.page.wake(self.page.index)
 
     def close(self) -> None:
-        """Close all connections, and the page, without frames."""
+        """Close all connections, and the page, without frames: now, or when no thread is in an exchange any more."""
+        with self._count_lock:
+            was_closed, self.closed = self.closed, True
+            is_unused = not self._num_channels
+        if is_unused and not was_closed:
+            self._free()
+
+    def abandon(self) -> None:
+        """Close all descriptors in a forked child, whose parent goes on to use the connections."""
+        if not self._freed:
+            self.closed = True
+            self._free()
+
+    def _free(self) -> None:
+        self._freed = True
         _open_links.discard(self)
         for peer in self._peers.values():
             peer.mark_lost("was left by this rank")
             peer.connection.close()
         self.loop.close()
-        if self._listener is not None:
-            self._listener.close()
+        for connection in (*self._unidentified, *filter(None, [self._listener])):
+            connection.close()
         if self.page is not None:
             self.page.close()
-
-    def _lost_reason(self, rank: int) -> str:
-        peer = self._peers.get(rank)
-        return "" if peer is None else peer.lost_reason
-
-    def _wait(self, move: _Transfer, seconds: float) -> None:
-        events, is_busy = move.events()
-        numbers: set[int] = set()
-        if self.page is not None:  # a rank that is lost is noticed by the event loop
-            numbers.add(self.loop.fileno())
-            if self._listener is not None and move.awaits_connection():
-                numbers.add(self._listener.fileno())
-        ready = poll(events | dict.fromkeys(numbers, READABLE), _BUSY_SECONDS if is_busy else seconds)
-        if self.page is not None and any(number == self.loop.fileno() for number, _ in ready):
-            self.loop.wait(self.loop.num_events, 0.0)
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         self._peers[rank] = Peer(rank, self.host(rank), connection, expects_data=self.groups.__contains__)
         if not self._connects_late:
             self.update_interest(self._peers[rank])
 
-    def _connect(self, rank: int) -> None:
-        """Connect to a lower rank; do nothing if its socket has no room for another connection yet."""
-        page = self.page
-        if page is None:
-            return
-        connection = socket.socket(socket.AF_UNIX)
+    def _connect(self, page: HostPage, rank: int) -> None:
+        """Connect to a lower rank; do nothing if it accepts no connection now: it may have no room, or be gone."""
+        try:
+            connection = socket.socket(socket.AF_UNIX)
+        except OSError as error:
+            raise CollectiveError(f"rank {self.rank} cannot connect to {self.name(rank)}: {error}") from error
         try:
             connection.setblocking(False)
             connection.connect(f"\0{page.name(page.ranks.index(rank))}")
             if not admit(connection):
-                raise ConnectionRefusedError("it belongs to another user")
+                raise PermissionError("it belongs to another user")
             connection.sendall(_GREETING.pack(self.rank))
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionError):
             connection.close()
         except OSError as error:
             connection.close()
-            raise CollectiveError(f"rank {rank} cannot be reached by rank {self.rank}: {error}") from error
+            raise CollectiveError(f"{self.name(rank)} cannot be reached by rank {self.rank}: {error}") from error
         else:
             self._add(rank, connection)
 
-    def _accept(self) -> None:
-        """Accept the connections of higher ranks that have arrived."""
-        while self._listener is not None:
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept the connections of higher ranks that have arrived, as far as they have identified themselves."""
+        while True:
             try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                break
             except OSError as error:
                 raise CollectiveError(f"rank {self.rank} cannot accept connections of other ranks: {error}") from error
-            rank = _greeting(connection) if admit(connection) else None
-            if rank is None or rank in self._peers:
+            connection.setblocking(False)
+            if admit(connection):
+                self._unidentified.append(connection)
+            else:
+                connection.close()
+        for connection in list(self._unidentified):
+            rank = _greeting(connection)
+            if rank is None:
+                continue
+            self._unidentified.remove(connection)
+            if rank <= self.rank or rank in self._peers or self.page is None or rank not in self.page.ranks:
                 connection.close()
             else:
                 self._add(rank, connection)
-
-
-class _Transfer:
-    """A transfer of data of one group.
-
-    Attributes:
-        unsent: The rest of the data for each rank.
-        unfilled: The rest of the buffer for the data of each rank.
-    """
-
-    def __init__(
-        self, links: Links, group: int, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview]
-    ) -> None:
-        self.unsent = dict(outgoing)
-        self.unfilled = dict(incoming)
-        self._links = links
-        self._group = group
-        self._begun: set[int] = set()
-
-    def step(self) -> int:
-        """Send and receive as much as possible without waiting, and return the number of bytes."""
-        moved = 0
-        for rank, data in list(self.unsent.items()):
-            peer = self._links.connected(rank)
-            sent = None if peer is None else peer.send_data(self._group, data, is_begun=rank in self._begun)
-            if sent is None:
-                continue
-            self._begun.add(rank)
-            moved += sent
-            if sent == len(data):
-                del self.unsent[rank]
-            else:
-                self.unsent[rank] = data[sent:]
-        for rank, buffer in list(self.unfilled.items()):
-            peer = self._links.connected(rank)
-            received = 0 if peer is None else peer.receive_data(self._group, buffer)
-            moved += received
-            if received == len(buffer):
-                del self.unfilled[rank]
-            else:
-                self.unfilled[rank] = buffer[received:]
-        return moved
-
-    def events(self) -> tuple[dict[int, int], bool]:
-        """Return the events to wait for, and whether another group's data is in the way of some of them."""
-        events: dict[int, int] = {}
-        is_busy = False
-        for rank in self.unsent.keys() | self.unfilled.keys():
-            peer = self._links.connected(rank)
-            if peer is None or peer.lost_reason:
-                is_busy = is_busy or (peer is None and rank < self._links.rank)
-                continue
-            reads = rank in self.unfilled and peer.next_data in (None, self._group)
-            writes = rank in self._begun and rank in self.unsent
-            is_busy = is_busy or (rank in self.unfilled and not reads) or (rank in self.unsent and not writes)
-            if reads or writes:
-                events[peer.connection.fileno()] = (READABLE if reads else 0) | (WRITABLE if writes else 0)
-        return events, is_busy
-
-    def awaits_connection(self) -> bool:
-        """Return whether a higher rank has not connected yet."""
-        return any(rank > self._links.rank for rank in self.unsent.keys() | self.unfilled.keys())
-
-    def abandon(self) -> None:
-        """Send zeros for the rest of data that was announced."""
-        for rank in self._begun.intersection(self.unsent):
-            self._links.peer(rank).abandon_data(len(self.unsent[rank]))
+        while len(self._unidentified) > _MAX_UNIDENTIFIED:
+            self._unidentified.pop(0).close()
 
 
 def _greeting(connection: socket.socket) -> int | None:
-    """Return the rank of the process that has connected; None if it does not send one in time."""
-    connection.settimeout(_GREETING_SECONDS)
+    """Return the rank of the process that has connected, -1 if it is none; None if it has not sent it yet."""
     try:
-        received = connection.recv(_GREETING.size, socket.MSG_WAITALL)
-    except OSError:
+        received = connection.recv(_GREETING.size)
+    except BlockingIOError:
         return None
-    return int(_GREETING.unpack(received)[0]) if len(received) == _GREETING.size else None
+    except OSError:
+        return -1
+    return int(_GREETING.unpack(received)[0]) if len(received) == _GREETING.size else -1
 
 
 def _abandon_all() -> None:
     """Close the connections in a forked child: only the end of the rank itself may end them."""
     for links in list(_open_links):
-        links.close()
+        links.abandon()
 
 
 os.register_at_fork(after_in_child=_abandon_all)

@@ -7,29 +7,28 @@ by itself that another one is gone, or that a timeout has expired.
 
 from __future__ import annotations
 
-import pickle
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from rankwise._comm.control.channel import Channel, Exchange, try_lock
+from rankwise._comm.control.channel import Channel, Exchange
 from rankwise._comm.control.host_page import HostPage
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.peer import CLOSED
-from rankwise._comm.control.protocol import Failure, Frame, FrameKind
+from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.verdict import Outcome, Verdict, conclude
-from rankwise.errors import CollectiveError, CollectiveTimeoutError
+from rankwise._comm.control.window import RING_ENTRIES
+from rankwise.errors import CollectiveTimeoutError
 
 _LEADER: Final = 0
 # How long a member whose timeout has expired waits for the verdict of a leader that is there: the leader may have
 # received all frames just before.
 _LEADER_SECONDS: Final = 1.0
 _LEADER_CHECK_SECONDS: Final = 0.05
-# The number of frames of failed exchanges that wait until the other members have read those before.
-_MAX_UNWRITTEN: Final = 1000
-# How often a member looks whether the others have read the frames before, so that it can write the next one.
-_UNWRITTEN_SECONDS: Final = 0.005
+# The number of exchanges that a member may be ahead of others before it waits for them. Only one that fails in each of
+# them gets so far.
+_MAX_EXCHANGES_AHEAD: Final = 1000
+_AHEAD_SECONDS: Final = 0.005
 
 
 class PageChannel(Channel):
@@ -40,28 +39,27 @@ class PageChannel(Channel):
         self._page = page
         self._indices = [page.ranks.index(rank) for rank in ranks]
         self._window = page.attach(group, len(ranks))
-        # Frames, and verdicts of the leader, for which there is no room before the others have read those before.
-        self._unwritten: deque[tuple[int, Frame]] = deque()
         # The last exchange whose frames were those of all members: none of them reads the frames before any more.
         self._last_complete = 0
-        self._left = False
 
     @property
     def same_host(self) -> bool:
         return True
 
     def post(self, frame: Frame, *, timeout: float | None = None) -> None:
+        self._require_open(frame.call)
         self._enter(frame)
         if self.own == _LEADER:
             self._publish(conclude(self.ranks, self._frames() | {self.own: frame}, None))
         self._finish()
         start = time.monotonic()
-        while timeout is not None and len(self._unwritten) > _MAX_UNWRITTEN:
-            slow = ", ".join(self._links.name(self.ranks[member]) for member in self._readers(self._unwritten[0][1]))
+        while timeout is not None and (slow := self._behind(self.sequence - _MAX_EXCHANGES_AHEAD)):
             if time.monotonic() - start > timeout:
-                raise CollectiveTimeoutError(f"{frame.call}: {slow} read nothing for {timeout:g} s")
-            time.sleep(_UNWRITTEN_SECONDS)
-            self._write_unwritten()
+                names = ", ".join(self._links.name(self.ranks[member]) for member in slow)
+                raise CollectiveTimeoutError(f"{frame.call}: {names} read nothing for {timeout:g} s")
+            self._require_open(frame.call)
+            time.sleep(_AHEAD_SECONDS)
+            self._refresh()
 
     def pending_call(self, rank: int) -> Frame | None:
         if rank not in self.ranks:
@@ -77,12 +75,11 @@ class PageChannel(Channel):
         return left or (CLOSED if self._indices[member] in self._page.dead else "")
 
     def _leave(self, reason: str) -> None:
-        self._left = True
         self._window.set_left(self.own, reason)
         self._wake_others()
-        with try_lock(self) as unused:
-            if unused is not None:  # otherwise another thread is in an exchange, and raises
-                self._page.detach(self._window, len(self.ranks))
+
+    def _free(self) -> None:
+        self._page.detach(self._window, len(self.ranks))
 
     def _exchange(self, exchange: Exchange) -> Verdict:
         self._enter(exchange.frame)
@@ -92,36 +89,32 @@ class PageChannel(Channel):
             self._finish()
 
     def _enter(self, frame: Frame) -> None:
-        """Write this member's frame of the next exchange, as soon as there is room, and wake the leader."""
+        """Write this member's frame of the next exchange, and wake the leader."""
+        if self._last_complete != self.sequence and self._behind(self.sequence + 2 - RING_ENTRIES):
+            self.close(f"ended {RING_ENTRIES} collectives that other ranks have not come to")
+            self._require_open(frame.call)
         self.sequence += 1
         self.call = frame.call
         frame.group, frame.sequence = self.group, self.sequence
         self._page.enter(self.group, self.sequence)
-        self._unwritten.append((self.own, frame))
-        self._write_unwritten()
+        self._window.write(self.own, frame, has_room=self._has_room())
+        if self.own != _LEADER:
+            self._page.wake(self._indices[_LEADER])
 
     def _finish(self) -> None:
         """Record that this member reads nothing any more of the exchange."""
         self._window.set_finished(self.own, self.sequence)
         self._page.leave()
 
-    def _write_unwritten(self) -> None:
-        while self._unwritten:
-            slot, frame = self._unwritten[0]
-            if self._last_complete != frame.sequence - 1 and self._readers(frame):
-                return
-            self._unwritten.popleft()
-            self._window.write(slot, frame)
-            if slot == self._window.verdict_slot:
-                self._wake_others()
-            elif slot != _LEADER:
-                self._page.wake(self._indices[_LEADER])
+    def _has_room(self) -> bool:
+        """Return whether no member reads the frames of the exchange any more whose room those of this one need."""
+        return self._last_complete == self.sequence - 1 or not self._behind(self.sequence - 2)
 
-    def _readers(self, frame: Frame) -> list[int]:
-        """Return the members that may still read the frames of the exchange whose room this frame needs."""
+    def _behind(self, sequence: int) -> list[int]:
+        """Return the members that have not finished an exchange yet, and will."""
         finished = self._window.finished()[: len(self.ranks)]
-        behind = [member for member, sequence in enumerate(finished) if sequence < frame.sequence - 2]
-        return [member for member in behind if not self.lost_reason(member)]
+        behind = [member for member, last in enumerate(finished) if last < sequence]
+        return [member for member in behind if member != self.own and not self.lost_reason(member)]
 
     def _lead(self, exchange: Exchange) -> Verdict:
         """Wait for the frames of all members, and publish the verdict."""
@@ -134,6 +127,7 @@ class PageChannel(Channel):
             verdict = self._problem(missing)
             if verdict is None and not missing:
                 verdict = conclude(self.ranks, self._frames(), exchange.combine)
+                verdict = self._problem(()) or verdict  # a timeout has expired meanwhile
             if verdict is None and exchange.is_expired:
                 verdict = Verdict(Outcome.ERROR, error=self._timeout_error(exchange, missing))
             if verdict is not None:
@@ -155,11 +149,8 @@ class PageChannel(Channel):
             self._wait(None, exchange, seen)
 
     def _wait(self, missing: Sequence[int] | None, exchange: Exchange, seen: int) -> None:
-        if self._left:
-            raise CollectiveError(f"{exchange.frame.call}: this rank has left the group, in another thread")
-        self._write_unwritten()
-        pause = min(exchange.pause(), _UNWRITTEN_SECONDS) if self._unwritten else exchange.pause()
-        if not self._links.loop.wait(seen, pause) and not self._unwritten:
+        self._require_open(exchange.frame.call)
+        if not self._links.loop.wait(seen, exchange.pause()):
             members = self._missing() if missing is None else missing
             exchange.on_pause([self.ranks[member] for member in members])
 
@@ -194,10 +185,6 @@ class PageChannel(Channel):
 
     def _verdict_after_timeout(self, error: CollectiveTimeoutError) -> Verdict:
         """End the exchange for all members, unless the leader has just published a verdict."""
-        if self._unwritten:  # no member has seen that this one is in the exchange
-            frame = self._unwritten[-1][1]
-            frame.kind, frame.body = FrameKind.FAILED, pickle.dumps(Failure.of(error, frame.call))
-            return Verdict(Outcome.ERROR, error=error)
         self._window.set_timed_out(self.own, self.sequence, str(error))
         self._wake_others()
         deadline = time.monotonic() + _LEADER_SECONDS
@@ -210,10 +197,10 @@ class PageChannel(Channel):
         return Verdict(Outcome.ERROR, error=error)
 
     def _publish(self, verdict: Verdict) -> None:
-        """Write the verdict, as soon as there is room, and wake the other members."""
+        """Write the verdict, and wake the other members."""
         frame = Frame(FrameKind.VERDICT, "", body=verdict.encode(), group=self.group, sequence=self.sequence)
-        self._unwritten.append((self._window.verdict_slot, frame))
-        self._write_unwritten()
+        self._window.write(self._window.verdict_slot, frame, has_room=self._has_room())
+        self._wake_others()
 
     def _accepted(self, verdict: Verdict, exchange: Exchange) -> Verdict:
         """Return a verdict with the bodies that this member needs."""
@@ -226,11 +213,9 @@ class PageChannel(Channel):
     def _frames(self) -> dict[int, Frame]:
         """Return the frames of the exchange that have been written, by group rank."""
         members = range(len(self.ranks))
-        return {
-            member: self._window.read(member, self.sequence)
-            for member in members
-            if self._window.has_arrived(member, self.sequence)
-        }
+        arrived = [member for member in members if self._window.has_arrived(member, self.sequence)]
+        self._window.fence()
+        return {member: self._window.read(member, self.sequence) for member in arrived}
 
     def _missing(self) -> list[int]:
         """Return the members that are not in the exchange."""
@@ -245,5 +230,4 @@ class PageChannel(Channel):
         self._links.loop.wait(self._links.loop.num_events, 0.0)
 
     def _last_call(self, member: int) -> str:
-        frame = self._window.last_frame(member)
-        return "" if frame is None else frame.call
+        return self._window.last_call(member)

@@ -20,6 +20,8 @@ from rankwise._comm.control.window import FILE_BYTES, MAX_RANKS
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 _CHECK_SECONDS: Final = 0.1
+# Received descriptors are not inherited by programs that this process starts; defined where descriptors can be sent.
+_CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _YES: Final = b"+"
 _NO: Final = b"-"
 # Linux: process, user and group of the peer.
@@ -156,7 +158,7 @@ class _Exchange:
         connection.settimeout(_CHECK_SECONDS)
         while True:
             try:
-                message, descriptors, _, _ = socket.recv_fds(connection, 1, max_descriptors)
+                message, descriptors, _, _ = socket.recv_fds(connection, 1, max_descriptors, _CLOSED_ON_EXEC)
             except TimeoutError:
                 self._check_alive(lambda: [rank])
                 if time.monotonic() > self._deadline:

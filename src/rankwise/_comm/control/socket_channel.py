@@ -31,6 +31,7 @@ class SocketChannel(Channel):
         return not any(peer.host for peer in self._peers.values())
 
     def post(self, frame: Frame, *, timeout: float | None = None) -> None:
+        self._require_open(frame.call)
         self._number(frame)
         self._refresh()  # members that only post would otherwise fill each other's connections
         for peer in self._peers.values():
@@ -42,6 +43,7 @@ class SocketChannel(Channel):
         ):
             if time.monotonic() - start > timeout:
                 raise CollectiveTimeoutError(f"{frame.call}: {', '.join(slow)} read nothing for {timeout:g} s")
+            self._require_open(frame.call)
             self._wait(self._links.loop.num_events, SLICE_SECONDS)
 
     def pending_call(self, rank: int) -> Frame | None:
@@ -62,6 +64,8 @@ class SocketChannel(Channel):
     def _leave(self, reason: str) -> None:
         frame = Frame(FrameKind.LEFT, reason, group=self.group, sequence=self.sequence)
         self._post_to_all(frame)
+
+    def _free(self) -> None:
         for peer in self._peers.values():
             peer.forget(self.group)
 
@@ -86,6 +90,7 @@ class SocketChannel(Channel):
         loop = self._links.loop
         while True:
             seen = loop.num_events
+            self._require_open(exchange.frame.call)
             inboxes = [peer.inbox(self.group) for peer in self._peers.values()]
             # A timeout on one member ends the exchange for all, even for one that has all frames by now: if it went on
             # to its data, it would wait for the member that has raised.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 import threading
 from typing import Final
 
@@ -15,25 +16,33 @@ from rankwise._comm.control.protocol import Frame, FrameKind, decode_frame, fram
 
 _FRAME_BYTES: Final = 8192
 _REASON_BYTES: Final = 4096
-_SLOT_BYTES: Final = 2 * _FRAME_BYTES + 3 * _REASON_BYTES
-# Bodies that do not fit into a slot are in the file behind all windows, each in an area of its own.
+_SLOT_BYTES: Final = 2 * _FRAME_BYTES + _REASON_BYTES
+# Behind all windows, in parts of the file that are holes until they are written: bodies that do not fit into a slot,
+# and the ring of each slot, for frames that have no room in it because other members have not read those before. An
+# entry of a ring has the frame of an exchange, and the error message of a member that has timed out in it.
 _BODIES_OFFSET: Final = 1 << 52
 _BODY_BYTES: Final = 1 << 34
+_RINGS_OFFSET: Final = 1 << 59
+_ENTRY_BYTES: Final = 1 << 25
+_TEXT_OFFSET: Final = _ENTRY_BYTES // 2
+# The number of exchanges that a member can be ahead of another one.
+RING_ENTRIES: Final = 1 << 10
 # The length of the file, all of it a hole at first.
 FILE_BYTES: Final = 1 << 60
 # The largest number of ranks on a host: two descriptors for each are sent in one message, which carries at most 253.
 MAX_RANKS: Final = 126
+_SEQUENCE: Final = struct.Struct("<Q")
 # The first word is not zero after any member has failed, timed out or left. Then there are rows with a word for each
-# slot: the last exchange of each parity that has a frame there, that the member has failed in, and that it has timed
-# out in; the last one that it has finished; and whether it has left.
+# slot: the last exchange of each parity that has a frame there; the last one with a frame in the ring; the last one
+# that the member has failed in or timed out in; the last one that it has finished; and whether it has left.
 _ANY_PROBLEM: Final = 0
 _FIRST_WORD: Final = 8
 _FRAMES: Final = 0
-_FAILED: Final = 2
-_TIMED_OUT: Final = 4
-_FINISHED: Final = 6
-_LEFT: Final = 7
-_ROWS: Final = 8
+_RING: Final = 2
+_PROBLEM: Final = 3
+_FINISHED: Final = 4
+_LEFT: Final = 5
+_ROWS: Final = 6
 
 # The kinds of frames after which the members do not wait for the frames of the others.
 _PROBLEMS: Final = frozenset({FrameKind.FAILED, FrameKind.WAITING_IN_OTHER_GROUP})
@@ -54,37 +63,60 @@ class Window:
         verdict_slot: The index of the slot of the verdict.
     """
 
-    def __init__(self, memory: int, number: int, offset: int, num_members: int) -> None:
+    def __init__(self, memory: int, number: int, offset: int, num_members: int, unmapping: threading.Lock) -> None:
+        """Map the window.
+
+        Args:
+            memory: The descriptor of the page.
+            number: The number of the window in the page.
+            offset: Its offset in the page.
+            num_members: The number of members.
+            unmapping: Held while memory is unmapped: that closes a descriptor of the page, and with any of them the
+                process loses its lock on the directory of the page.
+        """
         self.number = number
         self.verdict_slot = num_members
         self._memory = memory
+        self._unmapping = unmapping
         self._slots = num_members + 1
         self._map = mmap.mmap(memory, window_bytes(num_members), offset=offset)
         self._words = memoryview(self._map)[: _words_bytes(num_members)].cast("Q")
         self._starts = [_words_bytes(num_members) + slot * _SLOT_BYTES for slot in range(self._slots)]
         self._own_lock = threading.Lock()
         self._own_lock.acquire()
-        # The lengths of this member's bodies that did not fit into their slots, by offset in the file.
-        self._large_bodies: dict[int, int] = {}
+        # What this member has written behind the windows: the length and the exchange, by offset in the file.
+        self._written: dict[int, tuple[int, int]] = {}
 
-    def write(self, slot: int, frame: Frame) -> None:
-        """Write a frame, and then its sequence number."""
-        parity = frame.sequence & 1
-        start = self._starts[slot] + parity * _FRAME_BYTES
+    def write(self, slot: int, frame: Frame, *, has_room: bool) -> None:
+        """Write a frame, and then its sequence number.
+
+        Args:
+            slot: The slot.
+            frame: The frame.
+            has_room: No member reads the frame of the last exchange but one any more, so the slot has room.
+        """
+        sequence, parity = frame.sequence, frame.sequence & 1
         data = frame.encode()
-        if len(data) > _FRAME_BYTES:
+        if has_room:
+            self._free_before(sequence - 1)
             header, _ = frame_size(data)
-            self._write_large(self._body_offset(slot, parity), data[header:])
-            data = data[:header]
-        self._map[start : start + len(data)] = data
+            if len(data) > _FRAME_BYTES:
+                self._write_behind(self._body_offset(slot, parity), data[header:], sequence)
+                data = data[:header]
+            start = self._starts[slot] + parity * _FRAME_BYTES
+            self._map[start : start + len(data)] = data
+        else:
+            self._write_behind(self._entry_offset(slot, sequence), data, sequence)
         if frame.kind in _PROBLEMS:
-            self._set_problem(_FAILED + parity, slot, frame.sequence)
+            self._set_problem(_PROBLEM, slot, sequence)
         self.fence()
-        self._words[self._word(_FRAMES + parity, slot)] = frame.sequence
+        self._words[self._word(_FRAMES + parity if has_room else _RING, slot)] = sequence
 
     def read(self, slot: int, sequence: int) -> Frame:
-        """Return the frame of an exchange, which its member has written."""
+        """Return the frame of an exchange that this member has not finished, and that has arrived."""
         parity = sequence & 1
+        if self._words[self._word(_FRAMES + parity, slot)] != sequence:
+            return self._read_ring(slot, sequence)
         start = self._starts[slot] + parity * _FRAME_BYTES
         header, length = frame_size(self._map, start)
         if header + length <= _FRAME_BYTES:
@@ -94,20 +126,32 @@ class Window:
         return decode_frame(self._map, start, body)
 
     def arrivals(self, sequence: int) -> list[int]:
-        """Return for each slot the last exchange, of the parity of this one, that has a frame there."""
+        """Return for each slot the last exchange, of the parity of this one, that has a frame in the slot itself."""
         return self._row(_FRAMES + (sequence & 1))
 
     def has_arrived(self, slot: int, sequence: int) -> bool:
-        """Return whether there is a frame of an exchange in a slot."""
-        return self._words[self._word(_FRAMES + (sequence & 1), slot)] == sequence
+        """Return whether there is a frame of an exchange, which this member has not finished."""
+        words = self._words
+        return (
+            words[self._word(_FRAMES + (sequence & 1), slot)] == sequence or words[self._word(_RING, slot)] >= sequence
+        )
 
-    def last_frame(self, slot: int) -> Frame | None:
-        """Return the last frame of a member; None if there is none."""
-        sequence = max(self._words[self._word(_FRAMES + parity, slot)] for parity in (0, 1))
-        return self.read(slot, sequence) if sequence else None
+    def last_call(self, slot: int) -> str:
+        """Return the text of the last call of a member, which may write at the same time; "" if there is none."""
+        *in_slot, in_ring = (self._words[self._word(row, slot)] for row in (_FRAMES, _FRAMES + 1, _RING))
+        last = max(*in_slot, in_ring)
+        if not last:
+            return ""
+        if in_ring == last:
+            data = os.pread(self._memory, _FRAME_BYTES, self._entry_offset(slot, last))
+        else:
+            start = self._starts[slot] + (last & 1) * _FRAME_BYTES
+            data = self._map[start : start + _FRAME_BYTES]
+        return decode_frame(data, 0, b"").call
 
     def set_finished(self, slot: int, sequence: int) -> None:
         """Record that a member reads nothing any more of an exchange and those before it."""
+        self.fence()
         self._words[self._word(_FINISHED, slot)] = sequence
 
     def finished(self) -> list[int]:
@@ -115,36 +159,42 @@ class Window:
         return self._row(_FINISHED)
 
     def has_problem(self, sequence: int) -> bool:
-        """Return whether a member has failed in an exchange, has timed out in it, or has left."""
+        """Return whether a member may have failed in an exchange, may have timed out in it, or has left."""
         if not self._words[_ANY_PROBLEM]:
             return False
-        parity = sequence & 1
-        ended = (*self._row(_FAILED + parity), *self._row(_TIMED_OUT + parity))
-        return sequence in ended or any(self._row(_LEFT))
+        return max(self._row(_PROBLEM)) >= sequence or any(self._row(_LEFT))
 
     def set_timed_out(self, slot: int, sequence: int, text: str) -> None:
         """Record that a member has waited longer than its timeout in an exchange."""
-        parity = sequence & 1
-        self._write_text(slot, parity, text)
+        record = _SEQUENCE.pack(sequence) + _encoded(text)
+        self._write_behind(self._entry_offset(slot, sequence) + _TEXT_OFFSET, record, sequence)
         self.fence()
-        self._set_problem(_TIMED_OUT + parity, slot, sequence)
+        self._set_problem(_PROBLEM, slot, sequence)
         self.fence()
 
     def timed_out(self, sequence: int) -> str:
         """Return the error message of a member that has timed out in an exchange; "" if none has."""
-        parity = sequence & 1
-        row = self._row(_TIMED_OUT + parity)
-        return self._read_text(row.index(sequence), parity) if sequence in row else ""
+        for slot, last in enumerate(self._row(_PROBLEM)):
+            if last >= sequence:
+                record = os.pread(self._memory, _REASON_BYTES, self._entry_offset(slot, sequence) + _TEXT_OFFSET)
+                if _SEQUENCE.unpack_from(record)[0] == sequence:
+                    return record[_SEQUENCE.size :].rstrip(b"\0").decode(errors="replace")
+        return ""
 
     def set_left(self, slot: int, reason: str) -> None:
         """Record why a member takes part in no further exchange."""
-        self._write_text(slot, 2, reason)
+        start = self._starts[slot] + 2 * _FRAME_BYTES
+        self._map[start : start + _REASON_BYTES] = _encoded(reason).ljust(_REASON_BYTES, b"\0")
         self.fence()
         self._set_problem(_LEFT, slot, 1)
 
     def left(self, slot: int) -> str:
         """Return why a member takes part in no further exchange; "" if it does."""
-        return self._read_text(slot, 2) if self._words[self._word(_LEFT, slot)] else ""
+        if not self._words[self._word(_LEFT, slot)]:
+            return ""
+        self.fence()
+        start = self._starts[slot] + 2 * _FRAME_BYTES
+        return self._map[start : start + _REASON_BYTES].rstrip(b"\0").decode(errors="replace")
 
     def fence(self) -> None:
         """Order this thread's earlier reads and writes of memory before its later ones, as other processes see them."""
@@ -152,16 +202,19 @@ class Window:
         self._own_lock.release()
         self._own_lock.acquire()
 
+    def free_own(self) -> None:
+        """Free what this member has written behind the windows."""
+        self._free_before(1 << 64)
+
     def free(self) -> None:
         """Free the memory, which is zero for the next group."""
         self._map.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> None:
         """Close this process's access."""
-        for offset in self._large_bodies:
-            self._free_large(offset)
         self._words.release()
-        self._map.close()
+        with self._unmapping:
+            self._map.close()
 
     def _word(self, row: int, slot: int) -> int:
         return _FIRST_WORD + row * self._slots + slot
@@ -175,29 +228,43 @@ class Window:
         self._words[self._word(row, slot)] = value
         self._words[_ANY_PROBLEM] = 1
 
-    def _write_text(self, slot: int, index: int, text: str) -> None:
-        start = self._starts[slot] + 2 * _FRAME_BYTES + index * _REASON_BYTES
-        data = text.encode(errors="backslashreplace")[: _REASON_BYTES - 1]
-        self._map[start : start + _REASON_BYTES] = data.ljust(_REASON_BYTES, b"\0")
-
-    def _read_text(self, slot: int, index: int) -> str:
-        start = self._starts[slot] + 2 * _FRAME_BYTES + index * _REASON_BYTES
-        return self._map[start : start + _REASON_BYTES].rstrip(b"\0").decode(errors="replace")
+    def _slot_number(self, slot: int) -> int:
+        return self.number * (MAX_RANKS + 1) + slot
 
     def _body_offset(self, slot: int, parity: int) -> int:
-        return _BODIES_OFFSET + ((self.number * (MAX_RANKS + 1) + slot) * 2 + parity) * _BODY_BYTES
+        return _BODIES_OFFSET + (self._slot_number(slot) * 2 + parity) * _BODY_BYTES
 
-    def _write_large(self, offset: int, body: bytes) -> None:
-        if offset in self._large_bodies:
-            self._free_large(offset)
-        self._large_bodies[offset] = len(body)
-        rest = memoryview(body)
+    def _entry_offset(self, slot: int, sequence: int) -> int:
+        return _RINGS_OFFSET + (self._slot_number(slot) * RING_ENTRIES + sequence % RING_ENTRIES) * _ENTRY_BYTES
+
+    def _read_ring(self, slot: int, sequence: int) -> Frame:
+        offset = self._entry_offset(slot, sequence)
+        data = os.pread(self._memory, _FRAME_BYTES, offset)
+        header, length = frame_size(data)
+        return decode_frame(data, 0, _read_at(self._memory, length, offset + header))
+
+    def _write_behind(self, offset: int, data: bytes, sequence: int) -> None:
+        if offset in self._written:
+            self._free_behind(offset)
+        self._written[offset] = len(data), sequence
+        rest = memoryview(data)
         while rest:
-            rest = rest[os.pwrite(self._memory, rest, offset + len(body) - len(rest)) :]
+            rest = rest[os.pwrite(self._memory, rest, offset + len(data) - len(rest)) :]
 
-    def _free_large(self, offset: int) -> None:
-        with mmap.mmap(self._memory, self._large_bodies[offset], offset=offset) as body:
-            body.madvise(mmap.MADV_REMOVE)
+    def _free_before(self, sequence: int) -> None:
+        """Free what this member has written for exchanges before this one, and not for slots."""
+        for offset in [offset for offset, (_, written) in self._written.items() if written < sequence]:
+            self._free_behind(offset)
+
+    def _free_behind(self, offset: int) -> None:
+        length, _ = self._written.pop(offset)
+        with self._unmapping, mmap.mmap(self._memory, length, offset=offset) as area:
+            area.madvise(mmap.MADV_REMOVE)
+
+
+def _encoded(text: str) -> bytes:
+    """Return a text as it is stored."""
+    return text.encode(errors="backslashreplace")[: _REASON_BYTES - _SEQUENCE.size]
 
 
 def _words_bytes(num_members: int) -> int:

@@ -1,0 +1,169 @@
+"""The connection to one rank before this one, and those of the ranks after it, which send a secret as a greeting."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torch.distributed import Store
+
+from rankwise._comm.control.sockets import admit
+from rankwise._net.acceptor import Acceptor, Client
+from rankwise._net.addresses import LOOPBACK
+from rankwise._net.json_lines import decode_line
+from rankwise._text import ranks_on_hosts_text
+from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError
+
+SECRET_BYTES: Final = 16
+# The secret, and the group rank of the connecting member.
+_GREETING: Final = struct.Struct(f"<{SECRET_BYTES}sI")
+_CHECK_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """The address of a member: `local` for ranks of its own host, `remote` and `port` for other hosts."""
+
+    host: str
+    local: str
+    remote: str
+    port: int
+    secret: str
+
+    @classmethod
+    def read(cls, text: str, rank: int) -> Address:
+        """Return the address that a rank wrote to the store.
+
+        Raises:
+            CollectiveError: The text is not an address.
+        """
+        try:
+            address = decode_line(cls, text)
+            if len(bytes.fromhex(address.secret)) != SECRET_BYTES or not re.fullmatch(r"[-a-z0-9]+", address.local):
+                raise ValueError(f"{address.local!r} is no address")  # noqa: TRY301 - handled like unreadable text
+        except ValueError as error:
+            raise CollectiveError(
+                f"the address of rank {rank} in the store cannot be read: {error}; does another program use the store?"
+            ) from error
+        return address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The arguments of connecting the ranks of a session that all of its steps need, and the deadline."""
+
+    store: Store
+    ranks: Sequence[int]
+    group_rank: int
+    one_host: bool
+    timeout: float
+    deadline: float
+    check_alive: Callable[[Callable[[], Sequence[int]]], None]
+
+
+def connect_to(group: Attempt, group_rank: int, address: Address, *, is_local: bool) -> socket.socket:
+    """Connect to a member, and send the greeting."""
+    where = address.local if is_local else f"{address.remote}:{address.port}"
+    try:
+        if is_local:
+            connection = _connect_locally(group, group_rank, address.local)
+        else:
+            timeout = max(0.1, group.deadline - time.monotonic())
+            connection = socket.create_connection((address.remote, address.port), timeout=timeout)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise _unreachable_error(group, group_rank, where, error) from error
+    try:
+        if not admit(connection):
+            raise ConnectionRefusedError("it belongs to another user")
+        connection.sendall(_GREETING.pack(bytes.fromhex(address.secret), group.group_rank))
+    except OSError as error:
+        connection.close()
+        raise _unreachable_error(group, group_rank, where, error) from error
+    return connection
+
+
+def _connect_locally(group: Attempt, group_rank: int, name: str) -> socket.socket:
+    if sys.platform != "linux":
+        return socket.create_connection((LOOPBACK, int(name)), timeout=max(0.1, group.deadline - time.monotonic()))
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_CHECK_SECONDS)
+        while True:
+            try:
+                connection.connect(f"\0{name}")
+            except BlockingIOError:  # the backlog of the listening socket is full
+                group.check_alive(lambda: [group.ranks[group_rank]])
+                if time.monotonic() > group.deadline:
+                    raise
+                time.sleep(_CHECK_SECONDS)
+            else:
+                return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def accept_others(
+    group: Attempt,
+    listeners: Sequence[socket.socket],
+    secret: bytes,
+    connections: dict[int, socket.socket],
+    hosts: Mapping[int, str],
+) -> None:
+    """Accept the connections of the members after this one."""
+    expected = set(range(group.group_rank + 1, len(group.ranks)))
+    idle = 0
+    with Acceptor(listeners, admits=admit) as acceptor:
+        while expected:
+            if time.monotonic() > group.deadline:
+                late = [group.ranks[group_rank] for group_rank in sorted(expected)]
+                raise timeout_error(group, late, hosts, acceptor.rejected_text())
+            try:
+                clients = acceptor.wait(_CHECK_SECONDS)
+            except JoinError as error:
+                raise CollectiveError(f"rank {group.ranks[group.group_rank]}: {error}") from error
+            idle = 0 if clients else idle + 1
+            # One wait without clients is no reason to check: a member may have connected and exited meanwhile. That
+            # wait accepted its connection, and the next one reads its greeting.
+            if idle > 1:
+                group.check_alive(lambda: [group.ranks[group_rank] for group_rank in expected])
+            for client in clients:
+                # Read no more than the greeting: the bytes after it are frames, which the mesh reads.
+                is_connected = client.read(_GREETING.size - len(client.received))
+                group_rank = _greeted(client, secret)
+                if group_rank in expected:
+                    expected.remove(group_rank)
+                    connections[group.ranks[group_rank]] = acceptor.release(client)
+                elif not is_connected or group_rank is not None:
+                    acceptor.reject(client)
+
+
+def timeout_error(
+    group: Attempt, ranks: Sequence[int], hosts: Mapping[int, str], rejected: str = ""
+) -> CollectiveTimeoutError:
+    own = group.ranks[group.group_rank]
+    return CollectiveTimeoutError(
+        f"{ranks_on_hosts_text(ranks, hosts)} did not connect to rank {own} in {group.timeout:g} s.{rejected}"
+    )
+
+
+def _unreachable_error(group: Attempt, group_rank: int, where: str, error: Exception) -> CollectiveError:
+    hint = (
+        "; the launcher, or an address on loopback, places all ranks on one host: are they?" if group.one_host else ""
+    )
+    return CollectiveError(f"rank {group.ranks[group_rank]} cannot be reached at {where}: {error}{hint}")
+
+
+def _greeted(client: Client, secret: bytes) -> int | None:
+    """Return the group rank that a client sent, -1 if its secret is wrong; None if the greeting is incomplete."""
+    if len(client.received) < _GREETING.size:
+        return None
+    shown, group_rank = _GREETING.unpack(client.received)
+    return int(group_rank) if hmac.compare_digest(shown, secret) else -1

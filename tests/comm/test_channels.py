@@ -1,0 +1,171 @@
+"""Exchanges and data of a group: members are threads of this process, on one host or on several."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import socket
+
+import pytest
+
+import rankwise as rw
+from rankwise._comm.control.protocol import Call, Failure, Frame, FrameKind
+from rankwise._comm.control.verdict import Outcome
+from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, in_threads
+
+
+def failed() -> Frame:
+    """Return the frame of a member that has raised."""
+    return Frame(FrameKind.FAILED, CALL, body=pickle.dumps(Failure("node", "ValueError: bad batch", "x" * 800)))
+
+
+def host_suffix(group: list[Member]) -> str:
+    """Return the host of a rank as messages show it: nothing where all ranks are on one host."""
+    return "" if group[0].links.same_host else f" on {socket.gethostname()}"
+
+
+def stored_bytes(group: list[Member]) -> int:
+    """Return the size of all frames that the members have stored or not sent, with 1,000 bytes for each stored one."""
+    if group[0].links.page is not None:
+        return 0
+    peers = [peer for member in group for peer in member.links._peers.values()]
+    return sum(peer.num_unsent + len(peer._received) + 1000 * len(peer.inbox(0).frames) for peer in peers)
+
+
+def test_each_member_receives_every_body(group: list[Member]) -> None:
+    """Also in frames that are larger than a slot, or than the buffers of a connection."""
+    for length in (1, 8000, 8192, 3_000_000, 1):
+        bodies = [bytes([member]) * length for member in range(SIZE)]
+        received = in_threads(lambda member: agree(group[member], bodies[member], read=range(SIZE)))  # noqa: B023
+        for verdict in received:
+            assert verdict.bodies == dict(enumerate(bodies))
+
+
+def test_a_result_is_computed_from_all_bodies(group: list[Member]) -> None:
+    def exchange(member: int) -> bytes:
+        call = Call("all_reduce", site="train.py:88")
+        channel = group[member].channel
+        return channel.agree(call, b"%d" % member, combine=b"".join, timeout=100.0, on_pause=lambda _: None).result
+
+    assert in_threads(exchange) == [b"012"] * SIZE
+
+
+@pytest.mark.soak(50)
+def test_frames_and_data_alternate(group: list[Member], seed: int) -> None:
+    generator = random.Random(seed)  # noqa: S311 - a test
+    sizes = [[generator.choice([1, 17, 40_000, 2_000_000]) for _ in range(SIZE)] for _ in range(SIZE)]
+
+    def transfer(group_rank: int) -> list[bool]:
+        correct = []
+        others = [other for other in range(SIZE) if other != group_rank]
+        for step in range(5):
+            agree(group[group_rank])
+            buffers = {src: bytearray(sizes[src][group_rank]) for src in others}
+            group[group_rank].channel.transfer(
+                {dst: memoryview(bytes([group_rank + step]) * sizes[group_rank][dst]) for dst in others},
+                {src: memoryview(buffer) for src, buffer in buffers.items()},
+                timeout=100.0,
+            )
+            correct += [buffer == bytes([src + step]) * len(buffer) for src, buffer in buffers.items()]
+        return correct
+
+    assert in_threads(transfer) == [[True] * 10] * SIZE
+
+
+def test_the_reason_of_a_member_that_left_is_in_the_error(group: list[Member]) -> None:
+    assert_connected(group)
+    group[1].leave("left with ValueError: no data (train.py:12)")
+    errors = in_threads(lambda group_rank: agree(group[group_rank]) if group_rank != 1 else None)
+    for error in (errors[0], errors[2]):
+        assert isinstance(error, rw.CollectiveError)
+        assert f"rank 11{host_suffix(group)} left with ValueError: no data (train.py:12)" in str(error)
+        assert "last seen in all_reduce at train.py:88" in str(error)
+
+
+def test_a_member_that_leaves_in_the_middle_of_its_data_is_gone(group: list[Member]) -> None:
+    data = bytes(20_000_000)
+
+    def transfer(group_rank: int) -> None:
+        agree(group[group_rank])
+        if group_rank == 0:
+            group[0].channel.transfer({1: memoryview(data)}, {}, timeout=100.0)
+        elif group_rank == 1:
+            buffer = bytearray(len(data))
+            group[0].leave("left in the middle")
+            group[1].channel.transfer({}, {0: memoryview(buffer)}, timeout=100.0)
+
+    results = in_threads(transfer)
+    assert isinstance(results[1], rw.CollectiveError), results
+    assert "rank 10" in str(results[1])
+
+
+def test_a_timeout_is_raised_on_every_member(group: list[Member]) -> None:
+    """Also on a member that is late for the exchange. The next exchange works."""
+    for late in range(SIZE):
+        early = in_threads(lambda member: agree(group[member], timeout=0.2) if member != late else None)  # noqa: B023
+        errors = [*early[:late], in_threads(lambda _: agree(group[late]), 1)[0], *early[late + 1 :]]  # noqa: B023
+        for error in errors:
+            assert isinstance(error, rw.CollectiveTimeoutError)
+            assert f"Missing: rank 1{late}{host_suffix(group)}, " in str(error)
+        assert_connected(group)
+
+
+def test_a_failure_ends_an_exchange_without_waiting_for_the_rest(group: list[Member]) -> None:
+    """Whoever fails, and whoever waits; the one that comes last raises too, and the next exchange works."""
+    for odd in range(SIZE):
+        with group[odd].channel.lock:
+            group[odd].channel.post(failed(), timeout=100.0)
+        first, last = (member for member in range(SIZE) if member != odd)
+        for member in (last, first):
+            errors = in_threads(lambda _: agree(group[member]), 1)  # noqa: B023
+            assert isinstance(errors[0], rw.RemoteRankError), errors
+            assert errors[0].rank == 10 + odd
+        assert_connected(group)
+
+
+def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]) -> None:
+    for _ in range(3000):
+        for member in group:
+            with member.channel.lock:
+                member.channel.post(failed(), timeout=100.0)
+    assert stored_bytes(group) < 50_000
+    assert_connected(group)
+
+
+def test_a_member_that_fails_repeatedly_waits_for_members_that_read_nothing(group: list[Member]) -> None:
+    for member in (0, 1):
+        with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks? 1.* read nothing for 0\.2 s"):  # noqa: SIM117
+            with group[member].channel.lock:
+                for _ in range(100_000):
+                    group[member].channel.post(failed(), timeout=0.2)
+        posted = group[member].channel.sequence
+
+        def catch_up(group_rank: int) -> Outcome:
+            for _ in range(posted - group[group_rank].channel.sequence):  # noqa: B023
+                with group[group_rank].channel.lock:
+                    group[group_rank].channel.post(failed(), timeout=100.0)
+            return agree(group[group_rank]).outcome
+
+        assert in_threads(catch_up) == [Outcome.AGREED] * SIZE
+
+
+def test_a_forked_child_does_not_keep_connections_open(group: list[Member]) -> None:
+    """The worker of a data loader inherits them, and would hide the death of its rank."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writer)
+        os.read(reader, 1)  # live on
+        os._exit(0)
+    for peer in group[2].links._peers.values():
+        peer.connection.close()
+    if group[0].links.page is not None:
+        group[2].channel.close("left")
+    errors = in_threads(lambda group_rank: agree(group[group_rank]) if group_rank < 2 else None)[:2]
+    os.close(writer)
+    os.close(reader)
+    os.waitpid(child, 0)
+    for error in errors:
+        assert isinstance(error, rw.CollectiveError)
+        assert f"rank 12{host_suffix(group)}" in str(error)
