@@ -1,24 +1,29 @@
 """The other bodies again, on the routes that worlds of this size on one host do not take by themselves.
 
-Ranks of different hosts move data through the backend; groups too large for frames agree through it as well.
+Ranks of a host without a page agree over connections; ranks of different hosts move data through the backend; groups
+too large for frames agree through it as well.
 """
 
 from __future__ import annotations
 
 import inspect
+import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.control import agreement
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.data import torch_backend
+from rankwise._comm import opening
+from rankwise._comm.control import page_handshake
+from rankwise._comm.control.socket_channel import SocketChannel
+from rankwise._comm.data.plane import Support
+from rankwise._comm.data.sockets import SocketPlane
 from rankwise._comm.group import Comm
 from tests.contract import (
     test_containers,
@@ -48,38 +53,66 @@ def bodies(module: ModuleType) -> dict[str, Callable[..., None]]:
     return {name: body for name, body in found.items() if list(inspect.signature(body).parameters) == ["comm"]}
 
 
+WAYS = ["sockets", "backend", "digests"]
+
+
+class NoPlane(SocketPlane):
+    """A data plane that supports nothing."""
+
+    support = Support(frozenset())  # type: ignore[assignment]  # a property there
+
+
 @contextmanager
 def route(name: str, group: Comm) -> Iterator[None]:
     """Use a route in this process and in the groups that it makes."""
     comm: Any = comm_of(group)
-    modules = vars(torch_backend), vars(agreement)
-    before = modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._local, comm._mesh, comm._registry.one_host
-    modules[0]["LocalTransport"] = lambda *_args, **_more: None
-    comm._local = None
-    if name == "digests":
-        modules[1]["MAX_MESH_SIZE"] = 1
-        comm.uses_mesh, comm._mesh, comm._registry.one_host = False, None, False
-    try:
+    registry = comm._exchange._registry
+    with ExitStack() as stack:
+        if name == "sockets":
+            stack.enter_context(connected_by_sockets(group, comm, registry))
+        else:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setattr(opening, "SocketPlane", NoPlane)
+            patch.setattr(registry, "moves_data_itself", lambda: False)
+            patch.setattr(comm, "planes", comm.planes[-1:])
+        if name == "digests":
+            patch.setattr(opening, "MAX_FRAMES_SIZE", 1)
+            patch.setattr(registry, "one_host", False)
+            patch.setattr(comm, "uses_frames", False)
+            patch.setattr(comm, "_exchange", None)
         yield
-    finally:
-        modules[0]["LocalTransport"], modules[1]["MAX_MESH_SIZE"], comm._local, comm._mesh, comm._registry.one_host = (
-            before
-        )
-        comm.uses_mesh = True
+
+
+@contextmanager
+def connected_by_sockets(group: Comm, comm: Any, registry: Any) -> Iterator[None]:
+    """Connect the ranks of a session anew, without a page, for a block."""
+    prefix = rw.broadcast(secrets.token_hex(8), group=group)
+    store = dist.PrefixStore(prefix, registry.store())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_handshake, "MAX_RANKS", 0)
+        patch.setattr(registry, "store", lambda: store)
+        patch.setattr(registry, "_links", None)
+        patch.setattr(registry, "channels", {})
+        patch.setattr(comm._exchange, "_channel", None)
+        assert isinstance(comm._exchange.open(), SocketChannel)
+        try:
+            yield
+        finally:
+            registry.close("the route has ended")
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
-@pytest.mark.parametrize("way", ["backend", "digests"])
+@pytest.mark.parametrize("way", WAYS)
 def test_every_body(comm: Comm, module: ModuleType, way: str) -> None:
     with route(way, comm):
-        assert (comm_of(comm).verify(Call("test")) is None) is (way == "digests")
+        assert comm_of(comm).uses_frames is (way != "digests")
         assert bodies(module)
         for body in bodies(module).values():
             body(comm)
 
 
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
-@pytest.mark.parametrize("way", ["backend", "digests"])
+@pytest.mark.parametrize("way", WAYS)
 def test_every_divergence(comm: Comm, odd: int, way: str) -> None:
     odd %= comm.size
     with route(way, comm):
@@ -112,8 +145,8 @@ def test_numbers_are_as_exact_in_groups_without_frames(comm: Comm) -> None:
 
 def test_ranks_of_one_host_are_connected_however_many_they_are(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would unpickle bytes from the backend, which listens where other users can connect."""
-    monkeypatch.setattr(agreement, "MAX_MESH_SIZE", 1)
+    monkeypatch.setattr(opening, "MAX_FRAMES_SIZE", 1)
     part = rw.new_group(range(comm.size))
-    assert comm_of(comm).uses_mesh
-    assert comm_of(part).uses_mesh
+    assert comm_of(comm).uses_frames
+    assert comm_of(part).uses_frames
     assert rw.all_gather("x" * 100_000, group=part) == ["x" * 100_000] * comm.size
