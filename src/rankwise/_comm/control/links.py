@@ -107,9 +107,13 @@ class Links:
         """Return the connection to a rank."""
         return self._peers[rank]
 
+    def existing(self, rank: int) -> Peer | None:
+        """Return the connection to a rank; None if there is none yet."""
+        return self._peers.get(rank)
+
     def update_interest(self, peer: Peer) -> None:
         """Make the event loop wait for what can be read from a peer, and sent to it, now."""
-        wanted = peer.is_readable, bool(peer.num_unsent) and not peer.lost_reason
+        wanted = peer.is_readable, peer.is_writable
         if wanted == self._interest.get(peer.rank, _NO_INTEREST):
             return
         self._interest[peer.rank] = wanted

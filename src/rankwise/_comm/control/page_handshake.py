@@ -7,6 +7,7 @@ does: each reports to the first one whether it could map the memory, and the fir
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -20,6 +21,11 @@ from rankwise._comm.control.window import FILE_BYTES, MAX_RANKS
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 _CHECK_SECONDS: Final = 0.1
+_RETRY_SECONDS: Final = 0.005
+# After a rank has closed its connection, wait so long for the report that another one has died, which may be why.
+_CAUSE_SECONDS: Final = 1.0
+# The descriptors that a rank opens later: an epoll, a socket that listens, a connection, and one to spare.
+_NUM_SPARE: Final = 4
 # Received descriptors are not inherited by programs that this process starts; defined where descriptors can be sent.
 _CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _YES: Final = b"+"
@@ -54,7 +60,7 @@ def share_page(
         CollectiveError: A rank is gone.
         CollectiveTimeoutError: A rank did not answer in time.
     """
-    exchange = _Exchange(connections, deadline, check_alive)
+    exchange = _Exchange(connections, ranks, deadline, check_alive)
     if rank != ranks[0]:
         return _receive_page(exchange, ranks, rank)
     descriptors = _create(connections, ranks)
@@ -91,11 +97,26 @@ def _open(descriptors: Sequence[int], ranks: Sequence[int], rank: int) -> HostPa
     try:
         if len(descriptors) != 2 * size + 1:
             raise OSError("the descriptors are incomplete")  # noqa: TRY301 - handled like memory that cannot be mapped
+        _require_spare(descriptors[0])
         wakers, processes = descriptors[1 : size + 1], descriptors[size + 1 :]
         return HostPage(ranks=ranks, rank=rank, memory=descriptors[0], wakers=wakers, processes=processes)
     except OSError:
         _close_all(descriptors)
         return None
+
+
+def _require_spare(descriptor: int) -> None:
+    """Check that this process can open some more descriptors.
+
+    Raises:
+        OSError: It cannot.
+    """
+    spare: list[int] = []
+    try:
+        for _ in range(_NUM_SPARE):
+            spare.append(os.dup(descriptor))  # noqa: PERF401 - those before an error are closed
+    finally:
+        _close_all(spare)
 
 
 def _create(connections: Mapping[int, socket.socket], ranks: Sequence[int]) -> list[int]:
@@ -134,16 +155,30 @@ def _close_all(descriptors: Sequence[int]) -> None:
 class _Exchange:
     """Messages of one byte over the connections, with descriptors or without."""
 
-    def __init__(self, connections: Mapping[int, socket.socket], deadline: float, check_alive: CheckAlive) -> None:
+    def __init__(
+        self,
+        connections: Mapping[int, socket.socket],
+        ranks: Sequence[int],
+        deadline: float,
+        check_alive: CheckAlive,
+    ) -> None:
         self._connections = connections
+        self._ranks = ranks
         self._deadline = deadline
         self._check_alive = check_alive
 
     def send(self, rank: int, message: bytes, descriptors: Sequence[int]) -> None:
         connection = self._connections[rank]
         connection.settimeout(_CHECK_SECONDS)
-        with contextlib.suppress(OSError):  # a rank that has ended is noticed when its answer is missing
-            socket.send_fds(connection, [message], descriptors)
+        while True:
+            try:
+                socket.send_fds(connection, [message], descriptors)
+            except OSError as error:
+                # The kernel limits how many descriptors of a user are on the way at a time.
+                if error.errno == errno.ETOOMANYREFS and time.monotonic() < self._deadline:
+                    time.sleep(_RETRY_SECONDS)
+                    continue
+            return  # a rank that has ended is noticed when its answer is missing
 
     def receive(self, rank: int) -> bytes:
         """Return the answer of a rank."""
@@ -163,10 +198,17 @@ class _Exchange:
                 self._check_alive(lambda: [rank])
                 if time.monotonic() > self._deadline:
                     raise CollectiveTimeoutError(f"rank {rank} did not answer while the ranks connected") from None
-            except OSError as error:
-                raise CollectiveError(f"rank {rank} is gone: {error}") from error
+            except OSError:
+                raise self._gone_error(rank) from None
             else:
                 if not message:
-                    self._check_alive(lambda: [rank])
-                    raise CollectiveError(f"rank {rank} is gone: its connection closed while the ranks connected")
+                    raise self._gone_error(rank)
                 return message, descriptors
+
+    def _gone_error(self, rank: int) -> CollectiveError:
+        """Return the error of a connection that was closed; raises instead if the death of a rank is known."""
+        start = time.monotonic()
+        while time.monotonic() - start < _CAUSE_SECONDS:
+            self._check_alive(lambda: self._ranks)
+            time.sleep(_RETRY_SECONDS)
+        return CollectiveError(f"rank {rank} is gone: its connection closed while the ranks connected")

@@ -6,10 +6,12 @@ where it is, for the thread that waits for it.
 
 from __future__ import annotations
 
+import pickle
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rankwise._comm.control.protocol import (
@@ -23,9 +25,9 @@ from rankwise._comm.control.protocol import (
 
 _READ_BYTES: Final = 1 << 18
 _ZEROS: Final = memoryview(bytes(1 << 16))
-# The number of exchanges that a member may be ahead before its frames are left in the connection. Only a member that
+# The number of exchanges that a member may be ahead before tracebacks of its failures are dropped. Only a member that
 # fails in each of them gets so far, since all others wait for this rank.
-_MAX_EXCHANGES_AHEAD: Final = 1000
+_MAX_TRACEBACKS: Final = 1000
 
 CLOSED: Final = "is gone: its connection closed, so it was killed or exited without cleanup"
 
@@ -57,6 +59,8 @@ class Inbox:
             self.last_call = frame.call
             # A frame of a finished exchange comes from a member that was late for an exchange that failed here.
             if frame.sequence >= self.first_sequence:
+                if frame.kind is FrameKind.FAILED and len(self.frames) >= _MAX_TRACEBACKS:
+                    frame.body = pickle.dumps(replace(pickle.loads(frame.body), traceback=frame.call))
                 self.frames[frame.sequence] = frame
 
     def discard_before(self, sequence: int) -> None:
@@ -100,11 +104,12 @@ class Peer:
         self._inboxes: dict[int, Inbox] = {}
         # The groups left by this rank of which the peer has not reported yet that it has left them.
         self._left_groups: set[int] = set()
-        # The group whose announced data is sent next, or partly sent, and frames that follow the data.
+        # The group whose announced data is sent next, or partly sent; the length of the rest of it; whether the rest is
+        # replaced by zeros, since this rank left the group in the middle of it; and frames that follow the data.
         self._sending: int | None = None
+        self._rest = 0
+        self._is_abandoned = False
         self._later = bytearray()
-        # The length of announced data that is replaced by zeros: this rank left its group in the middle of it.
-        self._filler = 0
         # The group of the data that arrives next, and the length of the rest of it.
         self._incoming: tuple[int, int] | None = None
 
@@ -141,13 +146,8 @@ class Peer:
         with self._lock:
             if self._outbox:
                 del self._outbox[: self._send(self._outbox)]
-            while self._filler and not self._outbox:
-                sent = self._send(_ZEROS[: self._filler])
-                if not sent:
-                    return
-                self._filler -= sent
-                if not self._filler:
-                    self._end_data()
+            while self._is_abandoned and not self._outbox and self._send_rest(_ZEROS[: self._rest]):
+                pass
 
     def send_data(self, group: int, data: memoryview, *, is_begun: bool) -> int | None:
         """Send bytes of data of a group without waiting; the first call of a transfer announces it.
@@ -162,23 +162,22 @@ class Peer:
         """
         with self._lock:
             if not is_begun:
+                self.flush()  # the rest of abandoned data
                 if self._sending is not None:
                     return None
                 self._outbox += data_header(group, len(data))
-                self._sending = group
+                self._sending, self._rest = group, len(data)
             self.flush()
             if self._outbox or self.lost_reason:
                 return 0
-            sent = self._send(data)
-            if sent == len(data):
-                self._end_data()
-            return sent
+            return self._send_rest(data)
 
-    def abandon_data(self, unsent: int) -> None:
-        """Replace the rest of announced data by zeros, which are sent with what follows."""
+    def abandon_data(self, group: int) -> None:
+        """Replace the rest of data that was announced for a group by zeros, which are sent with what follows."""
         with self._lock:
-            self._filler = unsent
-            self.flush()
+            if self._sending == group:
+                self._is_abandoned = True
+                self.flush()
 
     def receive(self) -> None:
         """Read all received frames without waiting. Data that this rank expects is left in the connection."""
@@ -190,7 +189,7 @@ class Peer:
                         return
                     if not self._receive_into(memoryview(bytearray(min(self._incoming[1], _READ_BYTES)))):
                         return
-                elif self._is_too_far_ahead() or not self._read():
+                elif not self._read():
                     return
 
     def receive_data(self, group: int, buffer: memoryview) -> int:
@@ -209,18 +208,19 @@ class Peer:
     @property
     def is_readable(self) -> bool:
         """Frames that arrive would be read now."""
-        return not self.lost_reason and self._incoming is None and not self._is_too_far_ahead()
+        return not self.lost_reason and (self._incoming is None or not self._expects_data(self._incoming[0]))
+
+    @property
+    def is_writable(self) -> bool:
+        """Bytes that were kept would be sent now."""
+        return not self.lost_reason and (bool(self._outbox) or self._is_abandoned)
 
     def mark_lost(self, reason: str) -> None:
         """Record the reason why the peer sends nothing more; the first one counts."""
         self.lost_reason = self.lost_reason or reason
         self._outbox.clear()
         self._later.clear()
-        self._filler = 0
-
-    def _is_too_far_ahead(self) -> bool:
-        """So many frames are stored that the following ones stay in the connection."""
-        return any(len(inbox.frames) >= _MAX_EXCHANGES_AHEAD for inbox in self._inboxes.values())
+        self._is_abandoned = False
 
     def _send(self, data: bytearray | memoryview) -> int:
         try:
@@ -232,20 +232,39 @@ class Peer:
             # still be unread in the connection, so only `receive` marks it as lost.
             return len(data)
 
-    def _end_data(self) -> None:
-        self._sending = None
-        self._outbox, self._later = self._later, bytearray()
-        self.flush()
+    def _send_rest(self, data: memoryview) -> int:
+        """Send bytes of the announced data without waiting, and return their number."""
+        try:
+            sent = self._send(data)
+            self._rest -= sent
+        except BaseException:  # an interrupt: nobody knows how much was sent
+            self._break()
+            raise
+        if sent and not self._rest:
+            self._sending, self._is_abandoned = None, False
+            self._outbox, self._later = self._later, bytearray()
+            self.flush()
+        return sent
+
+    def _break(self) -> None:
+        """End the connection: the next bytes on it have no known meaning."""
+        self.mark_lost(CLOSED)
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> bool:
         """Read what has arrived, and return whether anything has."""
+        received = b""
         try:
             received = self.connection.recv(_READ_BYTES)
+            self._received += received
         except BlockingIOError:
             return False
         except OSError:
-            received = b""
-        self._received += received
+            pass
+        except BaseException:
+            self._break()
+            raise
         if not received:
             self._parse()
             self.mark_lost(CLOSED)
@@ -271,12 +290,17 @@ class Peer:
             buffer[:received] = self._received[:received]
             del self._received[:received]
         else:
+            received = 0
             try:
                 received = self.connection.recv_into(buffer, min(rest, len(buffer)))
+                self._incoming = (group, rest - received)
             except BlockingIOError:
                 return 0
             except OSError:
-                received = 0
+                pass
+            except BaseException:
+                self._break()
+                raise
             if not received:
                 self.mark_lost(CLOSED)
                 return 0

@@ -120,8 +120,10 @@ class _Transfer:
 
     def end(self) -> None:
         """Send zeros for the rest of data that was announced, and let the event loop read frames again."""
-        for rank in self._begun.intersection(self.unsent):
-            self._links.peer(rank).abandon_data(len(self.unsent[rank]))
+        for rank in self.unsent:
+            peer = self._links.existing(rank)
+            if peer is not None:
+                peer.abandon_data(self._group)
         self._links.resume(self._ranks)
 
     def _events(self) -> tuple[dict[int, int], bool]:
