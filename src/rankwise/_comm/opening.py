@@ -44,9 +44,7 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
     """
     link = registry.link(ranks)
     is_member = registry.rank in ranks
-    # On one host the backend listens on loopback, where other users can connect. Bytes that are unpickled must not
-    # come from there, so even a large group exchanges frames.
-    exchange = link if len(ranks) <= MAX_FRAMES_SIZE or registry.one_host else None
+    exchange = link if uses_frames(registry, len(ranks)) else None
     planes: list[DataPlane] = []
     if is_member and len(ranks) == 1:
         planes.append(SerialPlane())
@@ -61,11 +59,18 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
         global_rank=registry.rank,
         device=registry.device,
         planes=planes,
-        exchange=exchange if is_member and len(ranks) > 1 else None,
+        exchange=exchange if is_member else None,
         store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
         open_group=lambda ranks: _open_group(registry, ranks),
         check=registry.check,
     )
+
+
+def uses_frames(registry: GroupRegistry, size: int) -> bool:
+    """Return whether the members of a group of this size exchange frames."""
+    # On one host the backend listens on loopback, where other users can connect. Bytes that are unpickled must not come
+    # from there, so even a large group exchanges frames.
+    return size > 1 and (size <= MAX_FRAMES_SIZE or registry.one_host)
 
 
 def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:

@@ -42,7 +42,6 @@ class GroupRegistry:
         channels: The channels of all groups that this rank is a member of, by the id of the group.
         process_groups: The process groups that were created for groups, by the id of the group.
         unreferenced: The ids of groups without references that were not closed.
-        unopened: The members of groups with this rank whose channel is not open yet, by the id of the group.
     """
 
     rank: int
@@ -58,16 +57,16 @@ class GroupRegistry:
     channels: dict[int, Channel] = field(default_factory=dict)
     process_groups: dict[int, weakref.ref[dist.ProcessGroup]] = field(default_factory=dict)
     unreferenced: list[int] = field(default_factory=list)
-    unopened: dict[int, Sequence[int]] = field(default_factory=dict)
     _links: Links | None = None
 
     def link(self, ranks: Sequence[int]) -> GroupLink:
         """Return the access of a new group to the connections; all ranks make all groups, in the same order."""
-        number = self.num_groups
+        link = GroupLink(self, self.num_groups, ranks)
         self.num_groups += 1
-        if self.rank in ranks and len(ranks) > 1:
-            self.unopened[number] = ranks
-        return GroupLink(self, number, ranks)
+        # Opened before its first collective: another group may have to notify it of a deadlock before that.
+        if self._links is not None and self.rank in ranks and len(ranks) > 1:
+            link.open()
+        return link
 
     def open_channel(self, group: int, ranks: Sequence[int]) -> Channel:
         """Open the channel of a group.
@@ -81,7 +80,6 @@ class GroupRegistry:
         else:
             channel = SocketChannel(group, ranks, links)
         self.channels[group] = channel
-        self.unopened.pop(group, None)
         return channel
 
     def connect(self) -> Links:
@@ -144,17 +142,14 @@ class GroupRegistry:
                 dist.destroy_process_group(group)
 
     def close_channel(self, group: int, reason: str) -> None:
-        """Close the channel of a group, if it is open; if it was never opened, for members that have opened theirs."""
-        ranks = self.unopened.pop(group, None)
-        if ranks is not None and self._links is not None:
-            self.open_channel(group, ranks)
+        """Close the channel of a group, if it is open."""
         channel = self.channels.pop(group, None)
         if channel is not None:
             channel.close(reason)
 
     def close(self, reason: str) -> None:
         """Close the channels of all groups, and the connections."""
-        for group in [*self.channels, *self.unopened]:
+        for group in list(self.channels):
             self.close_channel(group, reason)
         links, self._links = self._links, None
         if links is not None:

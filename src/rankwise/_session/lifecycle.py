@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise._comm.comm import Comm
-from rankwise._comm.opening import open_comm
+from rankwise._comm.opening import open_comm, uses_frames
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
@@ -98,9 +98,9 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
                 # Bound early to its device, NCCL connects now and not in the first collective.
                 device_id=registry.device if is_selectable(registry.device) else None,
             )
-        comm = open_comm(dist.group.WORLD, ranks=range(world_size), registry=registry)
-        if world_size > 1 and comm.uses_frames:
+        if uses_frames(registry, world_size):
             registry.connect()
+        comm = open_comm(dist.group.WORLD, ranks=range(world_size), registry=registry)
     except Exception as error:
         sys.excepthook = excepthook
         if comm is not None:
