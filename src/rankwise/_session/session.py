@@ -36,16 +36,18 @@ class Session:
 
     Attributes:
         rank, world_size: Those of this process.
-        reading: The launch environment: every fact, with its source.
-        group_ref: Returns the process group, or None if there is none or it was destroyed. Only torch and its users
-            hold a reference to a group: see docs/decisions/0006-letting-go-of-a-group.md.
-        settled: This session opened the group, and the group exists, so that getters need not check whether it is still
-            the default one.
         backend: The group's backends, as torch writes them, or None.
-        adopted: The comms over process groups that other code made between some of the ranks.
-        node_group: The group of this node's ranks, once `rankwise.node_group()` has made it.
     """
 
+    # Not for users:
+    # - reading: The launch environment: every fact, with its source.
+    # - group_ref: Returns the process group, or None if there is none or it was destroyed. Only torch and its users
+    #   hold a reference to a group: see docs/decisions/0006-letting-go-of-a-group.md.
+    # - settled: This session opened the group, and the group exists, so that getters need not check whether it is still
+    #   the default one.
+    # - adopted: The comms over process groups that other code made between some of the ranks.
+    # - node_group: The group of this node's ranks, once `rankwise.node_group()` has made it.
+    # - comm: The operations of the group of all ranks.
     __slots__ = (
         "_close",
         "_comm",
@@ -109,7 +111,7 @@ class Session:
 
     @property
     def comm(self) -> Comm:
-        """The comm of the whole world.
+        """The comm of the whole world, for this package.
 
         Raises:
             NotJoinedError: The world is larger than one and was not joined, or was joined by another process.
