@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from rankwise import _torch
 
@@ -61,6 +62,17 @@ def process_group_name() -> None:
         other = dist.new_group([0], use_local_synchronization=True)
         assert isinstance(other, dist.ProcessGroup)
         assert other.group_name != "given by rankwise"
+
+
+@checks("torch.distributed.device_mesh.DeviceMesh._get_root_mesh._flatten_mapping")
+def flatten_mapping() -> None:
+    """It has the meshes that `_flatten()` has made; without it none is found, and the user passes the mesh itself."""
+    with gloo_group():
+        mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("a", "b", "c"))
+        assert _torch.flattened_mesh(mesh["a", "b"]) is None
+        flattened = mesh["a", "b"]._flatten("ab")
+        found = _torch.flattened_mesh(mesh["a", "b"])
+        assert found is flattened or not hasattr(mesh, "_flatten_mapping")
 
 
 @checks("torch.distributed.distributed_c10d._world.pg_map")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @contextmanager
@@ -108,6 +109,17 @@ def makes_fake_tensors() -> bool:
         torch._C._len_torch_dispatch_stack() > 0
         and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     )
+
+
+def flattened_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
+    """Return the mesh of one dimension that `_flatten()` has made of a mesh of several, or None.
+
+    Checked on 2.13: the mesh that others were sliced from has them by name. In torch 2.9 none is found.
+    """
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    ranks = mesh.mesh.flatten().tolist()
+    flattened = getattr(root, "_flatten_mapping", {}).values()
+    return next((other for other in flattened if other.mesh.tolist() == ranks), None)
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:

@@ -96,6 +96,11 @@ def test_errors_in_a_process_group_are_raised_on_its_members(comm: Comm) -> None
             rw.all_gather((one for one in [1]) if rank == odd else 1, group=group)
         with pytest.raises(rw.MismatchError, match="barrier"):
             rw.barrier(group=group) if rank == odd else rw.all_reduce(1, group=group)
+        for late in (False, True):  # one rank comes after the others have given up
+            if (rank == odd) is late:
+                with pytest.raises(rw.CollectiveTimeoutError, match=f"Missing: rank {odd}"):
+                    rw.barrier(timeout=0.3, group=group)
+            rw.barrier()
         assert rw.all_reduce(1, group=group) == comm.size
 
 
@@ -119,9 +124,10 @@ def test_a_dimension_of_a_mesh_is_a_group(comm: Comm) -> None:
     assert comm_of(mesh["tp"]) is comm_of(mesh["tp"])
     cube = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("one", "dp", "tp"))
     check_collectives(cube["one"], [rank])
-    check_collectives(cube["one", "tp"]._flatten("both"), [rank // 2 * 2, rank // 2 * 2 + 1])
     with pytest.raises(rw.InvalidArgumentError, match=r"2 dimensions, and no process group.*mesh\[\"tp\"\]"):
         rw.all_reduce(1, group=cube["one", "tp"])
+    check_collectives(cube["one", "tp"]._flatten("both"), [rank // 2 * 2, rank // 2 * 2 + 1])
+    check_collectives(cube["one", "tp"], [rank // 2 * 2, rank // 2 * 2 + 1])
     assert rw.all_reduce(1) == comm.size
 
 

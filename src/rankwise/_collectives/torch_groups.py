@@ -13,6 +13,7 @@ from rankwise._comm.comm import Comm
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.current import joined_session
 from rankwise._session.session import Session
+from rankwise._torch import flattened_mesh
 from rankwise.errors import InvalidArgumentError, NotJoinedError, shown
 
 # Each rank counts its adoptions of a process group, so two threads must not adopt one at the same time.
@@ -56,11 +57,14 @@ def _group_of_mesh(mesh: DeviceMesh, session: Session) -> dist.ProcessGroup | No
     if mesh.ndim > 1:
         if mesh.size() == session.world_size:
             return session.group
-        names = mesh.mesh_dim_names or ("tp",)
-        raise InvalidArgumentError(
-            f"group={shown(mesh)} has {mesh.ndim} dimensions, and no process group of all its ranks; pass one of them, "
-            f'such as mesh["{names[-1]}"], or the mesh that mesh._flatten() returns'
-        )
+        flattened = flattened_mesh(mesh)
+        if flattened is None:
+            names = mesh.mesh_dim_names or ("tp",)
+            raise InvalidArgumentError(
+                f"group={shown(mesh)} has {mesh.ndim} dimensions, and no process group of all its ranks; pass one of "
+                f'them, such as mesh["{names[-1]}"], or the mesh that mesh._flatten() returns'
+            )
+        mesh = flattened
     try:
         return mesh.get_group()
     except RuntimeError as error:
