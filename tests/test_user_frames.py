@@ -40,7 +40,7 @@ def entries(call: Callable[[], Any]) -> list[traceback.FrameSummary]:
 @pytest.mark.ranks("serial", 2)
 @pytest.mark.usefixtures("torch_random")
 def test_errors_of_rankwise_end_where_the_user_called(comm: Comm) -> None:
-    rank = comm.rank or 0
+    rank, group = comm.rank or 0, rw.new_group(range(comm.size))
     calls: dict[str, Callable[[], object]] = {
         "barrier": lambda: rw.barrier(timeout=-1),
         "all_reduce": lambda: rw.all_reduce(object()),
@@ -48,6 +48,7 @@ def test_errors_of_rankwise_end_where_the_user_called(comm: Comm) -> None:
         "new_group": lambda: rw.new_group([99]),
         "all_gather": lambda: rw.all_gather(one for one in [1]),
         "reduce_scatter": lambda: rw.reduce_scatter([]),
+        "scatter": lambda: rw.scatter([1], group=[0]),  # type: ignore[arg-type]  # that is the point
     }
     if comm.size > 1:
         calls |= {
@@ -55,6 +56,7 @@ def test_errors_of_rankwise_end_where_the_user_called(comm: Comm) -> None:
             "all_gather_cat": lambda: rw.all_gather_cat(torch.ones(1, 1 + rank)),
             "all_reduce_": lambda: rw.all_reduce_(torch.ones(1 + rank)),
             "broadcast": lambda: rw.broadcast(1) if rank else rw.barrier(),
+            "close": lambda: group.close() if rank else rw.barrier(group=group),
         }
     for name, call in calls.items():
         user, *ours = entries(call)
