@@ -145,4 +145,6 @@ def test_a_mesh_of_some_ranks(comm: Comm) -> None:
     assert rw.all_gather(rw.get_rank(), group=backwards) == dist.get_process_group_ranks(backwards.get_group())
     with pytest.raises(rw.InvalidArgumentError, match="has no process group"):
         rw.all_reduce(1, group=DeviceMesh("cpu", list(range(comm.size)), _init_backend=False, _rank=rw.get_rank()))
+    with pytest.raises(rw.InvalidArgumentError, match="has no process group"):
+        rw.all_reduce(1, group=DeviceMesh("xla", list(range(comm.size))))
     assert rw.all_reduce(1) == comm.size

@@ -52,23 +52,22 @@ def _group_of_mesh(mesh: DeviceMesh, session: Session) -> dist.ProcessGroup | No
     Raises:
         InvalidArgumentError: This rank is not a member, or there is no such process group.
     """
-    if mesh.get_coordinate() is None:
-        raise InvalidArgumentError(f"this rank is not a member of group={shown(mesh)}")
-    if mesh.ndim > 1:
-        if mesh.size() == session.world_size:
-            return session.group
-        flattened = flattened_mesh(mesh)
-        if flattened is None:
-            names = mesh.mesh_dim_names or ("tp",)
-            raise InvalidArgumentError(
-                f"group={shown(mesh)} has {mesh.ndim} dimensions, and no process group of all its ranks; pass one of "
-                f'them, such as mesh["{names[-1]}"], or the mesh that mesh._flatten() returns'
-            )
-        mesh = flattened
     try:
-        return mesh.get_group()
-    except RuntimeError as error:
+        is_member = mesh.get_coordinate() is not None
+        if is_member and mesh.ndim > 1 and mesh.size() == session.world_size:
+            return session.group
+        one_dimensional = mesh if mesh.ndim == 1 else flattened_mesh(mesh)
+        if is_member and one_dimensional is not None:
+            return one_dimensional.get_group()
+    except (RuntimeError, AttributeError) as error:  # an XLA mesh has neither groups nor coordinates
         raise InvalidArgumentError(f"group={shown(mesh)} has no process group: torch reports: {error}") from error
+    if not is_member:
+        raise InvalidArgumentError(f"this rank is not a member of group={shown(mesh)}")
+    names = mesh.mesh_dim_names or ("tp",)
+    raise InvalidArgumentError(
+        f"group={shown(mesh)} has {mesh.ndim} dimensions, and no process group of all its ranks; pass one of them, "
+        f'such as mesh["{names[-1]}"], or the mesh that mesh._flatten() returns'
+    )
 
 
 def _adopted(group: dist.ProcessGroup | None, session: Session) -> Comm:
