@@ -72,7 +72,7 @@ class Comm(ByteCollectives):
 
     @property
     def backend(self) -> str | None:
-        """The backends of the process group, as torch writes them; None if this rank has no process group."""
+        """The backends of the group, as torch writes them; None alone, and if this rank is not a member."""
         return self.planes[-1].backend
 
     @property

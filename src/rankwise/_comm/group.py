@@ -44,7 +44,7 @@ class Group:
 
     @property
     def backend(self) -> str | None:
-        """The backends of its process group, as torch writes them; None if this rank has no process group of it."""
+        """The backends of the group, as torch writes them; None alone, and if this rank is not a member."""
         return self._comm.backend
 
     def __repr__(self) -> str:

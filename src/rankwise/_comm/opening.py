@@ -54,6 +54,10 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
         planes.append(
             TorchPlane(group, ranks=ranks, rank=registry.rank, device=registry.device, dead_ranks=link.dead_ranks)
         )
+    if group is not None:
+        registry.backend = registry.backend or planes[-1].backend
+    elif is_member:
+        planes[-1].backend = registry.backend
     return Comm(
         ranks=ranks,
         global_rank=registry.rank,

@@ -37,6 +37,7 @@ class GroupRegistry:
         own_address: Returns the name or address of this host for other hosts.
         find_dead_ranks: Returns the dead ranks among the given ones, with reasons, or ""; does not wait. For the time
             before the first group, which has connections of its own.
+        backend: The backends of the session's process group, as torch writes them.
         num_groups: The number of groups made so far; all ranks make all groups, in the same order.
         ranks: The global ranks of the session.
         channels: The channels of all groups that this rank is a member of, by the id of the group.
@@ -53,6 +54,7 @@ class GroupRegistry:
     store: Callable[[], dist.Store]
     own_address: Callable[[], str]
     find_dead_ranks: Callable[[Sequence[int]], str] = lambda _: ""
+    backend: str | None = None
     num_groups: int = 0
     channels: dict[int, Channel] = field(default_factory=dict)
     process_groups: dict[int, weakref.ref[dist.ProcessGroup]] = field(default_factory=dict)
@@ -281,6 +283,12 @@ class GroupLink:
         self._is_closed = True
         self._channel = None
         self._registry.close_channel(self.group, reason)
+
+    def shutdown(self, reason: str) -> None:
+        """Leave, and release the connections if this is the group of all ranks of a session."""
+        self.close(reason)
+        if self.group == 0:
+            self._registry.close(reason)
 
 
 def _waiting_frame(channel: Channel, call: str) -> Frame:

@@ -13,7 +13,6 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from rankwise._comm.comm import Comm
 from rankwise._comm.opening import open_comm, uses_frames
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import LaunchEnvironment
@@ -86,7 +85,6 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     preload_torch_functional()
     excepthook = sys.excepthook
     rank, world_size = joined.reading.rank.value, joined.reading.world_size.value
-    comm: Comm | None = None
     try:
         with gloo_on_loopback() if registry.one_host else contextlib.nullcontext():
             dist.init_process_group(
@@ -103,9 +101,8 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
         comm = open_comm(dist.group.WORLD, ranks=range(world_size), registry=registry)
     except Exception as error:
         sys.excepthook = excepthook
-        if comm is not None:
-            comm.shutdown("could not join")
-            registry.close("could not join")
+        registry.close("could not join")
+        if dist.is_initialized():
             dist.destroy_process_group()
         lost = joined.monitor.lost(range(world_size))
         why = f"{lost}. {error}" if lost and lost not in str(error) else str(error)
@@ -117,7 +114,6 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     group = cast("dist.ProcessGroup", dist.group.WORLD)
     resources = OpenedResources(
         comm=comm,
-        registry=registry,
         group=weakref.ref(group),
         joined=joined,
         hooks=(excepthook, sys.excepthook),

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from rankwise._comm.comm import Comm
 from rankwise._comm.gloo_threads import await_idle_threads
-from rankwise._comm.registry import GroupRegistry
 from rankwise._net.polling import wait_readable
 from rankwise._session.joining import Joined
 from rankwise._text import ranks_text
@@ -34,7 +33,6 @@ class OpenedResources:
     """The resources that a session has opened, and closes."""
 
     comm: Comm
-    registry: GroupRegistry
     group: weakref.ref[dist.ProcessGroup]
     joined: Joined
     hooks: tuple[Callable[..., object], Callable[..., object]]
@@ -48,7 +46,6 @@ class OpenedResources:
         self.joined.release_port()
         still_ours = dist.is_initialized() and dist.group.WORLD is self.group()
         self.comm.shutdown(reason)
-        self.registry.close(reason)
         if still_ours:
             dist.destroy_process_group()
         await_idle_threads()

@@ -108,6 +108,9 @@ class _OtherRanks(DataPlane):
     def close(self, reason: str = "") -> None:
         """Release nothing."""
 
+    def shutdown(self, reason: str) -> None:
+        """Release nothing."""
+
     def _reply(self, call: Call) -> bytes:
         """Return the message of the next reply, and keep its buffers for the transfer that follows."""
         try:

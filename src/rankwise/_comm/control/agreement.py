@@ -89,7 +89,7 @@ class Agreement(ABC):
             child.shutdown(reason)
         self._children.clear()
         if self._exchange is not None:
-            self._exchange.close(reason)
+            self._exchange.shutdown(reason)
 
     def add_child(self, child: Agreement) -> None:
         """Register a group of some of these members, to be closed with this one if it still exists then."""

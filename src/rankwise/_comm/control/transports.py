@@ -39,6 +39,9 @@ class FrameExchange(Protocol):
     def close(self, reason: str) -> None:
         """Send the other members the reason why this rank leaves."""
 
+    def shutdown(self, reason: str) -> None:
+        """Leave, and release the connections if this is the group of all ranks of a session."""
+
 
 class MessageTransport(Protocol):
     """The operations of a data plane by which members of a group without frames agree and send short messages."""

@@ -75,7 +75,7 @@ class DataPlane(ABC):
     Attributes:
         support: The operations that it supports now.
         message_device: The device of short messages, in groups that do not use frames.
-        backend: The backends of its process group, as torch writes them; None without a process group.
+        backend: The backends of the group, as torch writes them; None without a process group.
     """
 
     backend: str | None = None
