@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from torch.nn.parameter import is_lazy
 
 import rankwise as rw
-from rankwise._comm.data.serial import SerialComm
 from rankwise._comm.group import Comm, Group
+from rankwise._comm.opening import serial_comm
 from tests.contract.argument_kinds import ARRAYS, KINDS, PLAIN
 from tests.contract.random_values import EXAMPLES
 
@@ -165,7 +165,7 @@ def dimensions(tensor: torch.Tensor) -> int | None:
 @pytest.mark.ranks("serial", 2)
 @pytest.mark.parametrize("title", ROWS)
 def test_every_kind_of_every_argument(comm: Comm, title: str) -> None:
-    alone = Group(SerialComm(device=torch.device("cpu")))
+    alone = Group(serial_comm(torch.device("cpu")))
     wrong: list[str] = []
     for argument, kind in cells(title):
         cell = f"{title}({argument}={kind})"

@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.data.torch_backend import TorchGroupComm
+from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.group import Comm
+from rankwise._comm.registry import GroupRegistry
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(3, 4)]
 
@@ -135,11 +136,12 @@ def test_a_group_in_use_by_another_thread_stays_open(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_process_group_that_other_code_destroyed(comm: Comm) -> None:
+def test_a_process_group_that_other_code_destroyed(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GroupRegistry, "moves_data_itself", lambda _: False)
     group = rw.new_group(range(comm.size))
-    internal = comm_of(group)
-    assert isinstance(internal, TorchGroupComm)
-    dist.destroy_process_group(internal.group)
+    plane = comm_of(group).planes[-1]
+    assert isinstance(plane, TorchPlane)
+    dist.destroy_process_group(plane.group)
     rw.barrier(group=group)
     group.close()
     made = len(dist.distributed_c10d._world.pg_map)

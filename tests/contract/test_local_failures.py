@@ -15,8 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import rankwise as rw
-from rankwise._collectives.groups import comm_of
 from rankwise._comm.group import Comm
+from tests.contract.without_frames import without_frames
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.usefixtures("torch_random")]
 
@@ -146,13 +146,10 @@ def test_out_of_memory_at_every_step(comm: Comm, collective: str, odd: int) -> N
 
 def test_out_of_memory_in_a_group_without_frames(comm: Comm) -> None:
     """In groups without frames, data whose size was not known to all ranks is moved after a second agreement."""
-    comm_of(comm).uses_mesh = False
-    try:
+    with without_frames(comm):
         for collective in ("all_gather of others", "gather", "broadcast", "scatter", "all_reduce", "sync_grads"):
             make, call = COLLECTIVES[collective]
             value, fails = make(comm), rw.get_rank() == 1
             error = attempt(call, value, OutOfMemory(0, least=10_000) if fails else None)
             assert isinstance(error, MemoryError if fails else rw.RemoteRankError), collective
             assert attempt(call, make(comm), None) is None
-    finally:
-        comm_of(comm).uses_mesh = True

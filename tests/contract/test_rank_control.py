@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from torch.distributed import Store
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.control import agreement
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
+from tests.contract.without_frames import without_frames
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
 
@@ -263,23 +264,22 @@ def test_ranks_run_one_after_the_other(comm: Comm, tmp_path: Path) -> None:
     assert work() == rw.get_rank()
 
 
-@pytest.mark.parametrize("uses_mesh", [True, False], ids=["small", "large"])
-def test_an_error_in_rank_order_is_raised_on_all_ranks(comm: Comm, uses_mesh: bool) -> None:
-    """Also in groups that are too large for connections between all ranks."""
+@pytest.mark.parametrize("uses_frames", [True, False], ids=["small", "large"])
+def test_an_error_in_rank_order_is_raised_on_all_ranks(comm: Comm, uses_frames: bool) -> None:
+    """Also in groups that are too large for frames."""
     rank, middle = rw.get_rank(), comm.size // 2
-    comm_of(comm).uses_mesh = uses_mesh
     entered = []
     wanted = OnlyHereError if rank == middle else rw.RemoteRankError
-    with pytest.raises(wanted, match="no disk"), rw.in_rank_order():
-        entered.append(rank)
-        if rank == middle:
-            raise OnlyHereError("no disk")
-    assert entered == ([rank] if rank <= middle else [])
-    with rw.one_rank_only(0) as mine:
-        if mine:
-            time.sleep(0.1)
-    assert rw.all_reduce(1) == comm.size
-    assert agreement.MAX_MESH_SIZE == 64
+    with nullcontext() if uses_frames else without_frames(comm):
+        with pytest.raises(wanted, match="no disk"), rw.in_rank_order():
+            entered.append(rank)
+            if rank == middle:
+                raise OnlyHereError("no disk")
+        assert entered == ([rank] if rank <= middle else [])
+        with rw.one_rank_only(0) as mine:
+            if mine:
+                time.sleep(0.1)
+        assert rw.all_reduce(1) == comm.size
 
 
 def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Comm) -> None:

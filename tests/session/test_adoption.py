@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 import rankwise as rw
+from rankwise._comm.registry import GroupRegistry
 from rankwise._torch import fake_process_group
 
 
@@ -139,8 +140,11 @@ def test_variables_that_contradict_an_open_group_are_warned_of(
     )
 
 
-def test_closing_a_session_destroys_the_groups_that_it_made(foreign_group: dist.ProcessGroup) -> None:
+def test_closing_a_session_destroys_the_groups_that_it_made(
+    foreign_group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What you open you close; what you found open you leave open. Also those that nothing refers to any more."""
+    monkeypatch.setattr(GroupRegistry, "moves_data_itself", lambda _: False)
     with rw.init():
         kept, _ = rw.new_group([0]), rw.new_group([0])
         assert len(dist.distributed_c10d._world.pg_map) == 3

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import rankwise as rw
 import rankwise.compat.ignite as idist
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.data.serial import SerialComm
 from rankwise._comm.group import Comm
+from rankwise._comm.opening import serial_comm
 from rankwise.compat.ignite._member_rendezvous import MemberRendezvous
 from tests.session.worlds import free_port, plain, run_ranks
 
@@ -128,7 +128,7 @@ class Store(dist.HashStore):
 
 def two_members() -> list[MemberRendezvous]:
     """Return the rendezvous of ranks 0 and 1, as each of them has it; neither waits."""
-    return [MemberRendezvous(SerialComm(device=torch.device("cpu")), rank, (0, 1), timeout=0.0) for rank in (0, 1)]
+    return [MemberRendezvous(serial_comm(torch.device("cpu")), rank, (0, 1), timeout=0.0) for rank in (0, 1)]
 
 
 def test_a_member_that_comes_as_another_gives_up_is_met() -> None:

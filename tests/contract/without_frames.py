@@ -1,0 +1,21 @@
+"""Groups whose members exchange no frames, as those of more than 64 ranks on several hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rankwise._collectives.groups import comm_of
+from rankwise._comm.group import Comm
+
+
+@contextmanager
+def without_frames(group: Comm) -> Iterator[None]:
+    """Let the members of a group agree through its data plane, in a block."""
+    comm = comm_of(group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "uses_frames", False)
+        patch.setattr(comm, "_exchange", None)
+        yield
