@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -26,6 +27,23 @@ from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeEr
 
 # The largest data that is sent in the body of a frame, without a data operation.
 INLINE_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupContext:
+    """The functions of a session that a group of it needs.
+
+    Attributes:
+        open_group: Returns a group of some of the members; Collective over all members.
+        store: Returns the store that the members share; None if there is no other member.
+        destroy: Destroys the process group that was created for the group, if there is one.
+        close_unreferenced: Closes the groups of the session to which nothing refers any more.
+    """
+
+    open_group: Callable[[Sequence[int]], Comm]
+    store: Callable[[], Store] | None = None
+    destroy: Callable[[], None] = lambda: None
+    close_unreferenced: Callable[[], None] = lambda: None
 
 
 class Comm(ByteCollectives):
@@ -47,8 +65,7 @@ class Comm(ByteCollectives):
         device: torch.device,
         planes: Sequence[DataPlane],
         exchange: FrameExchange | None = None,
-        store: Callable[[], Store] | None = None,
-        open_group: Callable[[Sequence[int]], Comm],
+        context: GroupContext,
         check: bool = False,
     ) -> None:
         """Make the group of some ranks.
@@ -59,16 +76,14 @@ class Comm(ByteCollectives):
             device: The device of received tensors that were on another rank's accelerator.
             planes: The data planes.
             exchange: The exchange of frames; None if the group does not use frames, or has one member.
-            store: Returns the store that the members share; None if there is no other member.
-            open_group: Returns a group of some of the members; Collective over all members.
+            context: The functions of the session.
             check: Single tensors on an accelerator are verified too.
         """
         super().__init__(ranks=ranks, global_rank=global_rank, exchange=exchange, transport=planes[-1])
         self.device = device
         self.check = check
         self.planes = planes
-        self._store = store
-        self._open_group = open_group
+        self._context = context
 
     @property
     def backend(self) -> str | None:
@@ -82,19 +97,23 @@ class Comm(ByteCollectives):
 
     def shared_store(self) -> Store | None:
         """Return the store that the members share; None if there is no other member."""
-        return None if self._store is None else self._store()
+        return None if self._context.store is None else self._context.store()
 
     def shutdown(self, reason: str) -> None:
         super().shutdown(reason)
         for plane in self.planes:
             plane.close()
 
+    def close_locally(self, reason: str) -> None:
+        super().close_locally(reason)
+        self._context.destroy()
+
     def new_group(self, ranks: Sequence[int]) -> Comm:
         """Return a new group of some of the members.
 
         Collective over all members of this group, which pass the same global ranks.
         """
-        child = self._open_group(ranks)
+        child = self._context.open_group(ranks)
         self.add_child(child)
         return child
 
@@ -125,6 +144,7 @@ class Comm(ByteCollectives):
         """Close the groups that were made from this one, without waiting for other members."""
         for child in list(self._children):
             child.close_locally(reason)
+        self._context.close_unreferenced()
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[Completion[torch.Tensor]]:
         """Prepare the reduction of the members' tensors, which have the same shape and type.

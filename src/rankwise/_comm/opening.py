@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
-from rankwise._comm.comm import Comm
+from rankwise._comm.comm import Comm, GroupContext
 from rankwise._comm.data.plane import DataPlane
 from rankwise._comm.data.serial import SerialPlane
 from rankwise._comm.data.sockets import SocketPlane
@@ -30,7 +31,7 @@ def serial_comm(device: torch.device, ranks: Sequence[int] = range(1)) -> Comm:
         global_rank=0,
         device=device,
         planes=[SerialPlane()],
-        open_group=lambda ranks: serial_comm(device, tuple(ranks)),
+        context=GroupContext(open_group=lambda ranks: serial_comm(device, tuple(ranks))),
     )
 
 
@@ -64,8 +65,12 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
         device=registry.device,
         planes=planes,
         exchange=exchange if is_member else None,
-        store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
-        open_group=lambda ranks: _open_group(registry, ranks),
+        context=GroupContext(
+            open_group=partial(_open_group, registry),
+            store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
+            destroy=partial(registry.destroy_process_group, link.group),
+            close_unreferenced=registry.close_unreferenced,
+        ),
         check=registry.check,
     )
 

@@ -12,7 +12,7 @@ import torch
 from rankwise import _torch
 from rankwise._arguments import as_integer
 from rankwise._collectives.serialization import Following, serialize
-from rankwise._comm.comm import Comm
+from rankwise._comm.comm import Comm, GroupContext
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.control.verdict import Combine, Verdict, combined
@@ -171,7 +171,7 @@ def _recording_comm(rank: int, ranks: Sequence[int], calls: list[Recorded], repl
         device=torch.device("cpu"),
         planes=[others],
         exchange=others,
-        open_group=lambda members: _recording_comm(rank, tuple(members), calls, replies),
+        context=GroupContext(open_group=lambda members: _recording_comm(rank, tuple(members), calls, replies)),
     )
 
 
