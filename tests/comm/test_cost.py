@@ -6,37 +6,40 @@ import cProfile
 import pstats
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.comm import Comm
-from rankwise._comm.control.agreement import MAX_MESH_SIZE, Prepared
-from rankwise._comm.control.protocol import Call, Frame
+from rankwise._comm.comm import Comm, GroupContext
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.transports import Prepared
 from rankwise._comm.control.verdict import Combine, Verdict, combined
+from rankwise._comm.data.plane import DataPlane, Pieces, Support
 from rankwise._comm.group import Group
+from rankwise._comm.opening import MAX_FRAMES_SIZE
 from rankwise._comm.reduce_ops import Op
 
 SCALARS = {f"metric {index}": index / 7 for index in range(50)}
 
 
-class CountingComm(Comm):
-    """Rank zero of a group in which all ranks pass the same values.
+class CountingRanks(DataPlane):
+    """The other ranks of a group in which all ranks pass the same values: its exchange of frames and its data plane.
 
     Attributes:
         cost: Frames and their bytes; operations of the backend and the bytes passed to it.
     """
 
     def __init__(self, size: int) -> None:
-        cpu = torch.device("cpu")
-        super().__init__(ranks=range(size), global_rank=0, device=cpu, control_device=cpu)
+        self.size = size
         self.cost: Counter[str] = Counter()
 
-    def new_group(self, ranks: Sequence[int]) -> Comm:
-        return CountingComm(len(ranks))
+    @property
+    def support(self) -> Support:
+        return Support()
 
-    def _agree_by_frames(
+    def agree(
         self,
         call: Call,
         message: bytes,
@@ -49,9 +52,6 @@ class CountingComm(Comm):
         verdict = combined([message] * self.size, combine)
         verdict.bodies = dict.fromkeys(read, message)
         return verdict
-
-    def _post_frame(self, frame: Frame) -> None:
-        raise NotImplementedError
 
     def _count_operation(self, data: torch.Tensor) -> None:
         self.cost["operations"] += 1
@@ -70,17 +70,29 @@ class CountingComm(Comm):
     def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         def run() -> list[torch.Tensor]:
             self._count_operation(data)
-            return [data.clone() for _ in self.ranks]
+            return [data.clone() for _ in range(self.size)]
 
         return run
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
         return lambda: self._count_operation(data)
 
-    def _transfer(
-        self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Prepared[None]:
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:
         raise NotImplementedError
+
+
+def counting_group(size: int) -> tuple[Group, Counter[str]]:
+    """Return rank zero's group, and its cost."""
+    ranks: Any = CountingRanks(size)
+    comm = Comm(
+        ranks=range(size),
+        global_rank=0,
+        device=torch.device("cpu"),
+        planes=[ranks],
+        exchange=ranks if size <= MAX_FRAMES_SIZE else None,
+        context=GroupContext(open_group=lambda _: comm),
+    )
+    return Group(comm), ranks.cost
 
 
 Collective = Callable[[Group], object]
@@ -95,21 +107,21 @@ COLLECTIVES: dict[str, Collective] = {
 
 
 def cost_of(collective: Collective, size: int) -> Counter[str]:
-    comm = CountingComm(size)
-    collective(Group(comm))
-    return comm.cost
+    group, cost = counting_group(size)
+    collective(group)
+    return cost
 
 
 def python_calls(collective: Collective, size: int) -> int:
-    comm = Group(CountingComm(size))
-    collective(comm)
+    group, _ = counting_group(size)
+    collective(group)
     profile = cProfile.Profile()
-    profile.runcall(collective, comm)
+    profile.runcall(collective, group)
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]  # missing in typeshed
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@pytest.mark.parametrize("size", [2, 8, MAX_MESH_SIZE])
+@pytest.mark.parametrize("size", [2, 8, MAX_FRAMES_SIZE])
 def test_each_member_of_a_small_group_sends_one_frame(name: str, size: int) -> None:
     cost = cost_of(COLLECTIVES[name], size)
     assert cost["frames"] == 1
@@ -119,18 +131,18 @@ def test_each_member_of_a_small_group_sends_one_frame(name: str, size: int) -> N
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_the_cost_of_a_large_group_does_not_grow_with_it(name: str) -> None:
-    costs = [cost_of(COLLECTIVES[name], size) for size in (MAX_MESH_SIZE + 1, 1024, 4096)]
+    costs = [cost_of(COLLECTIVES[name], size) for size in (MAX_FRAMES_SIZE + 1, 1024, 4096)]
     assert costs[0] == costs[1] == costs[2]
     assert costs[0]["frames"] == 0
     operations = {"barrier": 1, "a tensor": 2, "a large tensor": 2, "scalars": 3, "broadcast": 3}
     assert costs[0]["operations"] == operations[name]
-    calls = [python_calls(COLLECTIVES[name], size) for size in (MAX_MESH_SIZE + 1, 4096)]
+    calls = [python_calls(COLLECTIVES[name], size) for size in (MAX_FRAMES_SIZE + 1, 4096)]
     assert calls[0] == calls[1]
 
 
-@pytest.mark.parametrize("size", [2, MAX_MESH_SIZE, MAX_MESH_SIZE + 1, 4096])
+@pytest.mark.parametrize("size", [2, MAX_FRAMES_SIZE, MAX_FRAMES_SIZE + 1, 4096])
 def test_the_counting_group_returns_correct_results(size: int) -> None:
-    comm = Group(CountingComm(size))
+    comm, _ = counting_group(size)
     assert rw.all_reduce({"a": 1, "b": torch.ones(2)}, group=comm)["a"] == size
     assert rw.all_reduce(SCALARS, group=comm)["metric 7"] == pytest.approx(size)
     assert rw.all_reduce(2**62, group=comm) == size * 2**62
