@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import socket
+import time
 
 import pytest
 
@@ -169,3 +170,19 @@ def test_a_forked_child_does_not_keep_connections_open(group: list[Member]) -> N
     for error in errors:
         assert isinstance(error, rw.CollectiveError)
         assert f"rank 12{host_suffix(group)}" in str(error)
+
+
+def test_closing_in_another_thread_ends_an_exchange(group: list[Member]) -> None:
+    def run(member: int) -> None:
+        if member:
+            agree(group[member])
+        else:
+            channel = group[1].channel
+            while channel.sequence == 0:
+                time.sleep(0.001)
+            group[1].leave("closed in another thread")
+
+    _, closed, other = in_threads(run)
+    assert isinstance(closed, rw.CollectiveError)
+    assert "this rank has left the group, in another thread" in str(closed)
+    assert "rank 11 closed in another thread" in str(other) or "rank 10" in str(other)

@@ -121,14 +121,14 @@ class HostPage:
 
     def detach(self, window: Window, num_members: int) -> None:
         """Release a window. The last member to detach frees its memory."""
-        window.free_own()
         with self._locked():
             word = self._entry(window.number) + 1
             self._words[word] += 1
             if self._words[word] == num_members:
                 window.free()
                 self._words[word - 1] = self._words[word] = 0
-        window.close()
+        with self._lock:
+            window.close()
 
     def enter(self, group: int, sequence: int) -> None:
         """Record that this rank is in a collective of a group."""

@@ -31,10 +31,13 @@ RING_ENTRIES: Final = 1 << 10
 FILE_BYTES: Final = 1 << 60
 # The largest number of ranks on a host: two descriptors for each are sent in one message, which carries at most 253.
 MAX_RANKS: Final = 126
+# The length of the parts in which memory is freed: the address space of a process may be limited.
+_FREED_BYTES: Final = 1 << 30
 _SEQUENCE: Final = struct.Struct("<Q")
 # The first word is not zero after any member has failed, timed out or left. Then there are rows with a word for each
 # slot: the last exchange of each parity that has a frame there; the last one with a frame in the ring; the last one
-# that the member has failed in or timed out in; the last one that it has finished; and whether it has left.
+# that the member has failed in or timed out in; the last one that it has finished; whether it has left; and whether any
+# body did not fit into the slot.
 _ANY_PROBLEM: Final = 0
 _FIRST_WORD: Final = 8
 _FRAMES: Final = 0
@@ -42,7 +45,8 @@ _RING: Final = 2
 _PROBLEM: Final = 3
 _FINISHED: Final = 4
 _LEFT: Final = 5
-_ROWS: Final = 6
+_IS_LARGE: Final = 6
+_ROWS: Final = 7
 
 # The kinds of frames after which the members do not wait for the frames of the others.
 _PROBLEMS: Final = frozenset({FrameKind.FAILED, FrameKind.WAITING_IN_OTHER_GROUP})
@@ -101,6 +105,7 @@ class Window:
             self._free_before(sequence - 1)
             header, _ = frame_size(data)
             if len(data) > _FRAME_BYTES:
+                self._words[self._word(_IS_LARGE, slot)] = 1
                 self._write_behind(self._body_offset(slot, parity), data[header:], sequence)
                 data = data[:header]
             start = self._starts[slot] + parity * _FRAME_BYTES
@@ -202,19 +207,19 @@ class Window:
         self._own_lock.release()
         self._own_lock.acquire()
 
-    def free_own(self) -> None:
-        """Free what this member has written behind the windows."""
-        self._free_before(1 << 64)
-
     def free(self) -> None:
-        """Free the memory, which is zero for the next group."""
+        """Free the memory, which is zero for the next group; no member reads it any more."""
+        for slot, (last, is_large) in enumerate(zip(self._row(_PROBLEM), self._row(_IS_LARGE), strict=True)):
+            if last or self._words[self._word(_RING, slot)]:
+                self._free_behind(self._entry_offset(slot, 0), RING_ENTRIES * _ENTRY_BYTES)
+            if is_large:
+                self._free_behind(self._body_offset(slot, 0), 2 * _BODY_BYTES)
         self._map.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> None:
-        """Close this process's access."""
+        """Close this process's access; the caller holds the lock for unmapping."""
         self._words.release()
-        with self._unmapping:
-            self._map.close()
+        self._map.close()
 
     def _word(self, row: int, slot: int) -> int:
         return _FIRST_WORD + row * self._slots + slot
@@ -245,7 +250,7 @@ class Window:
 
     def _write_behind(self, offset: int, data: bytes, sequence: int) -> None:
         if offset in self._written:
-            self._free_behind(offset)
+            self._free_written(offset)
         self._written[offset] = len(data), sequence
         rest = memoryview(data)
         while rest:
@@ -254,12 +259,17 @@ class Window:
     def _free_before(self, sequence: int) -> None:
         """Free what this member has written for exchanges before this one, and not for slots."""
         for offset in [offset for offset, (_, written) in self._written.items() if written < sequence]:
-            self._free_behind(offset)
+            self._free_written(offset)
 
-    def _free_behind(self, offset: int) -> None:
+    def _free_written(self, offset: int) -> None:
         length, _ = self._written.pop(offset)
-        with self._unmapping, mmap.mmap(self._memory, length, offset=offset) as area:
-            area.madvise(mmap.MADV_REMOVE)
+        with self._unmapping:
+            self._free_behind(offset, length)
+
+    def _free_behind(self, offset: int, length: int) -> None:
+        for start in range(offset, offset + length, _FREED_BYTES):
+            with mmap.mmap(self._memory, min(_FREED_BYTES, offset + length - start), offset=start) as area:
+                area.madvise(mmap.MADV_REMOVE)
 
 
 def _encoded(text: str) -> bytes:

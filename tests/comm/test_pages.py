@@ -1,0 +1,112 @@
+"""The page of a host: rings, memory, and channels that are closed while they are used. Members are threads."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+import rankwise as rw
+from rankwise._comm.control.page_channel import PageChannel
+from rankwise._comm.control.protocol import Failure, Frame, FrameKind
+from rankwise._comm.control.window import RING_ENTRIES
+from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, in_threads, open_group
+
+pytestmark = pytest.mark.parametrize("links", ["page"], indirect=True)
+
+
+def fail(member: Member, traceback: str = "trace") -> None:
+    """Raise in a call, as a rank does that catches the exception."""
+    body = pickle.dumps(Failure("node", "ValueError: bad batch", traceback))
+    with member.channel.lock:
+        member.channel.post(Frame(FrameKind.FAILED, CALL, body=body), timeout=100.0)
+
+
+def memory_bytes(member: Member) -> int:
+    """Return how much memory the page takes."""
+    page = member.links.page
+    assert page is not None
+    return os.fstat(page._memory).st_blocks * 512
+
+
+def num_mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:rankwise")
+
+
+@pytest.mark.parametrize("odd", range(SIZE))
+@pytest.mark.parametrize("traceback", [10, 32_000])
+def test_failures_of_a_member_that_is_ahead_are_read_in_order(group: list[Member], odd: int, traceback: int) -> None:
+    """It makes its calls without waiting for the others, and goes on to something else, where nothing wakes it."""
+    for _ in range(100):
+        fail(group[odd], "x" * traceback)
+
+    def catch_up(member: int) -> list[tuple[int, int]]:
+        if member == odd:
+            return []
+        errors = []
+        for _ in range(100):
+            try:
+                agree(group[member], timeout=20.0)
+            except rw.RemoteRankError as error:
+                errors.append((error.rank, len(error.traceback)))
+        return errors
+
+    found = in_threads(catch_up)
+    for member in range(SIZE):
+        assert member == odd or [rank for rank, _ in found[member]] == [10 + odd] * 100, found[member]
+    assert_connected(group)
+
+
+def test_timeouts_of_members_that_are_ahead_are_raised_on_the_late_one(group: list[Member]) -> None:
+    for late in range(SIZE):
+        for _ in range(5):
+            in_threads(lambda member: member == late or agree(group[member], timeout=0.02))  # noqa: B023
+        for _ in range(5):
+            (error,) = in_threads(lambda _: agree(group[late], timeout=20.0), 1)  # noqa: B023
+            assert isinstance(error, rw.CollectiveTimeoutError), error
+        assert_connected(group)
+
+
+def test_a_member_that_is_too_far_ahead_leaves_the_group(group: list[Member]) -> None:
+    body = pickle.dumps(Failure("node", "ValueError: bad batch", "trace"))
+    with group[1].channel.lock, pytest.raises(rw.CollectiveError, match="this rank has left the group"):
+        for _ in range(2 * RING_ENTRIES):
+            group[1].channel.post(Frame(FrameKind.FAILED, CALL, body=body))
+
+
+def test_groups_that_are_closed_leave_nothing(group: list[Member]) -> None:
+    """Also after failures, timeouts and large bodies, and where a member closes before another has used the group."""
+    links = [member.links for member in group]
+    assert_connected(group)
+    before = memory_bytes(group[0]), num_mappings(), len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
+    for number in range(1, 61):
+        opened = open_group(links, number)
+        if number % 3:
+            odd = number % SIZE
+            fail(opened[odd], "x" * 32_000)
+            in_threads(lambda member: member == odd or agree(opened[member]))  # noqa: B023
+            in_threads(lambda member: agree(opened[member], bytes(20_000), read=range(SIZE)))  # noqa: B023
+            in_threads(lambda member: member == 0 or agree(opened[member], bytes(20_000), timeout=0.01))  # noqa: B023
+            for _ in range(5):
+                fail(opened[1], "x" * 9_000)
+        for member in opened:
+            member.channel.close("closed the group")
+    gone = memory_bytes(group[0]), num_mappings(), len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
+    assert gone[0] <= before[0] + 4096  # of the directory
+    assert gone[1:] == before[1:]
+    assert_connected(group)
+
+
+def test_a_verdict_is_read_after_the_leader_has_left(group: list[Member]) -> None:
+    """The leader is three calls ahead, so its verdicts are in the ring."""
+    assert isinstance(group[0].channel, PageChannel)
+    for _ in range(4):
+        fail(group[0], "x" * 20_000)
+    group[0].leave("ended")
+    for _ in range(4):
+        for member in (1, 2):
+            with pytest.raises(rw.RemoteRankError):
+                agree(group[member], timeout=20.0)
