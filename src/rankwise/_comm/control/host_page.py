@@ -24,6 +24,7 @@ from rankwise._comm.control.window import Window, window_bytes
 from rankwise._net.polling import SharedEventLoop
 from rankwise.errors import CollectiveError
 
+_SPIN_SECONDS: Final = 0.0001
 # The number of entries of the directory, in use or free again.
 _COUNT_WORD: Final = 0
 # The record of a rank, in words: the group whose collective it is in, or 0; the number of the exchange; since when, on
@@ -62,6 +63,7 @@ class HostPage:
         ranks: The global ranks on this host, in ascending order.
         index: The index of this rank among them.
         dead: The indices of the ranks that have ended.
+        spin_seconds: How long a rank waits without sleeping before it sleeps.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class HostPage:
         self.ranks = list(ranks)
         self.index = self.ranks.index(rank)
         self.dead: set[int] = set()
+        # With a processor for each rank, to wait for a moment without sleeping is faster than to be woken.
+        self.spin_seconds = _SPIN_SECONDS if len(self.ranks) <= len(os.sched_getaffinity(0)) else 0.0
         self._memory = memory
         self._wakers = wakers
         self._processes = dict(enumerate(processes))

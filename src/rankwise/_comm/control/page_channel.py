@@ -8,7 +8,7 @@ by itself that another one is gone, or that a timeout has expired.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rankwise._comm.control.channel import Channel, Exchange
@@ -98,8 +98,10 @@ class PageChannel(Channel):
         frame.group, frame.sequence = self.group, self.sequence
         self._page.enter(self.group, self.sequence)
         self._window.write(self.own, frame, has_room=self._has_room())
-        if self.own != _LEADER:
-            self._page.wake(self._indices[_LEADER])
+        if frame.kind is not FrameKind.CALL and frame.kind is not FrameKind.DETAILS:
+            self._wake_others()  # those that wait without a leader, too
+        elif self.own != _LEADER:
+            self._wake_sleeping([_LEADER])
 
     def _finish(self) -> None:
         """Record that this member reads nothing any more of the exchange."""
@@ -121,19 +123,20 @@ class PageChannel(Channel):
         size = len(self.ranks)
         while True:
             seen = self._links.loop.num_events
-            arrived = self._window.arrivals(self.sequence)[:size]
+            num_arrived = self._window.arrivals(self.sequence).count(self.sequence)
             self._window.fence()
-            missing = [] if arrived.count(self.sequence) == size else self._missing()
-            verdict = self._problem(missing)
-            if verdict is None and not missing:
+            verdict = self._problem()
+            if verdict is None and num_arrived == size:
                 verdict = conclude(self.ranks, self._frames(), exchange.combine)
-                verdict = self._problem(()) or verdict  # a timeout has expired meanwhile
+                verdict = self._problem() or verdict  # a timeout has expired meanwhile
             if verdict is None and exchange.is_expired:
-                verdict = Verdict(Outcome.ERROR, error=self._timeout_error(exchange, missing))
+                verdict = Verdict(Outcome.ERROR, error=self._timeout_error(exchange, self._missing()))
             if verdict is not None:
                 self._publish(verdict)
                 return self._accepted(verdict, exchange)
-            self._wait(missing, exchange, seen)
+            self._wait(
+                exchange, seen, lambda: self._window.arrivals(self.sequence).count(self.sequence) != num_arrived
+            )
 
     def _follow(self, exchange: Exchange) -> Verdict:
         """Wait for the verdict."""
@@ -141,20 +144,28 @@ class PageChannel(Channel):
             seen = self._links.loop.num_events
             verdict = self._verdict()
             if verdict is None and not self._is_led():
-                verdict = self._verdict() or self._problem(self._missing())
+                verdict = self._verdict() or self._problem()
             if verdict is None and exchange.is_expired:
                 verdict = self._verdict_after_timeout(self._timeout_error(exchange, self._missing() or [_LEADER]))
             if verdict is not None:
                 return self._accepted(verdict, exchange)
-            self._wait(None, exchange, seen)
+            self._wait(exchange, seen, lambda: self._window.has_arrived(self._window.verdict_slot, self.sequence))
 
-    def _wait(self, missing: Sequence[int] | None, exchange: Exchange, seen: int) -> None:
+    def _wait(self, exchange: Exchange, seen: int, has_news: Callable[[], bool]) -> None:
+        """Wait until another member may have written something, first without sleeping."""
         self._require_open(exchange.frame.call)
-        if not self._links.loop.wait(seen, exchange.pause()):
-            members = self._missing() if missing is None else missing
-            exchange.on_pause([self.ranks[member] for member in members])
+        until = time.perf_counter() + self._page.spin_seconds
+        while time.perf_counter() < until:
+            if has_news():
+                return
+        self._window.set_sleeping(self.own, is_sleeping=True)
+        try:
+            if not has_news() and not self._links.loop.wait(seen, exchange.pause()):
+                exchange.on_pause([self.ranks[member] for member in self._missing()])
+        finally:
+            self._window.set_sleeping(self.own, is_sleeping=False)
 
-    def _problem(self, missing: Sequence[int]) -> Verdict | None:
+    def _problem(self) -> Verdict | None:
         """Return the verdict on an exchange that a member has ended, or that a missing one will never enter."""
         if not self._page.dead and not self._window.has_problem(self.sequence):
             return None
@@ -165,7 +176,7 @@ class PageChannel(Channel):
         frames = self._frames()
         if any(frame.kind is FrameKind.FAILED for frame in frames.values()):
             return conclude(self.ranks, frames, None)
-        lost = [member for member in missing if self.lost_reason(member)]
+        lost = [member for member in self._missing() if self.lost_reason(member)]
         if not self._is_led() and _LEADER not in lost and self.lost_reason(_LEADER):
             lost.append(_LEADER)  # it came, and is gone
         if not lost:
@@ -200,7 +211,10 @@ class PageChannel(Channel):
         """Write the verdict, and wake the other members."""
         frame = Frame(FrameKind.VERDICT, "", body=verdict.encode(), group=self.group, sequence=self.sequence)
         self._window.write(self._window.verdict_slot, frame, has_room=self._has_room())
-        self._wake_others()
+        if verdict.outcome is Outcome.ERROR:
+            self._wake_others()
+        else:
+            self._wake_sleeping(range(1, len(self.ranks)))
 
     def _accepted(self, verdict: Verdict, exchange: Exchange) -> Verdict:
         """Return a verdict with the bodies that this member needs."""
@@ -220,6 +234,12 @@ class PageChannel(Channel):
     def _missing(self) -> list[int]:
         """Return the members that are not in the exchange."""
         return [member for member in range(len(self.ranks)) if not self._window.has_arrived(member, self.sequence)]
+
+    def _wake_sleeping(self, members: Sequence[int]) -> None:
+        """Wake those of these members that sleep, or are about to, after something was written for them."""
+        self._window.fence()
+        for member in self._window.sleeping(members):
+            self._page.wake(self._indices[member])
 
     def _wake_others(self) -> None:
         for member, index in enumerate(self._indices):

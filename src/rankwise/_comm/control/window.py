@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from rankwise._comm.control.protocol import Frame, FrameKind, decode_frame, frame_size
@@ -46,7 +47,8 @@ _PROBLEM: Final = 3
 _FINISHED: Final = 4
 _LEFT: Final = 5
 _IS_LARGE: Final = 6
-_ROWS: Final = 7
+_SLEEPING: Final = 7
+_ROWS: Final = 8
 
 # The kinds of frames after which the members do not wait for the frames of the others.
 _PROBLEMS: Final = frozenset({FrameKind.FAILED, FrameKind.WAITING_IN_OTHER_GROUP})
@@ -153,6 +155,17 @@ class Window:
             start = self._starts[slot] + (last & 1) * _FRAME_BYTES
             data = self._map[start : start + _FRAME_BYTES]
         return decode_frame(data, 0, b"").call
+
+    def set_sleeping(self, slot: int, *, is_sleeping: bool) -> None:
+        """Record that a member sleeps until it is woken, before it looks a last time whether it has to."""
+        self._words[self._word(_SLEEPING, slot)] = is_sleeping
+        if is_sleeping:
+            self.fence()
+
+    def sleeping(self, slots: Sequence[int]) -> list[int]:
+        """Return those of some members that sleep."""
+        row = self._row(_SLEEPING)
+        return [slot for slot in slots if row[slot]]
 
     def set_finished(self, slot: int, sequence: int) -> None:
         """Record that a member reads nothing any more of an exchange and those before it."""
