@@ -100,7 +100,7 @@ class GroupRegistry:
         def check_alive(awaited: Callable[[], Sequence[int]]) -> None:
             dead = self._dead_ranks(ranks) and self._dead_ranks(awaited())  # `awaited` asks the store: only if needed
             if dead:
-                raise CollectiveError(f"the {len(ranks)} ranks could not connect: {dead}")
+                raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {dead}")
 
         try:
             return connect(
@@ -116,7 +116,7 @@ class GroupRegistry:
             if isinstance(error, RankwiseError):
                 raise
             raise CollectiveError(
-                f"the {len(ranks)} ranks could not connect: the store of the ranks failed: {error}"
+                f"a group of {len(ranks)} ranks could not be made: the store of the ranks failed: {error}"
             ) from error
 
     def _dead_ranks(self, ranks: Sequence[int]) -> str:

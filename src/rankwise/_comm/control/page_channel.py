@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from rankwise._comm.control.channel import Channel, Exchange
@@ -134,9 +135,11 @@ class PageChannel(Channel):
             if verdict is not None:
                 self._publish(verdict)
                 return self._accepted(verdict, exchange)
-            self._wait(
-                exchange, seen, lambda: self._window.arrivals(self.sequence).count(self.sequence) != num_arrived
-            )
+            self._wait(exchange, seen, partial(self._has_arrivals_after, num_arrived))
+
+    def _has_arrivals_after(self, num_arrived: int) -> bool:
+        """Return whether not exactly so many frames of the exchange have arrived."""
+        return self._window.arrivals(self.sequence).count(self.sequence) != num_arrived
 
     def _follow(self, exchange: Exchange) -> Verdict:
         """Wait for the verdict."""

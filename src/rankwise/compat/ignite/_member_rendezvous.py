@@ -15,7 +15,7 @@ from rankwise import Session
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._session.adoption import adopt_subgroup
-from rankwise._torch import gloo_on_loopback, local_group_name
+from rankwise._torch import gloo_on_one_host, local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError
 
 _MAX_PAUSE_SECONDS: Final = 0.05
@@ -53,7 +53,7 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
     name = f"rankwise ranks {members}/{finished[members]}"
     finished[members] += 1
     try:
-        with local_group_name(name), gloo_on_loopback() if session.reading.is_one_host else nullcontext():
+        with local_group_name(name), gloo_on_one_host() if session.reading.is_one_host else nullcontext():
             part = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
     except (RuntimeError, ValueError) as error:
         raise CollectiveError(f"the group of ranks {members} could not be made: torch reports: {error}") from error
