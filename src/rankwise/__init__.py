@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rankwise._collectives.all_gather import all_gather, all_gather_cat
     from rankwise._collectives.groups import barrier, new_group, node_group
+    from rankwise._collectives.point_to_point import recv, send
     from rankwise._collectives.reduce import all_reduce, all_reduce_, reduce_scatter
     from rankwise._collectives.rooted import broadcast, gather, scatter
     from rankwise._comm.group import Comm, Group
@@ -112,8 +113,10 @@ __all__ = [
     "one_rank_only",
     "rank_zero_first",
     "rank_zero_only",
+    "recv",
     "reduce_scatter",
     "scatter",
+    "send",
     "sync_grads",
     "sync_params",
     "topology",
@@ -123,6 +126,7 @@ _HOMES = {
     "_collectives.all_gather": ("all_gather", "all_gather_cat"),
     "_collectives.groups": ("barrier", "new_group", "node_group"),
     "_collectives.rooted": ("broadcast", "gather", "scatter"),
+    "_collectives.point_to_point": ("recv", "send"),
     "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),
     "_comm.group": ("Comm", "Group"),
     "_comm.group_rank": ("GroupRank",),

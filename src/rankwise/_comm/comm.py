@@ -35,12 +35,15 @@ class GroupContext:
 
     Attributes:
         open_group: Returns a group of some of the members; Collective over all members.
+        open_pair: Returns the group of two members, given their group ranks in ascending order; Local. None if there is
+            no other member.
         store: Returns the store that the members share; None if there is no other member.
         destroy: Destroys the process group that was created for the group, if there is one.
         close_unreferenced: Closes the groups of the session to which nothing refers any more.
     """
 
     open_group: Callable[[Sequence[int]], Comm]
+    open_pair: Callable[[Sequence[int]], Comm] | None = None
     store: Callable[[], Store] | None = None
     destroy: Callable[[], None] = lambda: None
     close_unreferenced: Callable[[], None] = lambda: None
@@ -84,6 +87,7 @@ class Comm(ByteCollectives):
         self.check = check
         self.planes = planes
         self._context = context
+        self._pairs: dict[int, Comm] = {}
 
     @property
     def backend(self) -> str | None:
@@ -116,6 +120,24 @@ class Comm(ByteCollectives):
         child = self._context.open_group(ranks)
         self.add_child(child)
         return child
+
+    def pair(self, other: int) -> Comm:
+        """Return the group of this member and another one, made by the first call. Local.
+
+        Args:
+            other: The group rank of the other member.
+
+        Raises:
+            InvalidArgumentError: It is this member itself.
+            CollectiveError: The ranks of the session are not connected yet.
+        """
+        own = self.require_member()
+        if other == own or self._context.open_pair is None:
+            raise InvalidArgumentError(f"rank {self.ranks[own]} cannot send to itself, or receive from itself")
+        if other not in self._pairs:
+            pair = self._pairs[other] = self._context.open_pair(sorted((own, other)))
+            self.add_child(pair)
+        return self._pairs[other]
 
     def close(self) -> None:
         """Close a group that users have made, as `Group.close` describes.

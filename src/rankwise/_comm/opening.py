@@ -16,7 +16,7 @@ from rankwise._comm.data.plane import DataPlane
 from rankwise._comm.data.serial import SerialPlane
 from rankwise._comm.data.sockets import SocketPlane
 from rankwise._comm.data.torch_backend import TorchPlane
-from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.registry import GroupLink, GroupRegistry
 from rankwise._torch import gloo_on_one_host
 from rankwise.errors import CollectiveError, NotJoinedError
 
@@ -67,6 +67,7 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
         exchange=exchange if is_member else None,
         context=GroupContext(
             open_group=partial(_open_group, registry),
+            open_pair=partial(_open_pair, registry, link) if is_member and len(ranks) > 1 else None,
             store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
             destroy=partial(registry.destroy_process_group, link.group),
             close_unreferenced=registry.close_unreferenced,
@@ -90,6 +91,21 @@ def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:
     comm = open_comm(group, ranks=tuple(ranks), registry=registry)
     registry.track_group(number, group, comm)
     return comm
+
+
+def _open_pair(registry: GroupRegistry, group: GroupLink, members: Sequence[int]) -> Comm:
+    """Open the group of two members of a group, this rank among them."""
+    ranks = tuple(group.ranks[member] for member in members)
+    link = registry.pair_link(group.group, members, ranks)
+    return Comm(
+        ranks=ranks,
+        global_rank=registry.rank,
+        device=registry.device,
+        planes=[SocketPlane(link, ranks.index(registry.rank), is_only_plane=True)],
+        exchange=link,
+        context=GroupContext(open_group=partial(_open_group, registry)),
+        check=registry.check,
+    )
 
 
 def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.ProcessGroup | None:

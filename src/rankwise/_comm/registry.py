@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,9 @@ from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.control.verdict import Combine, Verdict
 from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
+
+# The ids of groups of two ranks that communicate alone, beyond those of other groups.
+_PAIRS: Final = 1 << 62
 
 
 @dataclass(kw_only=True)
@@ -70,11 +74,33 @@ class GroupRegistry:
             link.open()
         return link
 
+    def pair_link(self, group: int, members: Sequence[int], ranks: Sequence[int]) -> GroupLink:
+        """Return the access of two members of a group to the connection between them. Local.
+
+        Args:
+            group: The id of their group.
+            members: Their group ranks, in ascending order.
+            ranks: Their global ranks.
+
+        Raises:
+            CollectiveError: The ranks of the session are not connected.
+        """
+        if self._links is None:
+            raise CollectiveError(
+                "the ranks are not connected: call a collective of all ranks first, such as rankwise.barrier(); and "
+                "two ranks of a group of more than 64 ranks on several hosts cannot communicate alone"
+            )
+        link = GroupLink(self, _PAIRS + ((group << 32) | (members[0] << 16) | members[1]), ranks)
+        link.open()
+        return link
+
     def open_channel(self, group: int, ranks: Sequence[int]) -> Channel:
         """Open the channel of a group.
 
         Collective over the members; the first call is Collective over the session, whose ranks it connects.
         """
+        if group in self.channels:
+            return self.channels[group]
         links = self.connect()
         page = links.page
         if page is not None and all(rank in page.ranks for rank in ranks):
@@ -199,6 +225,8 @@ class GroupRegistry:
 
         Members of both groups must take part in the same number of exchanges, or the groups could not be used again.
         """
+        if waiting.group >= _PAIRS and self.rank in waiting.ranks:  # this rank may not have used it yet
+            self.open_channel(waiting.group, waiting.ranks)
         with try_lock(self.channels.get(waiting.group)) as locked:
             # Only if this rank has not entered that exchange, or posted to it, before.
             if locked is not None and locked.sequence == waiting.sequence - 1:
