@@ -6,14 +6,13 @@ where it is, for the thread that waits for it.
 
 from __future__ import annotations
 
-import pickle
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rankwise._comm.control.inbox import Inbox
 from rankwise._comm.control.protocol import (
     Frame,
     FrameKind,
@@ -25,51 +24,14 @@ from rankwise._comm.control.protocol import (
 
 _READ_BYTES: Final = 1 << 18
 _ZEROS: Final = memoryview(bytes(1 << 16))
-# The number of exchanges that a member may be ahead before tracebacks of its failures are dropped. Only a member that
-# fails in each of them gets so far, since all others wait for this rank.
-_MAX_TRACEBACKS: Final = 1000
-
+# The byte that follows data: whether the sender has left its group in the middle of it, so that the rest is zeros.
+_COMPLETE: Final = b"\0"
+_ABANDONED: Final = b"\1"
 CLOSED: Final = "is gone: its connection closed, so it was killed or exited without cleanup"
 
 
-@dataclass(slots=True)
-class Inbox:
-    """The frames of one group that a peer has sent.
-
-    Attributes:
-        frames: Its frames of exchanges that this rank has not finished, by sequence number.
-        timeouts: The error messages of exchanges in which its timeout expired, by sequence number.
-        first_sequence: The first exchange that this rank has not finished.
-        last_call: The last call it was seen in.
-        left: The reason why it takes part in no further exchange; "" if it does.
-    """
-
-    frames: dict[int, Frame] = field(default_factory=dict)
-    timeouts: dict[int, str] = field(default_factory=dict)
-    first_sequence: int = 0
-    last_call: str = ""
-    left: str = ""
-
-    def store(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.LEFT:
-            self.left = self.left or frame.call
-        elif frame.kind is FrameKind.TIMED_OUT:
-            self.timeouts[frame.sequence] = frame.call
-        else:
-            self.last_call = frame.call
-            # A frame of a finished exchange comes from a member that was late for an exchange that failed here.
-            if frame.sequence >= self.first_sequence:
-                if frame.kind is FrameKind.FAILED and len(self.frames) >= _MAX_TRACEBACKS:
-                    frame.body = pickle.dumps(replace(pickle.loads(frame.body), traceback=frame.call))
-                self.frames[frame.sequence] = frame
-
-    def discard_before(self, sequence: int) -> None:
-        """Discard the frames of exchanges before `sequence`, including those that have not arrived yet."""
-        self.first_sequence = sequence
-        for old in [number for number in self.frames if number < sequence]:
-            del self.frames[old]
-        for old in [number for number in self.timeouts if number < sequence]:
-            del self.timeouts[old]
+class AbandonedDataError(Exception):
+    """The peer has left a group in the middle of its data."""
 
 
 class Peer:
@@ -110,8 +72,9 @@ class Peer:
         self._rest = 0
         self._is_abandoned = False
         self._later = bytearray()
-        # The group of the data that arrives next, and the length of the rest of it.
+        # The group of the data that arrives next, and the length of the rest of it; and the byte that follows data.
         self._incoming: tuple[int, int] | None = None
+        self._end = memoryview(bytearray(1))
 
     @property
     def name(self) -> str:
@@ -146,8 +109,10 @@ class Peer:
         with self._lock:
             if self._outbox:
                 del self._outbox[: self._send(self._outbox)]
-            while self._is_abandoned and not self._outbox and self._send_rest(_ZEROS[: self._rest]):
-                pass
+            while self._is_abandoned and not self._outbox:
+                zeros = _ZEROS[: self._rest - 1]
+                if not self._send_rest(zeros, _ABANDONED if len(zeros) == self._rest - 1 else b""):
+                    return
 
     def send_data(self, group: int, data: memoryview, *, is_begun: bool) -> int | None:
         """Send bytes of data of a group without waiting; the first call of a transfer announces it.
@@ -165,12 +130,16 @@ class Peer:
                 self.flush()  # the rest of abandoned data
                 if self._sending is not None:
                     return None
-                self._outbox += data_header(group, len(data))
-                self._sending, self._rest = group, len(data)
+                self._outbox += data_header(group, len(data) + 1)
+                self._sending, self._rest = group, len(data) + 1
             self.flush()
             if self._outbox or self.lost_reason:
                 return 0
-            return self._send_rest(data)
+            return self._send_rest(data, _COMPLETE)
+
+    def is_sending(self, group: int) -> bool:
+        """Return whether announced data of a group is not sent completely."""
+        return self._sending == group
 
     def abandon_data(self, group: int) -> None:
         """Replace the rest of data that was announced for a group by zeros, which are sent with what follows."""
@@ -187,18 +156,28 @@ class Peer:
                 if self._incoming is not None:
                     if self._expects_data(self._incoming[0]):
                         return
-                    if not self._receive_into(memoryview(bytearray(min(self._incoming[1], _READ_BYTES)))):
+                    if not self._receive_into(memoryview(bytearray(min(self._incoming[1] - 1, _READ_BYTES)))):
                         return
                 elif not self._read():
                     return
 
-    def receive_data(self, group: int, buffer: memoryview) -> int:
-        """Fill a buffer with data of a group without waiting, and return the number of bytes received."""
+    def receive_data(self, group: int, buffer: memoryview) -> tuple[int, bool]:
+        """Fill a buffer with data of a group without waiting.
+
+        Returns:
+            The number of bytes received, one more at the end of the data; and whether that end was received.
+
+        Raises:
+            AbandonedDataError: The peer has left the group in the middle of its data.
+        """
         with self._lock:
             self.receive()
             if self._incoming is None or self._incoming[0] != group:
-                return 0
-            return self._receive_into(buffer)
+                return 0, False
+            received = self._receive_into(buffer)
+            if received and self._incoming is None and self._end[0]:
+                raise AbandonedDataError
+            return received, bool(received) and self._incoming is None
 
     @property
     def next_data(self) -> int | None:
@@ -222,20 +201,20 @@ class Peer:
         self._later.clear()
         self._is_abandoned = False
 
-    def _send(self, data: bytearray | memoryview) -> int:
+    def _send(self, data: bytearray | memoryview, end: bytes = b"") -> int:
         try:
-            return self.connection.send(data)
+            return self.connection.sendmsg((data, end))
         except BlockingIOError:
             return 0
         except OSError:
             # The peer will never read it. This is no loss yet: its last frames, maybe with the reason for its end, may
             # still be unread in the connection, so only `receive` marks it as lost.
-            return len(data)
+            return len(data) + len(end)
 
-    def _send_rest(self, data: memoryview) -> int:
-        """Send bytes of the announced data without waiting, and return their number."""
+    def _send_rest(self, data: memoryview, end: bytes) -> int:
+        """Send bytes of the announced data and those after it without waiting, and return their number."""
         try:
-            sent = self._send(data)
+            sent = self._send(data, end)
             self._rest -= sent
         except BaseException:  # an interrupt: nobody knows how much was sent
             self._break()
@@ -283,16 +262,19 @@ class Peer:
             self._incoming = data
 
     def _receive_into(self, buffer: memoryview) -> int:
-        """Move received data of the incoming transfer into a buffer, and return the number of bytes."""
+        """Move data of the incoming transfer into a buffer, and read the byte after it; return the number of bytes."""
         group, rest = self._incoming or (0, 0)
-        received = min(len(self._received), rest, len(buffer))
-        if received:
-            buffer[:received] = self._received[:received]
-            del self._received[:received]
+        parts = (buffer, self._end) if len(buffer) == rest - 1 else (buffer,)
+        received = 0
+        if self._received:
+            for part in parts:
+                count = min(len(self._received), len(part))
+                part[:count] = self._received[:count]
+                del self._received[:count]
+                received += count
         else:
-            received = 0
             try:
-                received = self.connection.recv_into(buffer, min(rest, len(buffer)))
+                received = self.connection.recvmsg_into(parts)[0]
                 self._incoming = (group, rest - received)
             except BlockingIOError:
                 return 0

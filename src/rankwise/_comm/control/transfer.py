@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rankwise._comm.control.links import SLICE_SECONDS, Links
+from rankwise._comm.control.peer import AbandonedDataError
 from rankwise._net.polling import READABLE, WRITABLE, poll
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
@@ -53,6 +54,7 @@ def transfer(
                 continue
             pending = sorted(move.unsent.keys() | move.unfilled.keys())
             lost = {rank: why for rank in pending if (why := links.lost_reason(rank) or lost_reason(rank))}
+            lost |= dict.fromkeys(move.abandoned - lost.keys(), "left the group in the middle of its data")
             if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > _LOSS_SECONDS:
                 reasons = "; ".join(f"{links.name(rank)} {why}" for rank, why in lost.items())
                 raise CollectiveError(f"{call} failed: {reasons}")
@@ -70,6 +72,7 @@ class _Transfer:
     Attributes:
         unsent: The rest of the data for each rank.
         unfilled: The rest of the buffer for the data of each rank.
+        abandoned: The ranks that have left the group in the middle of their data.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class _Transfer:
     ) -> None:
         self.unsent = dict(outgoing)
         self.unfilled = dict(incoming)
+        self.abandoned: set[int] = set()
         self._links = links
         self._group = group
         self._ranks = {*outgoing, *incoming}
@@ -92,18 +96,22 @@ class _Transfer:
                 continue
             self._begun.add(rank)
             moved += sent
-            if sent == len(data):
+            self.unsent[rank] = data[sent:]
+            if peer is not None and not peer.is_sending(self._group):
                 del self.unsent[rank]
-            else:
-                self.unsent[rank] = data[sent:]
         for rank, buffer in list(self.unfilled.items()):
             peer = self._links.connected(rank)
-            received = 0 if peer is None else peer.receive_data(self._group, buffer)
+            if peer is None or rank in self.abandoned:
+                continue
+            try:
+                received, is_complete = peer.receive_data(self._group, buffer)
+            except AbandonedDataError:
+                self.abandoned.add(rank)
+                continue
             moved += received
-            if received == len(buffer):
+            self.unfilled[rank] = buffer[received:]
+            if is_complete:
                 del self.unfilled[rank]
-            else:
-                self.unfilled[rank] = buffer[received:]
         return moved
 
     def wait(self, seconds: float) -> None:
