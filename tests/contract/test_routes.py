@@ -59,7 +59,7 @@ WAYS = ["sockets", "backend", "digests"]
 class NoPlane(SocketPlane):
     """A data plane that supports nothing."""
 
-    support = Support(frozenset())  # type: ignore[assignment]  # a property there
+    support = Support(frozenset())
 
 
 @contextmanager

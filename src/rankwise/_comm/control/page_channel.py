@@ -124,7 +124,7 @@ class PageChannel(Channel):
         size = len(self.ranks)
         while True:
             seen = self._links.loop.num_events
-            num_arrived = self._window.arrivals(self.sequence).count(self.sequence)
+            num_arrived = self._window.num_arrived(self.sequence)
             self._window.fence()
             verdict = self._problem()
             if verdict is None and num_arrived == size:
@@ -139,7 +139,7 @@ class PageChannel(Channel):
 
     def _has_arrivals_after(self, num_arrived: int) -> bool:
         """Return whether not exactly so many frames of the exchange have arrived."""
-        return self._window.arrivals(self.sequence).count(self.sequence) != num_arrived
+        return self._window.num_arrived(self.sequence) != num_arrived
 
     def _follow(self, exchange: Exchange) -> Verdict:
         """Wait for the verdict."""

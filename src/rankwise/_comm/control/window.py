@@ -40,6 +40,7 @@ _SEQUENCE: Final = struct.Struct("<Q")
 # that the member has failed in or timed out in; the last one that it has finished; whether it has left; and whether any
 # body did not fit into the slot.
 _ANY_PROBLEM: Final = 0
+_ANY_RING: Final = 1
 _FIRST_WORD: Final = 8
 _FRAMES: Final = 0
 _RING: Final = 2
@@ -114,6 +115,7 @@ class Window:
             self._map[start : start + len(data)] = data
         else:
             self._write_behind(self._entry_offset(slot, sequence), data, sequence)
+            self._words[_ANY_RING] = 1
         if frame.kind in _PROBLEMS:
             self._set_problem(_PROBLEM, slot, sequence)
         self.fence()
@@ -132,9 +134,14 @@ class Window:
             body = _read_at(self._memory, length, self._body_offset(slot, parity))
         return decode_frame(self._map, start, body)
 
-    def arrivals(self, sequence: int) -> list[int]:
-        """Return for each slot the last exchange, of the parity of this one, that has a frame in the slot itself."""
-        return self._row(_FRAMES + (sequence & 1))
+    def num_arrived(self, sequence: int) -> int:
+        """Return how many slots have a frame of an exchange, which this member has not finished."""
+        in_slots = self._row(_FRAMES + (sequence & 1))
+        if not self._words[_ANY_RING]:
+            return in_slots.count(sequence)
+        return sum(
+            last == sequence or later >= sequence for last, later in zip(in_slots, self._row(_RING), strict=True)
+        )
 
     def has_arrived(self, slot: int, sequence: int) -> bool:
         """Return whether there is a frame of an exchange, which this member has not finished."""
