@@ -28,8 +28,8 @@ GROUPS: Final = {
     "identity (no communication)": "topology get_rank get_world_size get_local_rank get_local_world_size get_node_rank "
     "get_num_nodes is_rank_zero hostname device backend explain detect",
     "initialization": "init finalize",
-    "collectives (all ranks take part)": "all_reduce all_reduce_ all_gather all_gather_cat gather broadcast scatter "
-    "reduce_scatter barrier new_group node_group",
+    "collectives (all ranks take part)": "all_reduce all_reduce_ reduce all_gather all_gather_cat gather broadcast "
+    "scatter all_to_all reduce_scatter barrier new_group node_group",
     "training": "sync_grads sync_params rank_zero_only rank_zero_first one_rank_only in_rank_order",
     "starting ranks": "launch",
 }

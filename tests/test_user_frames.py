@@ -47,6 +47,8 @@ def test_errors_of_rankwise_end_where_the_user_called(comm: Comm) -> None:
         "gather": lambda: rw.gather(1, dst=9),
         "new_group": lambda: rw.new_group([99]),
         "all_gather": lambda: rw.all_gather(one for one in [1]),
+        "reduce": lambda: rw.reduce(1, "sun"),
+        "all_to_all": lambda: rw.all_to_all(1),  # type: ignore[call-overload]  # that is the point
         "reduce_scatter": lambda: rw.reduce_scatter([]),
         "scatter": lambda: rw.scatter([1], group=[0]),  # type: ignore[arg-type]  # that is the point
     }

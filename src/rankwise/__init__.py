@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rankwise._collectives.all_gather import all_gather, all_gather_cat
+    from rankwise._collectives.all_to_all import all_to_all
     from rankwise._collectives.groups import barrier, new_group, node_group
     from rankwise._collectives.point_to_point import recv, send
     from rankwise._collectives.reduce import all_reduce, all_reduce_, reduce_scatter
-    from rankwise._collectives.rooted import broadcast, gather, scatter
+    from rankwise._collectives.rooted import broadcast, gather, reduce, scatter
     from rankwise._comm.group import Comm, Group
     from rankwise._comm.group_rank import GroupRank
     from rankwise._environment.detect import detect
@@ -89,6 +90,7 @@ __all__ = [
     "all_gather_cat",
     "all_reduce",
     "all_reduce_",
+    "all_to_all",
     "backend",
     "barrier",
     "broadcast",
@@ -114,6 +116,7 @@ __all__ = [
     "rank_zero_first",
     "rank_zero_only",
     "recv",
+    "reduce",
     "reduce_scatter",
     "scatter",
     "send",
@@ -124,8 +127,9 @@ __all__ = [
 
 _HOMES = {
     "_collectives.all_gather": ("all_gather", "all_gather_cat"),
+    "_collectives.all_to_all": ("all_to_all",),
     "_collectives.groups": ("barrier", "new_group", "node_group"),
-    "_collectives.rooted": ("broadcast", "gather", "scatter"),
+    "_collectives.rooted": ("broadcast", "gather", "reduce", "scatter"),
     "_collectives.point_to_point": ("recv", "send"),
     "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),
     "_comm.group": ("Comm", "Group"),

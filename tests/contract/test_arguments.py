@@ -56,6 +56,8 @@ ROWS = {
     "all_reduce, and": Row(rw.all_reduce, lambda _: {"value": True, "op": "and"}),
     "all_reduce, differentiable": Row(rw.all_reduce, lambda _: {"value": torch.ones(3), "differentiable": True}),
     "all_reduce_": Row(rw.all_reduce_, lambda _: {"tensor": torch.ones(3)}),
+    "reduce": Row(rw.reduce, lambda _: {"value": torch.ones(3)}),
+    "reduce, mean": Row(rw.reduce, lambda _: {"value": 1, "op": "mean"}),
     "reduce_scatter": Row(rw.reduce_scatter, lambda size: {"values": [torch.ones(2)] * size}),
     "reduce_scatter of pieces": Row(
         lambda piece, op="sum", group=None: rw.reduce_scatter([piece] * size_of(group), op, group=group),
@@ -73,6 +75,10 @@ ROWS = {
     "scatter of values": Row(
         lambda value, src=0, group=None: rw.scatter([value] * size_of(group), src=src, group=group),
         lambda _: {"value": "a"},
+    ),
+    "all_to_all": Row(rw.all_to_all, lambda size: {"values": ["a"] * size}),
+    "all_to_all of values": Row(
+        lambda value, group=None: rw.all_to_all([value] * size_of(group), group=group), lambda _: {"value": "a"}
     ),
     "barrier": Row(rw.barrier, lambda _: {}),
     "sync_grads": Row(rw.sync_grads, lambda _: {"parameters": trained()}),
@@ -185,7 +191,7 @@ def is_alike(title: str, argument: str) -> bool:
     """Return whether a call has the same result in all worlds; not so if it takes one value for each rank."""
     if argument in {"group", "values"}:
         return False
-    return rw.get_rank() == 0 or not title.startswith(("gather", "broadcast", "scatter"))
+    return rw.get_rank() == 0 or not re.match(r"(reduce|gather|broadcast|scatter)\b", title)
 
 
 # Kinds in containers, as templates of which every rank makes its own.

@@ -49,6 +49,17 @@ SAME: dict[str, list[Callable[[Comm], object]]] = {
         lambda _: rw.broadcast(1, src=zero),
     ],
     "dst": [lambda _: rw.gather(1, dst=0), lambda _: rw.gather(1, dst=none)],
+    "dst of reduce": [
+        lambda _: rw.reduce(1),
+        lambda _: rw.reduce(1, dst=none),
+        lambda _: rw.reduce(1, "sum", dst=zero),
+    ],
+    "op of reduce": [lambda _: rw.reduce(1, op="max"), lambda _: rw.reduce(1, op=np.str_("max"))],
+    "values of all_to_all": [
+        lambda comm: rw.all_to_all([1] * comm.size),
+        lambda comm: rw.all_to_all(torch.ones(comm.size)),
+        lambda comm: rw.all_to_all(np.ones(comm.size)),  # type: ignore[call-overload]  # arrays have rows
+    ],
     "src of scatter": [
         lambda comm: rw.scatter([1] * comm.size),
         lambda comm: rw.scatter([1] * comm.size, src=none),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +126,7 @@ def test_tensors_come_back_as_from_torch_load(comm: Comm) -> None:
             *[inside["x"] for inside in rw.all_gather({"x": value})],
             rw.broadcast((value, value))[1],
             rw.scatter([value] * comm.size),
+            *rw.all_to_all([value] * comm.size),
         ):
             assert type(tensor) is type(value)
             assert torch.equal(tensor, value)
@@ -197,6 +199,70 @@ def test_scatter_gives_each_rank_its_own(comm: Comm) -> None:
         assert (tuple(part.shape), part.sum().item()) == ((rank, 2), 2 * rank * rank)
 
 
+def sent(src: int, dst: int, place: int) -> Any:
+    """Return what one rank sends to another: equal headers, ragged, in trees, in and beyond frames."""
+    kinds = (
+        torch.full((3,), 10 * src + dst),
+        torch.full((5000,), 10 * src + dst),
+        torch.full((src * 1000, dst, 2), dst, dtype=torch.int16),
+        torch.full((), src + dst / 8, dtype=torch.float64).expand(2 * dst),
+        {"from": src, "to": [dst, torch.full((2000 * dst,), src), np.full(3000, src), "é" * 4000 * (src + dst)]},
+        torch.ones(7000) * dst if src % 2 else f"{src} to {dst}" if dst % 2 else None,
+        [torch.full((3000,), src) for _ in range(300)] if (src, dst) == (0, 1) else torch.full((9,), dst),
+        {f"{src} {dst} {index}": torch.ones(100) for index in range(300)},
+        b"",
+    )
+    return kinds[place]
+
+
+def is_same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, (torch.Tensor, np.ndarray)):
+        return type(found) is type(wanted) and found.dtype == wanted.dtype and np.array_equal(found, wanted)
+    if isinstance(wanted, dict):
+        return wanted.keys() == found.keys() and all(is_same(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list):
+        return len(wanted) == len(found) and all(map(is_same, found, wanted))
+    return bool(type(found) is type(wanted) and found == wanted)
+
+
+def test_all_to_all_gives_each_rank_the_values_for_it(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    for place in range(9):
+        own = [sent(rank, dst, place) for dst in range(size)]
+        found = rw.all_to_all(own)
+        assert type(found) is list
+        assert is_same(found, [sent(src, rank, place) for src in range(size)]), place
+        if isinstance(own[rank], torch.Tensor) and own[rank].numel():
+            assert found[rank].data_ptr() != own[rank].data_ptr(), "the results are copies, alone too"
+    assert rw.all_to_all([{"list": [rank]}] * size) == [{"list": [src]} for src in range(size)]
+
+
+def test_all_to_all_of_rows(comm: Comm) -> None:
+    """As `scatter` takes them, and everything that `reduce_scatter` takes."""
+    rank, size = rw.get_rank(), comm.size
+    for columns in (2, 5000):
+        rows = torch.arange(size * columns).reshape(size, columns) + 1000 * rank
+        wanted = torch.stack([torch.arange(columns) + rank * columns + 1000 * src for src in range(size)])
+        arrays: list[Any] = rw.all_to_all(rows.numpy())  # type: ignore[call-overload]  # arrays have rows
+        assert np.array_equal(np.stack(arrays), wanted.numpy())
+        forms: list[Any] = [rows, rows.clone().t().contiguous().t(), rows.chunk(size), tuple(rows), list(rows)]
+        for values in forms:
+            assert torch.equal(torch.stack([row.reshape(-1) for row in rw.all_to_all(values)]), wanted)
+    rows = torch.ones(size, 5000, requires_grad=True)
+    for row in rw.all_to_all(rows):
+        assert (row.requires_grad, row.is_leaf, row.untyped_storage().nbytes()) == (True, True, 20_000)
+
+
+def test_all_to_all_of_a_wrong_number_is_refused_on_every_rank(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    wanted = rw.InvalidArgumentError if rank == size - 1 else rw.RemoteRankError
+    odd: list[Any] = [[1] * (size + 1), [], "text", b"x", None, 5, iter([1]), {0: 1}, torch.tensor(1), torch.ones(0, 2)]
+    for values in odd:
+        with pytest.raises(wanted, match=f"all_to_all takes one value for each of {size} ranks, got a"):
+            rw.all_to_all(values if rank == size - 1 else [torch.ones(5000)] * size)
+    assert rw.all_to_all([rank] * size) == list(range(size)), "and the next collective works"
+
+
 def test_a_root_that_is_not_a_member_is_refused_in_every_world(comm: Comm) -> None:
     for rank in (-1, comm.size, True, 0.0):
         with pytest.raises(rw.InvalidArgumentError, match="src="):
@@ -225,6 +291,8 @@ def test_a_value_that_cannot_be_pickled_is_refused_on_every_rank(comm: Comm) -> 
         rw.broadcast(value, src=last)
     with pytest.raises(wanted, match="cannot be pickled"):
         rw.scatter([value] * comm.size, src=last)
+    with pytest.raises(wanted, match="cannot be pickled"):
+        rw.all_to_all([1] * (comm.size - 1) + [value])
     assert rw.all_gather(rank) == list(range(comm.size)), "and the next collective works"
 
 

@@ -25,13 +25,17 @@ def test_collectives_stay_within_their_group(comm: Comm) -> None:
         assert rw.all_reduce(torch.tensor(rank), group=group).item() == sum(members)
         assert rw.broadcast(rank, src=members[-1], group=group) == members[-1], "src is a global rank"
         assert rw.gather(rank, dst=members[-1], group=group) == (members if rank == members[-1] else None)
+        assert rw.reduce(rank, dst=members[-1], group=group) == (sum(members) if rank == members[-1] else None)
+        assert rw.all_to_all([(rank, other) for other in members], group=group) == [(other, rank) for other in members]
         assert rw.scatter(members if rank == members[0] else None, src=members[0], group=group) == rank
         assert rw.reduce_scatter([torch.tensor(1)] * len(members), group=group).item() == len(members)
         rw.barrier(group=group)
     else:
-        for talk in (rw.all_gather, rw.all_reduce, rw.broadcast, rw.gather):
+        for talk in (rw.all_gather, rw.all_reduce, rw.broadcast, rw.gather, rw.reduce):
             with pytest.raises(rw.InvalidArgumentError, match="not a member"):
                 talk(1, group=group)
+        with pytest.raises(rw.InvalidArgumentError, match="not a member"):
+            rw.all_to_all([1], group=group)
         with pytest.raises(rw.InvalidArgumentError, match="not a member"):
             rw.barrier(group=group)
 

@@ -99,6 +99,13 @@ COLLECTIVES: dict[str, tuple[Callable[[Comm], Any], Callable[[Any], object]]] = 
         lambda comm: [torch.ones(LENGTH + place) for place in range(comm.size)],
         lambda value: rw.scatter(value, src=1),
     ),
+    "reduce": (lambda _: torch.ones(LENGTH), lambda value: rw.reduce(value, dst=1)),
+    "reduce of a tree": (lambda _: {"a": [torch.ones(LENGTH), torch.ones(3)]}, lambda value: rw.reduce(value, "mean")),
+    "all_to_all": (lambda comm: [torch.ones(LENGTH)] * comm.size, rw.all_to_all),
+    "all_to_all of others": (
+        lambda comm: [{"a": ragged(), "b": "text" * LENGTH}, *[1] * (comm.size - 1)],
+        rw.all_to_all,
+    ),
     "scatter to one": (lambda comm: [0] * (comm.size - 1) + [torch.ones(LENGTH)], rw.scatter),
     "sync_grads": (lambda _: trained(), rw.sync_grads),
     "sync_grads of sparse ones": (lambda _: trained(sparse=True), rw.sync_grads),
@@ -147,7 +154,15 @@ def test_out_of_memory_at_every_step(comm: Comm, collective: str, odd: int) -> N
 def test_out_of_memory_in_a_group_without_frames(comm: Comm) -> None:
     """In groups without frames, data whose size was not known to all ranks is moved after a second agreement."""
     with without_frames(comm):
-        for collective in ("all_gather of others", "gather", "broadcast", "scatter", "all_reduce", "sync_grads"):
+        for collective in (
+            "all_gather of others",
+            "gather",
+            "broadcast",
+            "scatter",
+            "all_to_all",
+            "reduce",
+            "sync_grads",
+        ):
             make, call = COLLECTIVES[collective]
             value, fails = make(comm), rw.get_rank() == 1
             error = attempt(call, value, OutOfMemory(0, least=10_000) if fails else None)

@@ -94,6 +94,7 @@ def test_a_definition_on_every_rank_is_resolved_locally(comm: Comm, main: Any, t
     for value in (main.Phase, main.Box, main.Box.Inner, main.Other, main.Pair, main.Made, main.Strange, main.double):
         assert rw.broadcast(value) is value
         assert rw.scatter([value] * comm.size) is value
+        assert all(theirs is value for theirs in rw.all_to_all([value] * comm.size))
         assert rw.gather(value, dst=comm.size - 1) in (None, [value] * comm.size)
     assert rw.broadcast(main.closure())() == (main.Box, main.double)
     assert type(rw.broadcast(main.Strange("x"))) is main.Strange

@@ -28,6 +28,8 @@ def results(op: Op, comm: Comm) -> Iterator[tuple[str, Any]]:
     """Reduce one operand of each rank in every form that takes another route."""
     number = operand(op, rw.get_rank())
     yield "a number", rw.all_reduce(number, op=op.name)
+    everywhere = [rw.reduce(number, op=op.name, dst=dst) for dst in range(comm.size)]
+    yield "a number on one rank", everywhere[rw.get_rank()]
     for length in (1, LARGE):
         tensor = torch.full((length,), number)
         yield f"{length} elements", rw.all_reduce(tensor, op=op.name)[-1].item()

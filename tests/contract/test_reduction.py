@@ -170,6 +170,65 @@ def test_numpy_scalars_are_python_numbers(comm: Comm) -> None:
     assert rw.all_reduce(single, op="mean") == 0.5
 
 
+def bits(value: Any) -> Any:
+    """Return a value with the bytes of its tensors and arrays in their place."""
+    if isinstance(value, dict):
+        return {key: bits(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(bits, value))
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.flatten().tolist()
+    return (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else (type(value), value)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_reduce_gives_one_rank_the_result_of_all_reduce(comm: Comm, op: str) -> None:
+    """Bit for bit, of floats whose sum depends on the order, in and beyond frames."""
+    rank, last = rw.get_rank(), comm.size - 1
+    generator = torch.Generator().manual_seed(rank)
+    for length in (1, 300, 20_000):
+        tensor = torch.randn(length, generator=generator) * 1e3
+        values: list[Any] = [
+            tensor,
+            tensor.numpy(),
+            {"a": [tensor, tensor.half(), rank / 7], "b": (torch.tensor(rank), 2**70 + rank, None)},
+            rank / 3,
+        ]
+        for value in values:
+            wanted = bits(rw.all_reduce(value, op=op))
+            for dst in {0, last}:
+                before = bits(value)
+                found = rw.reduce(value, op, dst=dst)
+                assert bits(value) == before, "the input is the caller's"
+                assert found is None if rank != dst else bits(found) == wanted
+
+
+def test_reduce_of_bools_and_of_complex_numbers(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    flags = rw.reduce(torch.tensor([True, rank == 0]), op="and")
+    total = rw.reduce(torch.full((3000,), 1 + 1j))
+    wrong = rw.reduce(rank == 0, op="or", dst=size - 1)
+    assert flags is None if rank else flags is not None and flags.tolist() == [True, size == 1]
+    assert total is None if rank else total is not None and total[-1].item() == size * (1 + 1j)
+    assert wrong is (True if rank == size - 1 else None)
+
+
+def test_reduce_refuses_on_every_rank(comm: Comm) -> None:
+    """Also where only the rank that gets the result would see that there is none."""
+    rank, size = rw.get_rank(), comm.size
+    wrong: list[Any] = [-1, size, True, 0.0, None]
+    for dst in wrong:
+        with pytest.raises(rw.InvalidArgumentError, match="dst="):
+            rw.reduce(1, dst=dst)
+    with pytest.raises(rw.PayloadTypeError, match="takes tensors, numbers, arrays and containers of them, got a str"):
+        rw.reduce("text")
+    mixed: Any = 10**400 if rank == 0 else 0.5
+    if size > 1:
+        with pytest.raises(rw.PayloadTypeError, match="beyond the range of floats"):
+            rw.reduce(mixed)
+    assert rw.reduce(1) == (None if rank else size), "and the next collective works"
+
+
 def test_reduce_scatter_gives_each_rank_its_part(comm: Comm) -> None:
     rank, size = rw.get_rank(), comm.size
     values = [torch.tensor([float(rank + place), 1.0]) for place in range(size)]

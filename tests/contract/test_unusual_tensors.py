@@ -89,12 +89,14 @@ def test_tensors_that_cannot_be_reduced_are_refused_before_anything_is_sent(comm
             partial(rw.all_reduce, tensor),
             partial(rw.all_reduce, {"a": [tensor]}, op="mean"),
             partial(rw.all_reduce_, tensor),
+            partial(rw.reduce, tensor),
             partial(rw.reduce_scatter, [tensor] * comm.size),
         ]
         if form not in {"float8", "complex32"}:  # these have contents, which can travel
             calls += [partial(rw.all_gather_cat, tensor), partial(rw.sync_params, module)]
         if form == "freed":
             calls += [partial(rw.all_gather, {"a": tensor}), partial(rw.gather, tensor)]
+            calls += [partial(rw.all_to_all, [tensor] * comm.size)]
         if form == "float8":
             calls.append(partial(rw.sync_grads, [parameter_with(tensor)]))
         for place, call in enumerate(calls):

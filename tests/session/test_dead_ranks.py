@@ -40,7 +40,7 @@ def test_every_other_rank_raises(how: str, where: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", variants([2, 4], fast=[2]))
-@pytest.mark.parametrize("where", ["in data", "in ragged data"])
+@pytest.mark.parametrize("where", ["in data", "in ragged data", "in all_to_all"])
 def test_a_rank_that_is_killed_while_data_moves(where: str, size: int) -> None:
     port = free_port()
     ended = run_ranks(

@@ -75,6 +75,8 @@ def test_collectives_of_a_world_that_nobody_joined_are_refused(monkeypatch: pyte
         lambda: rw.gather(1),
         lambda: rw.broadcast(1),
         lambda: rw.scatter([1]),
+        lambda: rw.reduce(1),
+        lambda: rw.all_to_all([1]),
         lambda: rw.reduce_scatter([torch.ones(1)]),
         rw.barrier,
         lambda: rw.new_group([0]),

@@ -18,6 +18,10 @@ def test_calls_are_recorded() -> None:
         assert rw.all_gather("x") == ["x"] * 3
         assert rw.gather(4, dst=1) == [4, 4, 4]
         assert rw.gather(4, dst=0) is None
+        assert (rw.reduce(4, dst=1), rw.reduce(4)) == (12, None)
+        assert rw.all_to_all(["a", "b", "c"]) == ["b"] * 3
+        for large in rw.all_to_all([torch.full((5000 + place,), place) for place in range(3)]):
+            assert (len(large), large[0].item()) == (5001, 1)
         group = rw.new_group([0, 1])
         rw.barrier(group=group)
     assert [call.operation for call in comm.calls] == [
@@ -25,6 +29,10 @@ def test_calls_are_recorded() -> None:
         "all_gather",
         "gather",
         "gather",
+        "reduce",
+        "reduce",
+        "all_to_all",
+        "all_to_all",
         "new_group",
         "barrier",
     ]

@@ -151,13 +151,14 @@ class ReduceRequest:
             finish = self.exchange()
         return finish()
 
-    def exchange(self) -> Callable[[], list[Any]]:
+    def exchange(self, *, dst: int | None = None) -> Callable[[], list[Any]]:
         """Agree on the call and transfer the data, in a block of `collective`; return a function for the rest.
 
         That function returns the leaves of the result. No other rank waits for it: its errors and allocations concern
-        this rank alone.
+        this rank alone. If only group rank `dst` gets the result, the others do not make it, but have its errors.
         """
         comm = self.comm
+        is_receiver = dst is None or dst == comm.rank
         numbers: list[Any] = list(self.numbers.values())
         moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
         reduced: bytes | None = None
@@ -167,9 +168,9 @@ class ReduceRequest:
         for move in moves:
             move()
         if reduced is not None:
-            return functools.partial(self._inline_leaves, reduced)
+            return functools.partial(self._inline_leaves, reduced) if is_receiver else list
         finish = all_reduce_numbers(comm, numbers, self.op) if numbers else list
-        return lambda: self._leaves(finish())
+        return (lambda: self._leaves(finish())) if is_receiver else finish
 
     def _fold(self, messages: Sequence[bytes]) -> bytes:
         """Reduce the numbers and the inline tensors of all ranks, in the order of ranks."""

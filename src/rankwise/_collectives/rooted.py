@@ -1,20 +1,21 @@
-"""Collectives with a root: gather, broadcast and scatter of any values.
+"""Collectives with a root: gather, broadcast and scatter of any values, and reduce.
 
 Each begins with the frames by which ranks agree on the call. They carry the headers of the values, and the error of a
-rank that failed. Values that do not fit into a header follow in buffers.
+rank that failed. Values that do not fit into a header follow in buffers. A reduction is that of `all_reduce`, whose
+result is made on one rank only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from enum import Enum
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
-from rankwise._collectives.numpy_arrays import is_array
+from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._collectives.serialization import (
-    Following,
     Header,
     Serialized,
     buffer_devices,
@@ -22,13 +23,25 @@ from rankwise._collectives.serialization import (
     empty_buffers,
     serialize,
 )
+from rankwise._collectives.values_per_rank import serialize_each
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group_rank import GroupRank
-from rankwise.errors import InvalidArgumentError
+from rankwise._comm.reduce_ops import Op
 
 T = TypeVar("T")
+
+
+class Following(Enum):
+    """Whether buffers follow the headers of a collective, on any of its ranks."""
+
+    NOTHING = b"-"
+    BUFFERS = b"+"
+
+    @classmethod
+    def of(cls, payloads: Sequence[Serialized]) -> Following:
+        return cls.BUFFERS if any(payload.buffers for payload in payloads) else cls.NOTHING
 
 
 def gather(value: T, *, dst: int | GroupRank = 0, group: GroupLike | None = None) -> list[T] | None:
@@ -70,6 +83,71 @@ def gather(value: T, *, dst: int | GroupRank = 0, group: GroupLike | None = None
     if rank != receiver:
         return None
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
+
+
+@overload
+def reduce(
+    value: torch.Tensor, op: str = ..., *, dst: int | GroupRank = ..., group: GroupLike | None = ...
+) -> torch.Tensor | None: ...
+@overload
+def reduce(
+    value: bool,
+    op: Literal["min", "max", "and", "or"],
+    *,
+    dst: int | GroupRank = ...,
+    group: GroupLike | None = ...,
+) -> bool | None: ...
+@overload
+def reduce(
+    value: int, op: Literal["mean"], *, dst: int | GroupRank = ..., group: GroupLike | None = ...
+) -> float | None: ...
+@overload
+def reduce(
+    value: int,
+    op: Literal["sum", "product", "min", "max"] = ...,
+    *,
+    dst: int | GroupRank = ...,
+    group: GroupLike | None = ...,
+) -> int | None: ...
+@overload
+def reduce(value: int, op: str, *, dst: int | GroupRank = ..., group: GroupLike | None = ...) -> int | float | None: ...
+@overload
+def reduce(value: T, op: str = ..., *, dst: int | GroupRank = ..., group: GroupLike | None = ...) -> T | None: ...
+def reduce(value: T, op: str = "sum", *, dst: int | GroupRank = 0, group: GroupLike | None = None) -> T | Any | None:
+    """Return the reduction of every rank's value on one rank, and None on the others.
+
+    Collective over the session, or over `group`. Values, results and errors are those of `all_reduce`, to the last bit.
+
+    Args:
+        value: This rank's value.
+        op: As for `all_reduce`.
+        dst: The global rank that receives the result, or a `GroupRank`.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+
+    Raises:
+        InvalidArgumentError: `op` is unknown, or `dst` is not a member.
+        PayloadTypeError: The op is not defined for the value, or the value is of another type.
+        RemoteRankError: One of these errors occurred on another rank.
+        MismatchError: The values of the ranks differ in more than their numbers, or another rank calls another
+            collective, or passes another `dst`.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
+
+    Example:
+        >>> import rankwise
+        >>> rankwise.reduce({"loss": 0.5, "seen": 8})  # on 2 ranks: {'loss': 1.0, 'seen': 16} on rank 0
+        {'loss': 0.5, 'seen': 8}
+    """
+    comm = comm_of(group)
+    call = Call("reduce")
+    with comm.collective(call) as rank:
+        parsed = Op.parse(op)
+        receiver = comm.group_rank_of(dst, "dst")
+        call.settings = {"op": parsed.name, "dst": comm.ranks[receiver]}
+        request = ReduceRequest.of(comm, call, value, parsed)
+        finish = request.exchange(dst=receiver)
+    leaves = finish()
+    return request.tree.rebuild(leaves) if rank == receiver else None
 
 
 def broadcast(value: T, *, src: int | GroupRank = 0, group: GroupLike | None = None) -> T:
@@ -140,7 +218,7 @@ def scatter(values: Sequence[T] | None, *, src: int | GroupRank = 0, group: Grou
     with comm.collective(call) as rank:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
-        payloads = _serialize_all(values, comm.size) if rank == sender else []
+        payloads = serialize_each(values, comm.size, "scatter") if rank == sender else []
         # Every rank has to know whether buffers follow for any rank, since all agree once more before they move.
         prefix = Following.of(payloads).value
         message = comm.scatter_bytes(call, [prefix + payload.header.encode() for payload in payloads], sender)
@@ -190,28 +268,3 @@ def _all_of(moves: Sequence[Prepared[None]], result: T) -> Prepared[T]:
         return result
 
     return run
-
-
-def _serialize_all(values: Sequence[object] | None, size: int) -> list[Serialized]:
-    """Serialize one value for each member.
-
-    Raises:
-        InvalidArgumentError: The number of values is not the number of members.
-    """
-    each = _listed(values)
-    if each is None or len(each) != size:
-        got = f"a {type(values).__qualname__}{'' if each is None else f' of {len(each)}'}"
-        raise InvalidArgumentError(f"scatter takes one value for each of {size} ranks on src, got {got}")
-    return [serialize(value) for value in each]
-
-
-def _listed(values: object) -> list[object] | None:
-    """Return the values of a sequence, or the rows of a tensor or array; None for anything else."""
-    if isinstance(values, Sequence):
-        return None if isinstance(values, (str, bytes)) else list(values)
-    if not isinstance(values, torch.Tensor) and not is_array(values):
-        return None
-    try:
-        return list(values)  # type: ignore[call-overload, no-any-return]  # arrays have rows
-    except (TypeError, ValueError, RuntimeError):  # for example, it has no dimensions or no contents
-        return None

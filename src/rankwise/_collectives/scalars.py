@@ -86,7 +86,7 @@ def _as_python(value: Any) -> Any:  # noqa: ANN401 - any value of the user's
     number_type = next((candidate for candidate in _TYPES if isinstance(value, candidate)), None)
     if number_type is None:
         raise PayloadTypeError(
-            f"all_reduce takes tensors, numbers, arrays and containers of them, got a {own.__qualname__}"
+            f"a reduction takes tensors, numbers, arrays and containers of them, got a {own.__qualname__}"
         )
     return number_type(value)
 

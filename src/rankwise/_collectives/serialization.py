@@ -15,7 +15,6 @@ import math
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final
 
 import torch
@@ -74,17 +73,6 @@ class Header:
         return cls(sizes=sizes, inline=inline, pickle_bytes=pickle_bytes)
 
 
-class Following(Enum):
-    """Whether buffers follow the headers of a collective, on any of its ranks."""
-
-    NOTHING = b"-"
-    BUFFERS = b"+"
-
-    @classmethod
-    def of(cls, payloads: Sequence[Serialized]) -> Following:
-        return cls.BUFFERS if any(payload.buffers for payload in payloads) else cls.NOTHING
-
-
 @dataclass(slots=True)
 class Serialized:
     """A serialized value.
@@ -101,9 +89,23 @@ class Serialized:
         """Return copies of the buffers, as if they had been received."""
         return {device: data.clone() for device, data in self.buffers.items()}
 
+    def with_short_header(self) -> Serialized:
+        """Return the value with its pickle in the CPU buffer, if there are buffers and the pickle is in the header."""
+        if not (self.header.sizes and self.header.inline):
+            return self
+        host = [to_tensor(self.header.inline)] + [data for device, data in self.buffers.items() if device == "cpu"]
+        buffers = {**self.buffers, "cpu": _concatenated(host)}
+        return Serialized.of(buffers, pickle_bytes=len(self.header.inline))
 
-def serialize(value: object) -> Serialized:
-    """Return a value in serialized form.
+    @classmethod
+    def of(cls, buffers: dict[str, torch.Tensor], *, inline: bytes = b"", pickle_bytes: int = 0) -> Serialized:
+        """Return a value whose contents are in buffers."""
+        sizes = {device: data.numel() for device, data in buffers.items()}
+        return cls(Header(sizes=sizes, inline=inline, pickle_bytes=pickle_bytes), buffers)
+
+
+def serialize(value: object, *, most_inline: int = INLINE_BYTES) -> Serialized:
+    """Return a value in serialized form: in its header, if it has at most so many bytes and is not on an accelerator.
 
     Raises:
         PayloadTypeError: It cannot be pickled.
@@ -120,13 +122,14 @@ def serialize(value: object) -> Serialized:
     # The pickle of the value refers to its tensors by index; this one has their descriptions, needed to read it.
     envelope = pickle.dumps((pickler.parts, stream.getvalue(), *definitions))
     host = [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == "cpu"]
-    is_small = len(envelope) + sum(data.numel() for data in host) <= INLINE_BYTES
+    is_small = len(envelope) + sum(data.numel() for data in host) <= most_inline
     if is_small and len(host) == len(pickler.contents):
         return Serialized(Header(sizes={}, inline=pickle.dumps((envelope, contents(_concatenated(host))))))
 
-    # A header has to fit into a frame: a larger pickle becomes the first piece of the CPU buffer.
+    # A header has to fit into a frame: a larger pickle, or one without contents, becomes the first piece of the CPU
+    # buffer.
     pickle_bytes = 0
-    if len(envelope) > INLINE_BYTES:
+    if len(envelope) > INLINE_BYTES or not pickler.contents:
         host.insert(0, to_tensor(envelope))
         pickle_bytes, envelope = len(envelope), b""
     # One buffer for each type of device, whatever the number of tensors: each buffer is one transfer.
@@ -135,8 +138,7 @@ def serialize(value: object) -> Serialized:
         buffers[device] = _concatenated(
             [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == device]
         )
-    sizes = {device: data.numel() for device, data in buffers.items()}
-    return Serialized(Header(sizes=sizes, inline=envelope, pickle_bytes=pickle_bytes), buffers)
+    return Serialized.of(buffers, inline=envelope, pickle_bytes=pickle_bytes)
 
 
 def deserialize(header: Header, buffers: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's

@@ -256,6 +256,16 @@ class Comm(ByteCollectives):
         device = pieces[0][0].device
         return self._plane(Operation.TRANSFER, device).transfer(outgoing, incoming)
 
+    def all_to_all(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> Prepared[None]:
+        """Prepare to send a flat uint8 tensor to each other member, and to fill one from each, by group rank.
+
+        Those at this rank's index are neither sent nor filled.
+        """
+        others = [other for other in range(self.size) if other != self.require_member()]
+        return self.transfer(
+            [(outgoing[other], other) for other in others], [(incoming[other], other) for other in others]
+        )
+
     def _plane(self, operation: Operation, device: torch.device) -> DataPlane:
         """Return the first data plane that supports an operation on tensors of a device.
 

@@ -11,7 +11,8 @@ import torch
 
 from rankwise import _torch
 from rankwise._arguments import as_integer
-from rankwise._collectives.serialization import Following, serialize
+from rankwise._collectives.rooted import Following
+from rankwise._collectives.serialization import serialize
 from rankwise._comm.comm import Comm, GroupContext
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.transports import Prepared
@@ -162,10 +163,23 @@ class _OtherRanks(DataPlane):
         return run
 
 
+class _RecordingComm(Comm):
+    """A comm of fake other ranks."""
+
+    def all_to_all(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> Prepared[None]:
+        own = self.require_member()
+
+        def run() -> None:
+            for data in (*incoming[:own], *incoming[own + 1 :]):
+                data.copy_(outgoing[own])
+
+        return run
+
+
 def _recording_comm(rank: int, ranks: Sequence[int], calls: list[Recorded], replies: Iterator[object]) -> Comm:
     """Return a comm that records its calls, and does not communicate."""
     others = _OtherRanks(ranks.index(rank) if rank in ranks else 0, ranks, calls, replies)
-    return Comm(
+    return _RecordingComm(
         ranks=ranks,
         global_rank=rank,
         device=torch.device("cpu"),

@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -18,27 +19,28 @@ draw = random.Random(seed)  # noqa: S311 - the same calls on all ranks
 def call() -> None:
     """Run one collective."""
     rank, size = rw.get_rank(), rw.get_world_size()
-    kind, length, root = draw.randrange(9), draw.choice([0, 1, 1000, 300_000]), draw.randrange(size)
-    if kind == 0:
-        rw.all_reduce(torch.ones(length), op=draw.choice(["sum", "mean", "max"]))
-    elif kind == 1:
-        rw.all_gather(torch.ones(length + rank))
-    elif kind == 2:
-        rw.all_gather({"rank": rank, "text": "x" * length})
-    elif kind == 3:
-        rw.broadcast("x" * length, src=root)
-    elif kind == 4:
-        rw.gather(torch.ones(length), dst=root)
-    elif kind == 5:
-        rw.scatter([torch.ones(length)] * size, src=root)
-    elif kind == 6:
-        rw.reduce_scatter([torch.ones(length)] * size)
-    elif kind == 7:
-        rw.barrier()
-    else:
-        with rw.new_group(sorted(draw.sample(range(size), 2))) as group:
-            if rank in group.ranks:
-                rw.all_reduce(torch.ones(length), group=group)
+    length, root = draw.choice([0, 1, 1000, 300_000]), draw.randrange(size)
+    op, members = draw.choice(["sum", "mean", "max"]), sorted(draw.sample(range(size), 2))
+    calls: list[Callable[[], object]] = [
+        lambda: rw.all_reduce(torch.ones(length), op=op),
+        lambda: rw.reduce(torch.ones(length), op=op, dst=root),
+        lambda: rw.all_gather(torch.ones(length + rank)),
+        lambda: rw.all_gather({"rank": rank, "text": "x" * length}),
+        lambda: rw.broadcast("x" * length, src=root),
+        lambda: rw.gather(torch.ones(length), dst=root),
+        lambda: rw.scatter([torch.ones(length)] * size, src=root),
+        lambda: rw.all_to_all([torch.ones(length + other) for other in range(size)]),
+        lambda: rw.reduce_scatter([torch.ones(length)] * size),
+        rw.barrier,
+        lambda: reduce_in_group(members, length),
+    ]
+    draw.choice(calls)()
+
+
+def reduce_in_group(members: list[int], length: int) -> None:
+    with rw.new_group(members) as group:
+        if rw.get_rank() in members:
+            rw.all_reduce(torch.ones(length), group=group)
 
 
 try:

@@ -56,6 +56,13 @@ try:
                 later(0.1)
             while True:
                 rw.all_gather(data)
+        elif where == "in all_to_all":
+            pieces = [torch.ones(1_000_000 + other) for other in range(rw.get_world_size())]
+            rw.barrier()
+            if mine:
+                later(0.1)
+            while True:
+                rw.all_to_all(pieces)
         elif where == "in a group":
             group = rw.new_group([0, 1])
             if mine:
@@ -78,6 +85,6 @@ try:
                     vanish()
             rw.barrier()
 except rw.RankwiseError as error:
-    if mine and where not in {"in data", "in ragged data"}:
+    if mine and where not in {"in data", "in ragged data", "in all_to_all"}:
         raise
     print(type(error).__name__, error)
