@@ -29,7 +29,7 @@ GROUPS: Final = {
     "get_num_nodes is_rank_zero hostname device backend explain detect",
     "initialization": "init finalize",
     "collectives (all ranks take part)": "all_reduce all_reduce_ reduce all_gather all_gather_cat gather broadcast "
-    "scatter all_to_all reduce_scatter barrier new_group node_group",
+    "scatter all_to_all reduce_scatter barrier new_group node_group one_per_node_group",
     "training": "sync_grads sync_params rank_zero_only rank_zero_first one_rank_only in_rank_order",
     "starting ranks": "launch",
 }

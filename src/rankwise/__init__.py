@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rankwise._collectives.all_gather import all_gather, all_gather_cat
     from rankwise._collectives.all_to_all import all_to_all
-    from rankwise._collectives.groups import barrier, new_group, node_group
+    from rankwise._collectives.groups import barrier, new_group, node_group, one_per_node_group
     from rankwise._collectives.point_to_point import recv, send
     from rankwise._collectives.reduce import all_reduce, all_reduce_, reduce_scatter
     from rankwise._collectives.rooted import broadcast, gather, reduce, scatter
@@ -112,6 +112,7 @@ __all__ = [
     "launch",
     "new_group",
     "node_group",
+    "one_per_node_group",
     "one_rank_only",
     "rank_zero_first",
     "rank_zero_only",
@@ -128,7 +129,7 @@ __all__ = [
 _HOMES = {
     "_collectives.all_gather": ("all_gather", "all_gather_cat"),
     "_collectives.all_to_all": ("all_to_all",),
-    "_collectives.groups": ("barrier", "new_group", "node_group"),
+    "_collectives.groups": ("barrier", "new_group", "node_group", "one_per_node_group"),
     "_collectives.rooted": ("broadcast", "gather", "reduce", "scatter"),
     "_collectives.point_to_point": ("recv", "send"),
     "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
+from rankwise._collectives.groups import comm_of
 from rankwise._comm.group import Comm
+from rankwise._environment.facts import Fact
+from tests.lanes import variants
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
@@ -140,6 +144,72 @@ def test_node_group_holds_the_ranks_of_this_host(comm: Comm) -> None:
     assert rw.all_gather(rw.get_rank(), group=group) == list(range(comm.size))
     if rw.backend() is not None:
         assert rw.node_group() is group, "made once"
+
+
+def test_one_per_node_group_on_one_host_is_this_rank(comm: Comm) -> None:
+    group = rw.one_per_node_group()
+    assert list(group.ranks) == [rw.get_rank()]
+    assert rw.all_gather("x", group=group) == ["x"]
+    with pytest.raises(
+        rw.InvalidArgumentError, match=r"one_per_node_group\(\) is made once, and closed with its session"
+    ):
+        group.close()
+    if rw.backend() is not None:
+        assert rw.one_per_node_group() is group, "made once"
+        assert rw.node_group() is not group
+
+
+# The node of each of four ranks; nodes need not be contiguous.
+NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1], [0, 1, 0, 1], [1, 0, 0, 2], [0, 1, 2, 3]]
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("node_of", variants(NODES, fast=NODES[1:2]))
+def test_groups_of_several_nodes_uneven_ones_included(
+    session: rw.Session, node_of: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes are those of the launch environment; here all are one host."""
+    rank = rw.get_rank()
+    fact = Fact(node_of[rank], "the test")
+    unknown = dict.fromkeys(("local_rank", "local_world_size", "num_nodes"))
+    monkeypatch.setattr(session, "reading", replace(session.reading, node_rank=fact, **unknown))  # type: ignore[arg-type]
+    monkeypatch.setattr(session, "node_groups", {})
+    node = [other for other in range(4) if node_of[other] == node_of[rank]]
+    position = node.index(rank)
+    wanted = []
+    for number in dict.fromkeys(node_of):
+        there = [other for other in range(4) if node_of[other] == number]
+        wanted += there[position : position + 1]
+    groups = rw.node_group(), rw.one_per_node_group()
+    assert [list(group.ranks) for group in groups] == [node, wanted]
+    for group in groups:
+        assert rw.all_gather(rank, group=group) == list(group.ranks)
+    total = rw.all_reduce(rank, group=groups[0])
+    if position == 0:
+        assert rw.all_reduce(total, group=groups[1]) == 6, "each node's sum, once"
+    assert rw.one_per_node_group() is groups[1], "made once"
+    for group in groups:
+        comm_of(group).close()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("name", ["node_group", "one_per_node_group"])
+def test_a_failure_or_another_call_on_one_rank_is_raised_on_all(
+    session: rw.Session, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, size = rw.get_rank(), rw.get_world_size()
+    make = getattr(rw, name)
+    monkeypatch.setattr(session, "node_groups", {})
+    with pytest.raises(rw.MismatchError, match=rf"{name}\(\)"):
+        rw.barrier() if rank == 0 else make()
+    with monkeypatch.context() as patched:
+        if rank == 0:
+            patched.setattr(session.comm, "all_gather_bytes", None)
+        with pytest.raises(TypeError if rank == 0 else rw.RemoteRankError, match="not callable"):
+            make()
+    group = make()
+    assert rw.all_gather(rank, group=group) == (list(range(size)) if name == "node_group" else [rank])
+    comm_of(group).close()
 
 
 def test_barrier_waits_for_all(comm: Comm, tmp_path: Path) -> None:

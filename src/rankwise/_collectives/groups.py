@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TypeAlias
 
@@ -124,23 +124,71 @@ def node_group() -> Group:
         >>> rankwise.node_group().size  # on 2 nodes of 8 ranks: 8
         1
     """
+    return _made_once("node_group", lambda nodes: nodes)
+
+
+def one_per_node_group() -> Group:
+    """Return the group of the ranks that have this rank's position in their `node_group()`: one rank of each node.
+
+    Collective over the session. It is made by the first call. Nodes may hold different numbers of ranks: a node that
+    has no rank at this position has no member in the group.
+
+    Raises:
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
+        RemoteRankError: Another rank failed.
+        MismatchError: Another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+
+    Example:
+        >>> import rankwise
+        >>> rankwise.one_per_node_group().size  # on 2 nodes of 8 ranks: 2
+        1
+        >>> total = rankwise.all_reduce(1.5, group=rankwise.node_group())  # within each node first
+        >>> rankwise.all_reduce(total, group=rankwise.one_per_node_group())  # on 2 nodes of 8 ranks: 24.0
+        1.5
+    """
+    return _made_once("one_per_node_group", _by_position)
+
+
+def _made_once(name: str, partition: Callable[[list[list[int]]], list[list[int]]]) -> Group:
+    """Return this rank's group of a partition of the ranks; the first call makes all groups of the partition.
+
+    Collective over the session.
+
+    Args:
+        name: The name of the public function.
+        partition: Returns the partition, given the ranks of each node.
+    """
     session = joined_session()
     session.comm.require_member()
-    if session.node_group is not None:
-        return session.node_group
+    found = session.node_groups.get(name)
+    if found is not None:
+        return found
     node_rank = session.reading.node_rank
     node = (socket.gethostname() if node_rank is None else str(node_rank.value)).encode()
-    call = Call("node_group")
+    call = Call(name)
     with session.comm.collective(call):
         nodes: dict[bytes, list[int]] = {}
         for rank, other in zip(session.comm.ranks, session.comm.all_gather_bytes(call, node), strict=True):
             nodes.setdefault(other, []).append(rank)
         # Every rank takes part in making every group. torch can also make a group among its members alone, but it then
         # names the group after the number of groups in the process: members with different numbers would deadlock.
-        groups = {other: session.comm.new_group(ranks) for other, ranks in nodes.items()}
-    refusal = "the group of a node is made once, and closed with its session: rankwise.finalize()"
-    session.node_group = Group(groups[node], close_refusal=refusal)
-    return session.node_group
+        groups = [session.comm.new_group(ranks) for ranks in partition(list(nodes.values()))]
+    comm = next(comm for comm in groups if comm.rank is not None)
+    refusal = f"the group of {name}() is made once, and closed with its session: rankwise.finalize()"
+    session.node_groups[name] = group = Group(comm, close_refusal=refusal)
+    return group
+
+
+def _by_position(nodes: list[list[int]]) -> list[list[int]]:
+    """Return the ranks at each position of the nodes that have it.
+
+    Example:
+        >>> _by_position([[0, 1, 2], [3], [4, 5]])
+        [[0, 3, 4], [1, 5], [2]]
+    """
+    longest = max(map(len, nodes))
+    return [[ranks[position] for ranks in nodes if position < len(ranks)] for position in range(longest)]
 
 
 def _listed(ranks: object, size: int) -> list[int]:

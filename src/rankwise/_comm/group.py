@@ -75,7 +75,7 @@ class Group:
         context manager, a group is closed at the end of the block; if the block raises, without waiting for the others.
 
         Raises:
-            InvalidArgumentError: It is the group of a node, which is closed with its session.
+            InvalidArgumentError: `node_group()` or `one_per_node_group()` has made it: it is closed with its session.
             MismatchError: Another member makes a different call. The group stays open.
             CollectiveTimeoutError: Not all members came in time. The group stays open.
             CollectiveError: A member is gone. The group is closed on this rank.

@@ -46,7 +46,7 @@ class Session:
     # - settled: This session opened the group, and the group exists, so that getters need not check whether it is still
     #   the default one.
     # - adopted: The comms over process groups that other code made between some of the ranks.
-    # - node_group: The group of this node's ranks, once `rankwise.node_group()` has made it.
+    # - node_groups: The groups that `node_group()` and `one_per_node_group()` have made, by the name of the function.
     # - comm: The operations of the group of all ranks.
     __slots__ = (
         "_close",
@@ -56,7 +56,7 @@ class Session:
         "adopted",
         "backend",
         "group_ref",
-        "node_group",
+        "node_groups",
         "rank",
         "reading",
         "settled",
@@ -83,7 +83,7 @@ class Session:
         if group is not None:
             self.group_ref = weakref.ref(group, self._clear_settled)
         self.backend = backend
-        self.node_group: Group | None = None
+        self.node_groups: dict[str, Group] = {}
         self.adopted: dict[weakref.ref[dist.ProcessGroup], Comm] = {}
         self._comm = comm
         self._device = device
@@ -149,7 +149,8 @@ class Session:
         close, self._close = self._close, None
         if close is not None:
             self.group_ref, self.settled = _no_group, False
-            self._comm = self.node_group = None
+            self._comm = None
+            self.node_groups.clear()
             close(reason, failed)
             self.adopted.clear()
 
