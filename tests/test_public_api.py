@@ -42,6 +42,7 @@ OPAQUE = {
     ),
     "RecordingGroup": ("calls",),
     "Session": ("backend", "close", "device", "group", "rank", "topology", "world_size"),
+    "Store": ("add", "check", "compare_set", "delete", "get", "set", "wait"),
 }
 
 

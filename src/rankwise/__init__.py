@@ -34,8 +34,10 @@ if TYPE_CHECKING:
         get_world_size,
         hostname,
         is_rank_zero,
+        store,
         topology,
     )
+    from rankwise._session.key_value_store import Store
     from rankwise._session.session import Session
     from rankwise._training.gradients import sync_grads, sync_params
     from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
         RankFailure,
         RankwiseError,
         RemoteRankError,
+        StoreError,
+        StoreTimeoutError,
         TopologyError,
     )
     from rankwise.topology import Topology
@@ -84,6 +88,9 @@ __all__ = [
     "Reading",
     "RemoteRankError",
     "Session",
+    "Store",
+    "StoreError",
+    "StoreTimeoutError",
     "Topology",
     "TopologyError",
     "all_gather",
@@ -121,6 +128,7 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
+    "store",
     "sync_grads",
     "sync_params",
     "topology",
@@ -153,6 +161,8 @@ _HOMES = {
         "RankFailure",
         "RankwiseError",
         "RemoteRankError",
+        "StoreError",
+        "StoreTimeoutError",
         "TopologyError",
     ),
     "_launch.functions": ("launch",),
@@ -168,9 +178,11 @@ _HOMES = {
         "get_world_size",
         "hostname",
         "is_rank_zero",
+        "store",
         "topology",
     ),
     "_session.api": ("finalize", "init"),
+    "_session.key_value_store": ("Store",),
     "_session.session": ("Session",),
     "topology": ("Topology",),
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),

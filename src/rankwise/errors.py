@@ -12,6 +12,8 @@
     ├── CollectiveError            RuntimeError   a collective failed: a rank died, or did not take part
     │   ├── CollectiveTimeoutError TimeoutError   ... in time
     │   └── MismatchError          ValueError     the calls of the ranks do not match
+    ├── StoreError                 RuntimeError   the store of the session cannot be used: its server has ended
+    │   └── StoreTimeoutError      TimeoutError   a key was not set in time
     ├── RemoteRankError            RuntimeError   another rank raised; its traceback is in the message
     └── LaunchError                RuntimeError   a world could not be started
         └── RankFailedError                       a rank ended with an error
@@ -87,6 +89,14 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
 
 class MismatchError(CollectiveError, ValueError):
     """The calls of the ranks in one collective do not match."""
+
+
+class StoreError(RankwiseError, RuntimeError):
+    """The store of the session cannot be used: its server has ended, or no rank is left that could set a key."""
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """A key of the session's store was not set in time."""
 
 
 class RemoteRankError(RankwiseError, RuntimeError):

@@ -82,6 +82,7 @@ def test_collectives_of_a_world_that_nobody_joined_are_refused(monkeypatch: pyte
         lambda: rw.new_group([0]),
         rw.node_group,
         rw.one_per_node_group,
+        rw.store,
         lambda: rw.sync_grads([]),
         lambda: rw.sync_params(torch.nn.Identity()),
         lambda: rw.rank_zero_first().__enter__(),

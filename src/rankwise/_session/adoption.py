@@ -53,6 +53,7 @@ def adopt(
         backend=dist.get_backend_config(group),
         close=close,
         pid=pid,
+        timeout=world.timeout,
     )
 
 

@@ -18,7 +18,7 @@ from rankwise._session.adoption import adopt, environment_in_group
 from rankwise._session.environ import read_check, read_environment
 from rankwise._session.init_arguments import check_compatible, check_sources, given_topology, share_session
 from rankwise._session.lifecycle import open_session
-from rankwise._session.session import Session
+from rankwise._session.session import DEFAULT_TIMEOUT, Session
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
     *,
     backend: str | None = None,
     device: str | torch.device | None = None,
-    timeout: float = 300.0,
+    timeout: float = DEFAULT_TIMEOUT,
     launcher: str = "auto",
     rank: int | None = None,
     world_size: int | None = None,

@@ -1,4 +1,4 @@
-"""The getters: rank, topology, device and backend of this process. They never communicate."""
+"""The getters: rank, topology, device, backend and store of this process. They never communicate."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import socket
 from typing import TYPE_CHECKING
 
 from rankwise._environment.facts import Fact
-from rankwise._session.current import Current, current_session, thread_local
-from rankwise.errors import NotJoinedError
+from rankwise._session.current import Current, current_session, joined_session, thread_local
+from rankwise._user_frames import strip_internal_frames
+from rankwise.errors import NotJoinedError, RankwiseError
 from rankwise.topology import Topology, unknown
 
 if TYPE_CHECKING:
     import torch
+
+    from rankwise._session.key_value_store import Store
 
 
 def get_rank() -> int:
@@ -97,6 +100,33 @@ def get_num_nodes() -> int:
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
     return _known_number("num_nodes")
+
+
+def store() -> Store:
+    """Return the key-value store of the session, for texts and bytes that ranks pass to each other at any time.
+
+    Local. Collectives are simpler where all ranks take part; a store is for ranks that need not wait for each other, as
+    in a queue of work. `get` and `wait` wait until a value is there; `set`, `check`, `add` for counters, `compare_set`
+    and `delete` do not.
+
+    Raises:
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
+
+    Example:
+        >>> import rankwise
+        >>> store = rankwise.store()
+        >>> if rankwise.is_rank_zero():
+        ...     store.set("address", "node1:8000")
+        >>> store.get("address", timeout=60)
+        'node1:8000'
+        >>> store.add("items taken")  # 1 on the first rank that calls it, then 2, and so on
+        1
+    """
+    try:
+        return joined_session().store
+    except RankwiseError as error:
+        strip_internal_frames(error.__traceback__, error)
+        raise
 
 
 def is_rank_zero() -> bool:

@@ -128,4 +128,5 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
         backend=backend,
         close=resources.close,
         settled=True,
+        timeout=registry.timeout,
     )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import LaunchEnvironment
@@ -25,8 +26,14 @@ if TYPE_CHECKING:
 
     from rankwise._comm.comm import Comm
     from rankwise._comm.group import Group
+    from rankwise._session.key_value_store import Store
 
 log = logging.getLogger(__name__)
+
+# Seconds.
+DEFAULT_TIMEOUT: Final = 300.0
+# Two threads that ask for a store get the same one.
+_store_creation = threading.Lock()
 
 
 class Session:
@@ -46,6 +53,7 @@ class Session:
     # - settled: This session opened the group, and the group exists, so that getters need not check whether it is still
     #   the default one.
     # - adopted: The comms over process groups that other code made between some of the ranks.
+    # - timeout: Seconds that a collective waits for a rank.
     # - node_groups: The groups that `node_group()` and `one_per_node_group()` have made, by the name of the function.
     # - comm: The operations of the group of all ranks.
     __slots__ = (
@@ -53,6 +61,7 @@ class Session:
         "_comm",
         "_device",
         "_pid",
+        "_store",
         "adopted",
         "backend",
         "group_ref",
@@ -60,10 +69,11 @@ class Session:
         "rank",
         "reading",
         "settled",
+        "timeout",
         "world_size",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most are those of a joined session only
         self,
         reading: LaunchEnvironment,
         *,
@@ -74,6 +84,7 @@ class Session:
         close: Callable[[str, bool], None] | None = None,
         pid: int | None = None,
         settled: bool = False,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         self.reading = reading
         self.rank = reading.rank.value
@@ -83,10 +94,12 @@ class Session:
         if group is not None:
             self.group_ref = weakref.ref(group, self._clear_settled)
         self.backend = backend
+        self.timeout = timeout
         self.node_groups: dict[str, Group] = {}
         self.adopted: dict[weakref.ref[dist.ProcessGroup], Comm] = {}
         self._comm = comm
         self._device = device
+        self._store: Store | None = None
         self._close = close
         self._pid = os.getpid() if pid is None else pid
 
@@ -133,6 +146,21 @@ class Session:
             self._device = choose_device(0 if local_rank is None else local_rank.value, None)
         return self._device
 
+    @property
+    def store(self) -> Store:
+        """The key-value store that the ranks share, for texts and bytes.
+
+        Raises:
+            NotJoinedError: The world is larger than one and was not joined, or was joined by another process.
+        """
+        comm = self.comm
+        with _store_creation:
+            if self._store is None:
+                from rankwise._session.key_value_store import Store  # noqa: PLC0415 - imports torch
+
+                self._store = Store(comm, timeout=self.timeout)
+            return self._store
+
     def close(self, *, reason: str = "left the session", failed: bool = False) -> None:
         """Close the resources that this session opened; once, and only in the process that opened it.
 
@@ -149,7 +177,7 @@ class Session:
         close, self._close = self._close, None
         if close is not None:
             self.group_ref, self.settled = _no_group, False
-            self._comm = None
+            self._comm = self._store = None
             self.node_groups.clear()
             close(reason, failed)
             self.adopted.clear()
