@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._comm.registry import GroupRegistry
+from rankwise._session.adoption import _adopted_registry
 from rankwise._torch import fake_process_group
 
 
@@ -152,3 +156,26 @@ def test_closing_a_session_destroys_the_groups_that_it_made(
     assert "closed" in repr(kept)
     kept.close()
     assert rw.all_reduce(1) == 1
+
+
+def test_threads_that_use_an_adopted_group_at_once_count_its_adoption_once(
+    foreign_group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other ranks count it once: with another count, this rank would have another prefix in their store."""
+    counts: list[int] = []
+    add = dist.PrefixStore.add
+
+    def slow_add(store: dist.Store, key: str, amount: int) -> int:
+        counts.append(amount)
+        time.sleep(0.05)
+        return add(store, key, amount)
+
+    monkeypatch.setattr(dist.PrefixStore, "add", slow_add)
+    reading, device = rw.detect({}), torch.device("cpu")
+    registry = _adopted_registry(foreign_group, reading, [0], device, check=False)
+    threads = [threading.Thread(target=registry.store) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
@@ -116,11 +117,16 @@ def _adopted_registry(
 ) -> GroupRegistry:
     rank = group.rank()
     group_ref = weakref.ref(group)
+    counting = threading.Lock()
 
     @functools.cache
-    def prefix() -> str:
+    def counted_prefix() -> str:
         # A group can be adopted several times. Each rank counts its adoptions, so each has a key prefix of its own.
         return f"rankwise/{group_store().add(f'rankwise/adopted/{rank}', 1)}"
+
+    def prefix() -> str:
+        with counting:  # two threads would count an adoption twice
+            return counted_prefix()
 
     def group_store() -> dist.Store:
         adopted = group_ref()
