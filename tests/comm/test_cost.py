@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._collectives.all_to_all import _encode
+from rankwise._collectives.values_per_rank import serialize_each
 from rankwise._comm.comm import Comm, GroupContext
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
@@ -138,6 +140,19 @@ def test_the_cost_of_a_large_group_does_not_grow_with_it(name: str) -> None:
     assert costs[0]["operations"] == operations[name]
     calls = [python_calls(COLLECTIVES[name], size) for size in (MAX_FRAMES_SIZE + 1, 4096)]
     assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("size", [2, 8, MAX_FRAMES_SIZE])
+def test_the_message_of_all_to_all_does_not_grow_with_the_number_of_values(size: int) -> None:
+    group, cost = counting_group(size)
+    assert rw.all_to_all(["text"] * size, group=group) == ["text"] * size
+    assert cost["frames"] == 1
+    assert cost["bytes in frames"] < 5000
+    same, differing = torch.ones(5000), [[torch.ones(5000), f"{index}" * 2000] for index in range(size)]
+    headers = _encode(serialize_each([same] * size, size, "", most_inline=0))
+    assert len(headers) < 1000, "tensors of one shape have one header"
+    short = [value.with_short_header() for value in serialize_each(differing, size, "", most_inline=0)]
+    assert len(_encode(short)) < 1000
 
 
 @pytest.mark.parametrize("size", [2, MAX_FRAMES_SIZE, MAX_FRAMES_SIZE + 1, 4096])

@@ -17,7 +17,7 @@ import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.group import Comm
 
-pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
+pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.slow_with_ranks(1, 3)]
 
 
 def new_key() -> str:
