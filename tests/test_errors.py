@@ -52,3 +52,21 @@ def test_how_a_rank_ended_is_a_value() -> None:
     assert error.failures == (FAILURE,)
     assert (error.rank, error.host, error.exitcode, error.traceback) == (1, "h", 3, "ValueError: x")
     assert pickle.loads(pickle.dumps(FAILURE)) == copy.deepcopy(FAILURE) == FAILURE
+
+
+class Unreadable:
+    """Like a tensor without memory, whose repr would crash the process."""
+
+    data_ptr = None
+
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+def test_tensors_are_not_read_for_a_message() -> None:
+    assert errors.shown(Unreadable()) == "<Unreadable>"
+    assert errors.shown([1, {"a": (Unreadable(),)}]) == "<list>"
+    assert errors.shown({"a": [1]}) == "{'a': [1]}"
+    endless: list[object] = []
+    endless.append(endless)
+    assert errors.shown(endless) == "<list>"

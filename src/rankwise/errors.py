@@ -141,7 +141,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def shown(value: object, most: int = 100) -> str:
-    """Return a value for a message: its repr, in one line and shortened; its class if it has none, or is a tensor.
+    """Return a value for a message: its repr, in one line and shortened; its class if it has none, or has tensors.
 
     Example:
         >>> shown([1, 2]), shown(10**5000)
@@ -149,12 +149,20 @@ def shown(value: object, most: int = 100) -> str:
     """
     kind = type(value)
     try:
-        # A tensor may be large, on a device that is busy, or have no memory to read.
-        text = f"<{kind.__qualname__}>" if hasattr(kind, "data_ptr") else " ".join(repr(value).split())
+        # A tensor may be large, on a device that is busy, or have no memory to read, which would crash the process.
+        text = f"<{kind.__qualname__}>" if _has_tensors(value) else " ".join(repr(value).split())
     except Exception:  # noqa: BLE001 - whatever a class raises; of integers beyond 4,300 digits a ValueError
         return f"<{kind.__qualname__}>"
     half = most // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
+
+def _has_tensors(value: object) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensors, value))
+    return hasattr(type(value), "data_ptr")
 
 
 def summary(error: BaseException) -> str:
