@@ -71,7 +71,7 @@ def test_cost_does_not_grow_with_the_world() -> None:
     """Rule 10: the same number of calls at 100 ranks and at 100,000, for what need not know every rank."""
     tensor = torch.ones(10)
     parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
-    talks = {
+    talks: dict[str, Callable[[], object]] = {
         "get_rank": rw.get_rank,
         "get_world_size": rw.get_world_size,
         "all_reduce": lambda: rw.all_reduce(tensor),

@@ -54,13 +54,14 @@ def calls_of(operation: str) -> dict[str, Callable[[], object]]:
     """Return a call of rankwise and the one of torch, with four floats or a small object."""
     tensor = torch.ones(4)
     objects: list[object] = [{"loss": 0.5}] * dist.get_world_size()
-    ours, torchs = {
+    calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "all_reduce": (lambda: rw.all_reduce(tensor), lambda: dist.all_reduce(tensor)),
         "all_reduce_number": (lambda: rw.all_reduce(1.0), lambda: dist.all_reduce(tensor)),
         "barrier": (rw.barrier, dist.barrier),
         "broadcast": (lambda: rw.broadcast(objects[0]), lambda: dist.broadcast_object_list(objects)),
         "all_gather": (lambda: rw.all_gather(objects[0]), lambda: dist.all_gather_object(objects, objects[0])),
-    }[operation]
+    }
+    ours, torchs = calls[operation]
     return {"rankwise": ours, "torch": torchs}
 
 

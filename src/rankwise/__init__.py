@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankwise._collectives.rooted import broadcast, gather, reduce, scatter
     from rankwise._comm.group import Comm, Group
     from rankwise._comm.group_rank import GroupRank
+    from rankwise._comm.work import Work
     from rankwise._environment.detect import detect
     from rankwise._environment.facts import LaunchEnvironment, Reading
     from rankwise._launch.functions import launch
@@ -93,6 +94,7 @@ __all__ = [
     "StoreTimeoutError",
     "Topology",
     "TopologyError",
+    "Work",
     "all_gather",
     "all_gather_cat",
     "all_reduce",
@@ -143,6 +145,7 @@ _HOMES = {
     "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),
     "_comm.group": ("Comm", "Group"),
     "_comm.group_rank": ("GroupRank",),
+    "_comm.work": ("Work",),
     "_environment.detect": ("detect",),
     "_environment.facts": ("LaunchEnvironment", "Reading"),
     "errors": (

@@ -23,7 +23,7 @@ _INTERNAL_PACKAGES: Final = ("rankwise", "torch", "contextlib", "functools")
 def call_site() -> str:
     """Return the file and line of the innermost user frame: "train.py:88"."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, which is too slow for every call
-    # As `_is_user_frame`, without the cost of the call: every collective comes here.
+    # As `is_user_frame`, without the cost of the call: every collective comes here.
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL_PACKAGES:
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"  # noqa: PTH119 - of every call
@@ -32,7 +32,7 @@ def call_site() -> str:
 def raised_at(error: BaseException) -> str:
     """Return the file and line of the innermost user frame that raised an error; else of any frame; "" if none."""
     entries = list(traceback.walk_tb(error.__traceback__))
-    entries = [entry for entry in entries if _is_user_frame(entry[0])] or entries
+    entries = [entry for entry in entries if is_user_frame(entry[0])] or entries
     if not entries:
         return ""
     frame, line = entries[-1]
@@ -52,11 +52,12 @@ def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> 
         return
     last: TracebackType | None = None
     while entry is not None:
-        last = None if _is_user_frame(entry.tb_frame) else last or entry
+        last = None if is_user_frame(entry.tb_frame) else last or entry
         entry = entry.tb_next
     if last is not None:
         last.tb_next = None
 
 
-def _is_user_frame(frame: FrameType) -> bool:
+def is_user_frame(frame: FrameType) -> bool:
+    """Return whether a frame belongs to the user's program."""
     return frame.f_globals.get("__name__", "").partition(".")[0] not in _INTERNAL_PACKAGES

@@ -146,7 +146,8 @@ def called(title: str, odd: dict[str, Any], group: Comm | None, size: int) -> st
 
 def outcome(call: Callable[[], object]) -> str:
     try:
-        return summary(call())
+        result = call()
+        return summary(result.wait() if isinstance(result, rw.Work) else result)
     except rw.RankwiseError as error:
         return f"{type(error).__name__}: {NUMBERS.sub('#', str(error).partition(chr(10))[0])}"
     except BaseException as error:  # noqa: BLE001 - the error is the result

@@ -170,7 +170,7 @@ def test_gather_gives_the_list_to_one_rank(comm: Comm) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for dst in {0, last}:
         for place, value in enumerate(values_of(rank)):
-            gathered = rw.gather(value, dst=np.int64(dst))  # type: ignore[arg-type]  # an index all the same
+            gathered = rw.gather(value, dst=np.int64(dst))  # type: ignore[call-overload]  # an index all the same
             assert gathered == ([values_of(other)[place] for other in range(comm.size)] if rank == dst else None)
         ragged = rw.gather(torch.full((rank,), rank), dst=dst)
         if ragged is not None:

@@ -248,7 +248,7 @@ def test_reduce_scatter_refuses_other_values_than_sequences_of_tensors(comm: Com
     with pytest.raises(rw.InvalidArgumentError, match="one tensor for each"):
         rw.reduce_scatter([torch.ones(1)] * (comm.size + 1))
     with pytest.raises(rw.PayloadTypeError):
-        rw.reduce_scatter(torch.ones(comm.size))  # type: ignore[arg-type]  # that is the point
+        rw.reduce_scatter(torch.ones(comm.size))  # type: ignore[call-overload]  # that is the point
     if comm.size > 1:
         with pytest.raises(rw.PayloadTypeError, match="one dtype"):
             rw.reduce_scatter([torch.ones(1), *[torch.ones(1).double()] * (comm.size - 1)])

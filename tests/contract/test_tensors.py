@@ -39,7 +39,7 @@ def test_all_reduce_in_place_refuses_results_of_another_dtype(comm: Comm) -> Non
         with pytest.raises(rw.PayloadTypeError, match="another dtype"):
             rw.all_reduce_(tensor, op=op)
     with pytest.raises(rw.PayloadTypeError, match="takes a tensor"):
-        rw.all_reduce_(1)  # type: ignore[arg-type]  # that is the point
+        rw.all_reduce_(1)  # type: ignore[call-overload]  # that is the point
 
 
 def test_large_reductions_are_the_same_on_all_ranks(comm: Comm) -> None:
@@ -82,7 +82,7 @@ def test_all_gather_cat_concatenates_tensors(comm: Comm) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="dim=1"):
         rw.all_gather_cat(torch.ones(2), dim=1)
     with pytest.raises(rw.PayloadTypeError, match="takes a tensor"):
-        rw.all_gather_cat([1])  # type: ignore[arg-type]  # that is the point
+        rw.all_gather_cat([1])  # type: ignore[call-overload]  # that is the point
 
 
 def test_gradients_flow_through_all_reduce(comm: Comm) -> None:

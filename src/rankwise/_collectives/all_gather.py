@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
 
 from rankwise._arguments import as_bool, as_integer
 from rankwise._collectives.groups import GroupLike, comm_of
+from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.serialization import (
     Header,
@@ -23,12 +24,25 @@ from rankwise._comm.comm import Comm, dense
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.reduce_ops import Op, require_differentiable
+from rankwise._comm.work import Work
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 T = TypeVar("T")
 
 
-def all_gather(value: T, *, differentiable: bool = False, group: GroupLike | None = None) -> list[T]:
+@overload
+def all_gather(
+    value: T, *, differentiable: bool = ..., group: GroupLike | None = ..., async_op: Literal[False] = ...
+) -> list[T]: ...
+@overload
+def all_gather(value: T, *, group: GroupLike | None = ..., async_op: Literal[True]) -> Work[list[T]]: ...
+@overload
+def all_gather(
+    value: T, *, differentiable: bool = ..., group: GroupLike | None = ..., async_op: bool
+) -> list[T] | Work[list[T]]: ...
+def all_gather(
+    value: T, *, differentiable: bool = False, group: GroupLike | None = None, async_op: bool = False
+) -> list[T] | Work[list[T]]:
     """Return every rank's value, in the order of ranks.
 
     Collective over the session, or over `group`. Values are tensors of any dtype and shape, or any objects that can be
@@ -41,6 +55,7 @@ def all_gather(value: T, *, differentiable: bool = False, group: GroupLike | Non
         differentiable: Whether gradients flow back to the rank that a tensor came from. The value must be a dense
             tensor of floats or complex numbers, and every rank must run backward through the result.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         PayloadTypeError: The value cannot be pickled, or gradients cannot flow through it.
@@ -55,6 +70,8 @@ def all_gather(value: T, *, differentiable: bool = False, group: GroupLike | Non
         ['rank 0']
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, all_gather, value, differentiable=differentiable, async_op=async_op)
     call = Call("all_gather")
     if differentiable is False:
         return _gather(comm, call, value)
@@ -70,9 +87,35 @@ def all_gather(value: T, *, differentiable: bool = False, group: GroupLike | Non
     return cast("list[T]", _gather_tensors(comm, call, tensor)) if flows else _gather(comm, call, value)
 
 
+@overload
 def all_gather_cat(
-    tensor: torch.Tensor, dim: int = 0, *, differentiable: bool = False, group: GroupLike | None = None
-) -> torch.Tensor:
+    tensor: torch.Tensor,
+    dim: int = ...,
+    *,
+    differentiable: bool = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def all_gather_cat(
+    tensor: torch.Tensor,
+    dim: int = ...,
+    *,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
+) -> Work[torch.Tensor]: ...
+@overload
+def all_gather_cat(
+    tensor: torch.Tensor, dim: int = ..., *, differentiable: bool = ..., group: GroupLike | None = ..., async_op: bool
+) -> torch.Tensor | Work[torch.Tensor]: ...
+def all_gather_cat(
+    tensor: torch.Tensor,
+    dim: int = 0,
+    *,
+    differentiable: bool = False,
+    group: GroupLike | None = None,
+    async_op: bool = False,
+) -> torch.Tensor | Work[torch.Tensor]:
     """Return every rank's tensor, in the order of ranks, as one tensor.
 
     Collective over the session, or over `group`. The tensors must have the same dtype, and the same shape except for
@@ -84,6 +127,7 @@ def all_gather_cat(
         differentiable: Whether gradients flow back to the rank that a part came from. The tensor must be of floats or
             complex numbers, and every rank must run backward through the result.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         PayloadTypeError: `tensor` is not a dense tensor, or gradients cannot flow through it.
@@ -100,6 +144,8 @@ def all_gather_cat(
         tensor([ 0, 10])
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, all_gather_cat, tensor, dim, differentiable=differentiable, async_op=async_op)
     call = Call("all_gather_cat")
     with comm.collective(call):
         if not isinstance(tensor, torch.Tensor):

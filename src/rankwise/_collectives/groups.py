@@ -5,16 +5,18 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TypeAlias
+from typing import Literal, TypeAlias, overload
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankwise._arguments import as_integer, as_seconds, as_text
+from rankwise._collectives.non_blocking import start
 from rankwise._collectives.torch_groups import comm_of_torch_group
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group, comm_behind
+from rankwise._comm.work import Work
 from rankwise._session.current import joined_session
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown
@@ -41,7 +43,21 @@ def comm_of(group: GroupLike | None) -> Comm:
         raise
 
 
-def barrier(name: str = "", *, timeout: float | None = None, group: GroupLike | None = None) -> None:
+@overload
+def barrier(
+    name: str = ..., *, timeout: float | None = ..., group: GroupLike | None = ..., async_op: Literal[False] = ...
+) -> None: ...
+@overload
+def barrier(
+    name: str = ..., *, timeout: float | None = ..., group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[None]: ...
+@overload
+def barrier(
+    name: str = ..., *, timeout: float | None = ..., group: GroupLike | None = ..., async_op: bool
+) -> Work[None] | None: ...
+def barrier(
+    name: str = "", *, timeout: float | None = None, group: GroupLike | None = None, async_op: bool = False
+) -> Work[None] | None:
     """Wait until every rank has called this function.
 
     Collective over the session, or over `group`. Waits for the processes, not for work queued on their accelerators.
@@ -52,6 +68,7 @@ def barrier(name: str = "", *, timeout: float | None = None, group: GroupLike | 
             waits raises, and so does a rank that calls later; the next collective works. Groups of more than 64 ranks
             support only the session's timeout.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `name` is not a string, or `timeout` is not a number of seconds above 0.
@@ -66,11 +83,14 @@ def barrier(name: str = "", *, timeout: float | None = None, group: GroupLike | 
         >>> rankwise.barrier("epoch 1", timeout=60)
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, barrier, name, timeout=timeout, async_op=async_op)
     call = Call("barrier")
     with comm.collective(call):
         if text := as_text(name, "name"):
             call.settings = {"name": text}
         comm.verify(call, timeout=None if timeout is None else as_seconds(timeout, "timeout"))
+    return None
 
 
 def new_group(ranks: Iterable[int]) -> Group:

@@ -9,12 +9,14 @@ import torch
 
 from rankwise._arguments import as_bool
 from rankwise._collectives.groups import GroupLike, comm_of
+from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
 from rankwise._comm.comm import dense
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op, plan
+from rankwise._comm.work import Work
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 
 T = TypeVar("T")
@@ -52,7 +54,45 @@ def all_reduce(
 ) -> list[float]: ...
 @overload
 def all_reduce(value: T, op: str = ..., *, differentiable: bool = ..., group: GroupLike | None = ...) -> T: ...
-def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group: GroupLike | None = None) -> T | Any:
+@overload
+def all_reduce(
+    value: torch.Tensor, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[torch.Tensor]: ...
+@overload
+def all_reduce(
+    value: bool, op: Literal["min", "max", "and", "or"], *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[bool]: ...
+@overload
+def all_reduce(
+    value: int, op: Literal["mean"], *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[float]: ...
+@overload
+def all_reduce(
+    value: int,
+    op: Literal["sum", "product", "min", "max"] = ...,
+    *,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
+) -> Work[int]: ...
+@overload
+def all_reduce(value: int, op: str, *, group: GroupLike | None = ..., async_op: Literal[True]) -> Work[int | float]: ...
+@overload
+def all_reduce(
+    value: dict[str, int], op: Literal["mean"], *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[dict[str, float]]: ...
+@overload
+def all_reduce(
+    value: list[int], op: Literal["mean"], *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[list[float]]: ...
+@overload
+def all_reduce(value: T, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[True]) -> Work[T]: ...
+@overload
+def all_reduce(
+    value: T, op: str = ..., *, differentiable: bool = ..., group: GroupLike | None = ..., async_op: bool
+) -> T | Any: ...  # noqa: ANN401 - it depends on op too
+def all_reduce(
+    value: T, op: str = "sum", *, differentiable: bool = False, group: GroupLike | None = None, async_op: bool = False
+) -> T | Any:
     """Return the reduction of every rank's value, the same on all ranks.
 
     Collective over the session, or over `group`. A value is a tensor, a number, a numpy array, or dicts, lists, tuples,
@@ -74,6 +114,7 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
             every rank must run backward through the result. Numbers and arrays in the value have no gradients. If
             False, results are detached.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `op` is unknown, or not differentiable.
@@ -94,6 +135,8 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
         True
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, all_reduce, value, op, differentiable=differentiable, async_op=async_op)
     call = Call("all_reduce")
     with comm.collective(call):
         parsed = Op.parse(op)
@@ -110,7 +153,21 @@ def all_reduce(value: T, op: str = "sum", *, differentiable: bool = False, group
     return result
 
 
-def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: GroupLike | None = None) -> torch.Tensor:
+@overload
+def all_reduce_(
+    tensor: torch.Tensor, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[False] = ...
+) -> torch.Tensor: ...
+@overload
+def all_reduce_(
+    tensor: torch.Tensor, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[torch.Tensor]: ...
+@overload
+def all_reduce_(
+    tensor: torch.Tensor, op: str = ..., *, group: GroupLike | None = ..., async_op: bool
+) -> torch.Tensor | Work[torch.Tensor]: ...
+def all_reduce_(
+    tensor: torch.Tensor, op: str = "sum", *, group: GroupLike | None = None, async_op: bool = False
+) -> torch.Tensor | Work[torch.Tensor]:
     """Reduce a tensor in place, and return it: `all_reduce` without memory for the result.
 
     Collective over the session, or over `group`.
@@ -119,6 +176,7 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: GroupLike | Non
         tensor: This rank's tensor; the same shape and dtype on all ranks. Its dtype must be that of the result.
         op: As for `all_reduce`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `op` is unknown.
@@ -134,6 +192,8 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: GroupLike | Non
         tensor([1, 2])
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, all_reduce_, tensor, op, async_op=async_op)
     call = Call("all_reduce_")
     with comm.collective(call):
         parsed = Op.parse(op)
@@ -158,7 +218,21 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", *, group: GroupLike | Non
     return tensor
 
 
-def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: GroupLike | None = None) -> torch.Tensor:
+@overload
+def reduce_scatter(
+    values: Sequence[torch.Tensor], op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[False] = ...
+) -> torch.Tensor: ...
+@overload
+def reduce_scatter(
+    values: Sequence[torch.Tensor], op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[torch.Tensor]: ...
+@overload
+def reduce_scatter(
+    values: Sequence[torch.Tensor], op: str = ..., *, group: GroupLike | None = ..., async_op: bool
+) -> torch.Tensor | Work[torch.Tensor]: ...
+def reduce_scatter(
+    values: Sequence[torch.Tensor], op: str = "sum", *, group: GroupLike | None = None, async_op: bool = False
+) -> torch.Tensor | Work[torch.Tensor]:
     """Return the reduction of the tensors that all ranks pass for this rank.
 
     Collective over the session, or over `group`. Dtypes and overflow are as for `all_reduce`.
@@ -167,6 +241,7 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Gr
         values: One tensor for each member, in the order of ranks; of one dtype, and of the same shapes on all ranks.
         op: As for `all_reduce`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `op` is unknown, or the number of tensors is not the number of members.
@@ -183,6 +258,8 @@ def reduce_scatter(values: Sequence[torch.Tensor], op: str = "sum", *, group: Gr
         tensor(0)
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, reduce_scatter, values, op, async_op=async_op)
     call = Call("reduce_scatter")
     with comm.collective(call):
         parsed = Op.parse(op)

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
+from rankwise._collectives.non_blocking import start
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._collectives.serialization import (
     Header,
@@ -29,6 +30,7 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.reduce_ops import Op
+from rankwise._comm.work import Work
 
 T = TypeVar("T")
 
@@ -44,7 +46,21 @@ class Following(Enum):
         return cls.BUFFERS if any(payload.buffers for payload in payloads) else cls.NOTHING
 
 
-def gather(value: T, *, dst: int | GroupRank = 0, group: GroupLike | None = None) -> list[T] | None:
+@overload
+def gather(
+    value: T, *, dst: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[False] = ...
+) -> list[T] | None: ...
+@overload
+def gather(
+    value: T, *, dst: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[list[T] | None]: ...
+@overload
+def gather(
+    value: T, *, dst: int | GroupRank = ..., group: GroupLike | None = ..., async_op: bool
+) -> list[T] | Work[list[T] | None] | None: ...
+def gather(
+    value: T, *, dst: int | GroupRank = 0, group: GroupLike | None = None, async_op: bool = False
+) -> list[T] | Work[list[T] | None] | None:
     """Return every rank's value on one rank, in the order of ranks, and None on the others.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
@@ -53,6 +69,7 @@ def gather(value: T, *, dst: int | GroupRank = 0, group: GroupLike | None = None
         value: This rank's value.
         dst: The global rank that receives the list, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `dst` is not a member.
@@ -68,6 +85,8 @@ def gather(value: T, *, dst: int | GroupRank = 0, group: GroupLike | None = None
         [0.5]
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, gather, value, dst=dst, async_op=async_op)
     call = Call("gather")
     with comm.collective(call) as rank:
         receiver = comm.group_rank_of(dst, "dst")
@@ -150,7 +169,21 @@ def reduce(value: T, op: str = "sum", *, dst: int | GroupRank = 0, group: GroupL
     return request.tree.rebuild(leaves) if rank == receiver else None
 
 
-def broadcast(value: T, *, src: int | GroupRank = 0, group: GroupLike | None = None) -> T:
+@overload
+def broadcast(
+    value: T, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[False] = ...
+) -> T: ...
+@overload
+def broadcast(
+    value: T, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[T]: ...
+@overload
+def broadcast(
+    value: T, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: bool
+) -> T | Work[T]: ...
+def broadcast(
+    value: T, *, src: int | GroupRank = 0, group: GroupLike | None = None, async_op: bool = False
+) -> T | Work[T]:
     """Return one rank's value on all ranks.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
@@ -159,6 +192,7 @@ def broadcast(value: T, *, src: int | GroupRank = 0, group: GroupLike | None = N
         value: On `src`, the value to send; ignored on the other ranks, where it may be None.
         src: The global rank whose value is sent, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `src` is not a member.
@@ -174,6 +208,8 @@ def broadcast(value: T, *, src: int | GroupRank = 0, group: GroupLike | None = N
         {'seed': 7}
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, broadcast, value, src=src, async_op=async_op)
     call = Call("broadcast")
     with comm.collective(call) as rank:
         sender = comm.group_rank_of(src, "src")
@@ -189,7 +225,25 @@ def broadcast(value: T, *, src: int | GroupRank = 0, group: GroupLike | None = N
     return result
 
 
-def scatter(values: Sequence[T] | None, *, src: int | GroupRank = 0, group: GroupLike | None = None) -> T:
+@overload
+def scatter(
+    values: Sequence[T] | None,
+    *,
+    src: int | GroupRank = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[False] = ...,
+) -> T: ...
+@overload
+def scatter(
+    values: Sequence[T] | None, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[T]: ...
+@overload
+def scatter(
+    values: Sequence[T] | None, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: bool
+) -> T | Work[T]: ...
+def scatter(
+    values: Sequence[T] | None, *, src: int | GroupRank = 0, group: GroupLike | None = None, async_op: bool = False
+) -> T | Work[T]:
     """Return one of the values of `src` on each rank: the first one on the first rank, and so on.
 
     Collective over the session, or over `group`. Values are as for `all_gather`.
@@ -199,6 +253,7 @@ def scatter(values: Sequence[T] | None, *, src: int | GroupRank = 0, group: Grou
             ignored on the other ranks, where it may be None.
         src: The global rank whose values are sent, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `src` is not a member, or the number of values is not the number of members.
@@ -214,6 +269,8 @@ def scatter(values: Sequence[T] | None, *, src: int | GroupRank = 0, group: Grou
         'a'
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, scatter, values, src=src, async_op=async_op)
     call = Call("scatter")
     with comm.collective(call) as rank:
         sender = comm.group_rank_of(src, "src")

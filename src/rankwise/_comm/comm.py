@@ -7,9 +7,10 @@ has the same errors and results as a larger world.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch.distributed import Store
@@ -22,8 +23,13 @@ from rankwise._comm.control.transports import Completion, FrameExchange, Prepare
 from rankwise._comm.data.plane import DataPlane, Operation
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.reduce_ops import Op, fold, plan
+from rankwise._comm.work import Work
+from rankwise._comm.work_queue import WorkQueue
 from rankwise._torch import without_class
+from rankwise._user_frames import call_site
 from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError
+
+T = TypeVar("T")
 
 # The largest data that is sent in the body of a frame, without a data operation.
 INLINE_BYTES: Final = 4096
@@ -40,6 +46,7 @@ class GroupContext:
         store: Returns the store that the members share; None if there is no other member.
         destroy: Destroys the process group that was created for the group, if there is one.
         close_unreferenced: Closes the groups of the session to which nothing refers any more.
+        timeout: Seconds that a collective waits for a rank; None without a limit.
     """
 
     open_group: Callable[[Sequence[int]], Comm]
@@ -47,6 +54,7 @@ class GroupContext:
     store: Callable[[], Store] | None = None
     destroy: Callable[[], None] = lambda: None
     close_unreferenced: Callable[[], None] = lambda: None
+    timeout: float | None = None
 
 
 class Comm(ByteCollectives):
@@ -109,6 +117,7 @@ class Comm(ByteCollectives):
             plane.close()
 
     def close_locally(self, reason: str) -> None:
+        self.finish_works(0)
         super().close_locally(reason)
         self._context.destroy()
 
@@ -161,6 +170,32 @@ class Comm(ByteCollectives):
         """Close a group without waiting for the other members, after an error of this rank."""
         if not self.closed and self._pid == os.getpid():
             self.close_locally(f"left the group with {type(error).__name__}")
+
+    def start(self, call: Call, run: Callable[[], T]) -> Work[T]:
+        """Make a call after those that are pending, without waiting for it.
+
+        Raises:
+            NotJoinedError: The session of the group is closed.
+            InvalidArgumentError: This rank is not a member, or the group is closed.
+            CollectiveError: This rank is in another collective of the group.
+            RuntimeError: No thread can be started, and no call is pending.
+        """
+        group_rank = self.require_member()
+        self._guard.check_start(call)
+        if self._guard.works is None:
+            name = f"rankwise: a group of {self.size} ranks"
+            self._guard.works = WorkQueue(name, self.ranks[group_rank], self._context.timeout)
+        return self._guard.works.start(call.operation, call_site(), run)
+
+    def finish_works(self, seconds: float | None) -> None:
+        """Wait at most so long for the non-blocking calls of this group and those made from it, and end the rest."""
+        start = time.monotonic()
+        for child in list(self._children):
+            if isinstance(child, Comm):
+                child.finish_works(seconds)
+            seconds = None if seconds is None else max(0, seconds - (time.monotonic() - start))
+        if self._guard.works is not None:
+            self._guard.works.finish(seconds)
 
     def close_children(self, reason: str) -> None:
         """Close the groups that were made from this one, without waiting for other members."""

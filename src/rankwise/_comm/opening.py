@@ -71,6 +71,7 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
             store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
             destroy=partial(registry.destroy_process_group, link.group),
             close_unreferenced=registry.close_unreferenced,
+            timeout=registry.timeout,
         ),
         check=registry.check,
     )

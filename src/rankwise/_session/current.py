@@ -123,10 +123,15 @@ def reset_current() -> None:
     Current.session = Current.inferred = None
 
 
+def session_of_this_thread() -> Session | None:
+    """Return the session of the calling thread, if it is a rank itself."""
+    return thread_local.__dict__.get("session")
+
+
 @contextmanager
 def rank_of_this_thread(session: Session) -> Iterator[Session]:
     """Make a session the current one of the calling thread, for threads that are ranks."""
-    before = thread_local.__dict__.get("session")
+    before = session_of_this_thread()
     thread_local.session = session
     try:
         yield session

@@ -176,6 +176,8 @@ class Session:
             return
         close, self._close = self._close, None
         if close is not None:
+            if self._comm is not None:
+                self._comm.finish_works(0 if failed else self.timeout)
             self.group_ref, self.settled = _no_group, False
             self._comm = self._store = None
             self.node_groups.clear()

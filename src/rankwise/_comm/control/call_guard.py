@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.work_queue import WorkQueue
 from rankwise._user_frames import call_site
 from rankwise.errors import CollectiveError
 
@@ -21,10 +22,12 @@ class CallGuard:
 
     Attributes:
         outer: The guard of the group that this group was made from.
+        works: The non-blocking calls of the group, before which no other call may begin; None before the first one.
     """
 
     def __init__(self) -> None:
         self.outer: CallGuard | None = None
+        self.works: WorkQueue | None = None
         self._lock = threading.Lock()
         self._call: Call | None = None
         self._thread = threading.main_thread()
@@ -37,15 +40,25 @@ class CallGuard:
             CollectiveError: This rank is in another collective, in this thread or in another, or in an exclusive
                 section.
         """
-        outer = self.outer
-        while outer is not None:
-            if outer._blocks_collectives and outer._thread is threading.current_thread():  # noqa: SLF001 - of its own class
-                raise CollectiveError(outer._refusal_text(call))  # noqa: SLF001
-            outer = outer.outer
+        if self.outer is not None:
+            self._refuse_in_section(call)
+        site = "" if self.works is None else self.works.await_turn()
         if not self._lock.acquire(blocking=False):
             raise CollectiveError(self._refusal_text(call))
-        call.site = call.site or call_site()
-        self._call, self._thread = call, threading.current_thread()
+        call.site = call.site or site or call_site()
+        self._thread = threading.current_thread()
+        self._call = call
+
+    def check_start(self, call: Call) -> None:
+        """Check that a non-blocking call may be made.
+
+        Raises:
+            CollectiveError: As by `acquire`.
+        """
+        self._refuse_in_section(call)
+        by_works = self.works is not None and self.works.is_run_by(self._thread)
+        if self._call is not None and (not by_works or self._thread is threading.current_thread()):
+            raise CollectiveError(self._refusal_text(call))
 
     def release(self) -> None:
         """End the collective."""
@@ -64,6 +77,13 @@ class CallGuard:
         self.acquire(call)
         self._blocks_collectives = True
         return self
+
+    def _refuse_in_section(self, call: Call) -> None:
+        outer = self.outer
+        while outer is not None:
+            if outer._blocks_collectives and outer._thread is threading.current_thread():  # noqa: SLF001 - of its own class
+                raise CollectiveError(outer._refusal_text(call))  # noqa: SLF001
+            outer = outer.outer
 
     def _refusal_text(self, call: Call) -> str:
         current, thread = self._call, self._thread

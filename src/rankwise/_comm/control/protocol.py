@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, TypeAlias
 
+from rankwise._comm.work_queue import has_pending_works
 from rankwise._text import ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
@@ -54,7 +55,7 @@ class Frame:
         call: The operation and its call site, for error messages: "all_reduce at train.py:88".
         digest: The digest of everything that has to be the same on all members.
         body: The content, by kind.
-        main: The call was made by the main thread.
+        main: The call was made by the main thread, and this rank waits in no other group.
         group: The id of the group; set when the frame is sent, as is the sequence number.
         sequence: The number of the exchange in the group.
     """
@@ -163,7 +164,8 @@ class Call:
 
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
         """Return a frame about this call."""
-        main = threading.current_thread() is threading.main_thread()
+        # With non-blocking calls pending, a rank may wait in several groups without a deadlock.
+        main = threading.current_thread() is threading.main_thread() and not has_pending_works()
         return Frame(kind, self.text, self.digest(), body, main)
 
 

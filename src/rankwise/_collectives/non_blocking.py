@@ -1,0 +1,93 @@
+"""Starting a collective without waiting for it: `async_op=True`.
+
+The whole collective runs in the thread of its group, with its checks: an error of this rank is raised by `Work.wait`,
+and on the other ranks too, as without `async_op`. Errors are raised at once if the call cannot be started: without a
+session or group to call in, inside of another collective, or with arguments that `async_op` excludes.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import NoReturn, TypeVar
+
+import torch
+
+from rankwise._arguments import as_bool
+from rankwise._comm.comm import Comm
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.group import Group
+from rankwise._comm.work import Work
+from rankwise._session.current import rank_of_this_thread, session_of_this_thread
+from rankwise.errors import CollectiveError, InvalidArgumentError, RankwiseError
+
+T = TypeVar("T")
+
+
+def start(
+    comm: Comm, collective: Callable[..., T], *arguments: object, async_op: object, **settings: object
+) -> T | Work[T]:
+    """Make a call of a collective without waiting for it, and return its `Work`; blocking if `async_op` is false.
+
+    A collective calls this with itself and its arguments, but `group`, if its `async_op` is not False.
+
+    Raises:
+        InvalidArgumentError: `async_op` is not a bool, or excludes `differentiable`. The other ranks raise too.
+        CollectiveError: The call is made inside of another one, or this process cannot start a thread.
+    """
+    call = Call(collective.__name__)
+    try:
+        is_async = as_bool(async_op, "async_op")
+        differentiable = as_bool(settings.get("differentiable", False), "differentiable")
+    except InvalidArgumentError as error:
+        return _fail(comm, call, error)
+    if is_async and differentiable:
+        text = "differentiable=True and async_op=True cannot be combined: leave one of them out"
+        return _fail(comm, call, InvalidArgumentError(text))
+    if not is_async:
+        return collective(*arguments, group=Group(comm), **settings)
+    try:
+        return comm.start(call, _in_state_of_caller(lambda: collective(*arguments, group=Group(comm), **settings)))
+    except RuntimeError as error:
+        if isinstance(error, RankwiseError):
+            raise
+        return _fail(comm, call, CollectiveError(f"{call.text}: no thread can be started: {error}"))
+
+
+def _fail(comm: Comm, call: Call, error: Exception) -> NoReturn:
+    """Raise an error of this rank on all ranks."""
+    with comm.collective(call):
+        raise error
+    raise error  # not reached: no context manager of a comm suppresses errors
+
+
+def _in_state_of_caller(run: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that runs another one with the state of this thread: context variables, session, torch's modes.
+
+    Autocast, the default device and dispatch modes are not part of it: collectives do not depend on them.
+    """
+    context = contextvars.copy_context()
+    session = session_of_this_thread()
+    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    stream = _current_stream()
+
+    def run_in_state() -> T:
+        with ExitStack() as stack:
+            if session is not None:
+                stack.enter_context(rank_of_this_thread(session))
+            stack.enter_context(torch.inference_mode(inference))
+            stack.enter_context(torch.set_grad_enabled(gradients))
+            if stream is not None:  # the inputs are ready when the operations queued on it have ended
+                stack.enter_context(stream)
+            return run()
+
+    return lambda: context.run(run_in_state)
+
+
+def _current_stream() -> torch.Stream | None:
+    """Return the current stream of the accelerator; None if there is none, or this process does not use it."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or not getattr(torch.get_device_module(accelerator), "is_initialized", bool)():
+        return None
+    return torch.accelerator.current_stream()

@@ -1,0 +1,133 @@
+"""The non-blocking calls of a group: one after the other, in the order in which the program makes them.
+
+The ranks agree on nothing but that order. The calls run in a thread of the group, since a collective waits for sockets
+and converts values in Python. The thread ends when no call is left, so that an idle group has none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from rankwise._comm.work import UntakenWorks, Work, WorkState
+
+T = TypeVar("T")
+
+# The queues that were used, and whose group was not closed.
+_open_queues: Final[set[WorkQueue]] = set()
+
+
+class WorkQueue:
+    """The non-blocking calls of one group, on this rank."""
+
+    def __init__(self, name: str, rank: int, timeout: float | None) -> None:
+        """Make an empty queue.
+
+        Args:
+            name: The name of its thread.
+            rank: The global rank of this process.
+            timeout: Seconds to wait for pending calls at the end of the program; None for no limit.
+        """
+        self.timeout = timeout
+        self._name = name
+        self._rank = rank
+        self._site = ""
+        self._untaken = UntakenWorks()
+        self._last: WorkState | None = None
+        self._works: deque[tuple[WorkState, Work[Any]]] = deque()
+        self._lock = threading.RLock()  # a signal handler may start a call inside of `start`
+
+    @property
+    def is_busy(self) -> bool:
+        """A call is pending."""
+        return self._untaken.thread is not None
+
+    def is_run_by(self, thread: threading.Thread) -> bool:
+        """Return whether this is the thread of the queue."""
+        return self._untaken.thread is thread
+
+    def start(self, operation: str, site: str, run: Callable[[], T]) -> Work[T]:
+        """Run a call after those that are pending, and return its work at once.
+
+        Raises:
+            RuntimeError: No thread can be started. Then no call is pending.
+        """
+        state = WorkState(operation, site)
+        work = Work(state, run, self._untaken, self._rank)
+        thread = threading.Thread(target=self._run_all, daemon=True, name=self._name)
+        with self._lock:
+            self._works.append((state, work))
+            if self._untaken.thread is None:
+                self._untaken.thread = thread
+                try:
+                    thread.start()
+                except BaseException:
+                    self._untaken.thread = None
+                    self._works.pop()
+                    raise
+            self._last = state
+            self._untaken.add(state)
+            _open_queues.add(self)
+        return work
+
+    def await_turn(self) -> str:
+        """Wait until the pending calls are finished, before a blocking one begins in this thread.
+
+        Returns:
+            In the thread of the queue, the call site of the call that it runs; otherwise "".
+        """
+        if self.is_run_by(threading.current_thread()):
+            return self._site
+        if self._last is not None:
+            self._last.wait(None)
+        return ""
+
+    def finish(self, seconds: float | None) -> None:
+        """Wait for the pending calls, end those that have not begun after so many seconds, and log the works left.
+
+        The call that runs then fails when the connections of the group are closed.
+        """
+        if self._last is not None and seconds != 0:
+            self._last.wait(seconds)
+        with self._lock:
+            unbegun = list(self._works)
+            self._works.clear()
+        for _, work in unbegun:
+            work.abandon("its group was closed before")
+        _open_queues.discard(self)
+        self._untaken.log_all()
+
+    def _run_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._works:
+                    self._untaken.thread = None
+                    return
+                state, work = self._works.popleft()
+                self._untaken.running, self._site = state.text, state.site
+            work.execute()
+            del work  # and with it the result, if nothing else refers to it
+
+
+def has_pending_works() -> bool:
+    """Return whether a non-blocking call of any group is pending in this process."""
+    return bool(_open_queues) and any(queue.is_busy for queue in list(_open_queues))
+
+
+def _finish_at_interpreter_exit() -> None:
+    """Wait for pending calls, unless the program ends with an error: then the others may wait for this process."""
+    failed = getattr(sys, "last_value", None) is not None
+    start = time.monotonic()
+    for queue in list(_open_queues):
+        waited = time.monotonic() - start
+        queue.finish(0 if failed else None if queue.timeout is None else max(0, queue.timeout - waited))
+
+
+atexit.register(_finish_at_interpreter_exit)
+os.register_at_fork(after_in_child=_open_queues.clear)
