@@ -66,29 +66,28 @@ class UntakenWorks:
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
         self.running = ""
-        self._states: set[WorkState] = set()
+        self._states: dict[WorkState, None] = {}  # in the order of the program
         # The number of works that were released, by text and error.
         self._released: Counter[tuple[str, str]] = Counter()
 
     def add(self, state: WorkState) -> None:
         """Add a work that was started."""
-        self._states.add(state)
+        self._states[state] = None
 
     def take(self, state: WorkState) -> None:
         """Remove a work whose result is being taken."""
-        self._states.discard(state)
+        self._states.pop(state, None)
 
     def release(self, state: WorkState) -> None:
         """Keep of a work that is being released no more than its text and error."""
         if state in self._states:
-            self._states.discard(state)
+            self._states.pop(state, None)
             self._released[state.text, state.error] += 1
 
     def log_all(self) -> None:
         """Log the works, those of each line of the program once, and their errors; and forget them."""
-        while self._states:
-            state = self._states.pop()
-            self._released[state.text, state.error] += 1
+        for state in list(self._states):
+            self.release(state)
         counts: Counter[str] = Counter()
         for (text, _), count in self._released.items():
             counts[text] += count
@@ -203,6 +202,7 @@ class Work(Generic[T_co]):
         """End the collective with an error, without running it."""
         self._run = None
         self._fail(CollectiveError(f"{self._state.text} was not made: {reason}"))
+        self._state.error = ""  # the end of its group has a cause of its own
         self.execute()
 
     def _require_waitable(self) -> None:

@@ -37,7 +37,7 @@ class WorkQueue:
         self.timeout = timeout
         self._name = name
         self._rank = rank
-        self._site = ""
+        self._running: WorkState | None = None
         self._untaken = UntakenWorks()
         self._last: WorkState | None = None
         self._works: deque[tuple[WorkState, Work[Any]]] = deque()
@@ -82,24 +82,28 @@ class WorkQueue:
         Returns:
             In the thread of the queue, the call site of the call that it runs; otherwise "".
         """
-        if self.is_run_by(threading.current_thread()):
-            return self._site
+        if self._running is not None and self.is_run_by(threading.current_thread()):
+            return self._running.site
         if self._last is not None:
             self._last.wait(None)
         return ""
 
     def finish(self, seconds: float | None) -> None:
-        """Wait for the pending calls, end those that have not begun after so many seconds, and log the works left.
+        """Wait for the pending calls, and log the works whose result nobody has taken.
 
-        The call that runs then fails when the connections of the group are closed.
+        Calls that have not begun after so many seconds are not made. The one that runs then may take its own timeout;
+        with 0 seconds, it fails when the connections of the group are closed.
         """
         if self._last is not None and seconds != 0:
             self._last.wait(seconds)
         with self._lock:
             unbegun = list(self._works)
             self._works.clear()
+            running = self._running
         for _, work in unbegun:
             work.abandon("its group was closed before")
+        if running is not None and seconds != 0:
+            running.wait(seconds)
         _open_queues.discard(self)
         self._untaken.log_all()
 
@@ -107,10 +111,10 @@ class WorkQueue:
         while True:
             with self._lock:
                 if not self._works:
-                    self._untaken.thread = None
+                    self._untaken.thread = self._running = None
                     return
-                state, work = self._works.popleft()
-                self._untaken.running, self._site = state.text, state.site
+                self._running, work = self._works.popleft()
+                self._untaken.running = self._running.text
             work.execute()
             del work  # and with it the result, if nothing else refers to it
 
