@@ -22,6 +22,7 @@ from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
 
+LARGE = 50_000
 HERE = r"test_concurrent_calls\.py:\d+"
 
 
@@ -56,6 +57,112 @@ def test_another_thread_is_refused(comm: Comm) -> None:
         assert re.search(rf"all_reduce at {HERE} cannot begin in thread 'other'", messages[0])
         assert re.search(rf"'MainThread' is in all_gather at {HERE}", messages[0])
         assert rw.all_reduce(1) == comm.size, "and the next collective works"
+
+
+# The arguments of both are the group, and `async_op` if it is given.
+CALLS: dict[str, Callable[..., Any]] = {
+    "all_reduce": lambda _, **more: rw.all_reduce(torch.ones(LARGE), **more),
+    "all_reduce_": lambda _, **more: rw.all_reduce_(torch.ones(LARGE), **more),
+    "reduce_scatter": lambda size, **more: rw.reduce_scatter([torch.ones(LARGE)] * size, **more),
+    "all_gather": lambda _, **more: rw.all_gather(torch.ones(LARGE), **more),
+    "all_gather_cat": lambda _, **more: rw.all_gather_cat(torch.ones(LARGE), **more),
+    "gather": lambda _, **more: rw.gather(torch.ones(LARGE), **more),
+    "broadcast": lambda _, **more: rw.broadcast(torch.ones(LARGE), **more),
+    "scatter": lambda size, **more: rw.scatter([torch.ones(LARGE)] * size, **more),
+    "barrier": lambda _, **more: rw.barrier(**more),
+}
+
+
+@pytest.mark.slow_with_ranks(3)
+def test_every_collective_in_another_thread_is_refused_also_a_non_blocking_one(comm: Comm) -> None:
+    messages: dict[str, str] = {}
+
+    def in_thread() -> None:
+        for title, call in CALLS.items():
+            messages[title] = refused(lambda call=call: call(comm.size))  # type: ignore[misc]
+            messages[f"{title}, async_op"] = refused(lambda call=call: call(comm.size, async_op=True))  # type: ignore[misc]
+
+    def start() -> None:
+        thread = threading.Thread(target=in_thread, name="other")
+        thread.start()
+        thread.join()
+
+    gathered: list[Any] = rw.all_gather(Pickled(start))
+    assert gathered == [0] * comm.size
+    assert len(messages) == 2 * len(CALLS)
+    for title, message in messages.items():
+        assert re.search(rf"{title.partition(',')[0]} at {HERE} cannot begin in thread 'other'", message)
+        assert re.search(rf"'MainThread' is in all_gather at {HERE}", message)
+    assert rw.all_reduce(1) == comm.size, "and the next collective works"
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.slow_with_ranks(3)
+def test_another_thread_is_refused_while_any_collective_waits(comm: Comm, tmp_path: Path) -> None:
+    """On the last rank, since the others come late: they wait until its other thread was refused."""
+    last = rw.get_rank() == comm.size - 1
+    for title, call in CALLS.items():
+        refusal: list[str] = []
+        file = tmp_path / title
+
+        def in_thread(refusal: list[str] = refusal, file: Path = file) -> None:
+            while not comm_of(comm)._guard._lock.locked():
+                time.sleep(0.01)
+            refusal.append(refused(rw.barrier))
+            file.touch()
+
+        thread = threading.Thread(target=in_thread, name="other")
+        if last:
+            thread.start()
+        while not last and not file.exists():
+            time.sleep(0.01)
+        call(comm.size)
+        if last:
+            thread.join()
+            assert re.search(rf"barrier at {HERE} cannot begin in thread 'other'", refusal[0])
+            assert re.search(rf"'MainThread' is in {title} at {HERE}", refusal[0])
+    assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.slow_with_ranks(3)
+def test_two_threads_use_every_collective_in_two_groups(comm: Comm) -> None:
+    groups = [rw.new_group(range(comm.size)) for _ in range(2)]
+    ended: list[int] = []
+
+    def work(group: Comm) -> None:
+        for _ in range(5):
+            for call in CALLS.values():
+                call(comm.size, group=group)
+                call(comm.size, group=group, async_op=True).wait()
+        assert rw.all_reduce(torch.ones(LARGE), group=group).sum() == LARGE * comm.size
+        ended.append(rw.all_reduce(1, group=group))
+
+    thread = threading.Thread(target=work, args=(groups[0],))
+    thread.start()
+    work(groups[1])
+    thread.join()
+    assert ended == [comm.size] * 2
+
+
+@pytest.mark.slow_with_ranks(3)
+def test_an_error_in_the_group_of_one_thread_does_not_disturb_the_other(comm: Comm) -> None:
+    groups = [rw.new_group(range(comm.size)) for _ in range(2)]
+    errors: list[str] = []
+
+    def fail() -> None:
+        for number in range(20):
+            wrong = rw.get_rank() == number % comm.size
+            with pytest.raises(rw.InvalidArgumentError if wrong else rw.RemoteRankError) as raised:
+                rw.all_reduce(torch.ones(LARGE), "nonsense" if wrong else "sum", group=groups[0])
+            errors.append(str(raised.value))
+        assert rw.all_reduce(1, group=groups[0]) == comm.size
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    for _ in range(20):
+        assert rw.all_reduce(torch.ones(LARGE), group=groups[1]).sum() == LARGE * comm.size
+    thread.join()
+    assert len(errors) == 20
 
 
 def test_a_thread_with_its_own_group_is_not_refused(comm: Comm) -> None:

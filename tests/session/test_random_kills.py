@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import PROGRAMS, clean_environ, free_port, plain, run_ranks
 
 RANKWISE = str(Path(sys.executable).with_name("rankwise"))
@@ -24,9 +25,11 @@ def drawn(seed: int) -> tuple[int, list[str]]:
 
 
 @pytest.mark.soak(500)
-def test_every_other_rank_names_the_one_that_was_killed(seed: int) -> None:
+@pytest.mark.parametrize("calls", variants(["blocking", "non-blocking"], fast={"blocking"}))
+def test_every_other_rank_names_the_one_that_was_killed(calls: str, seed: int) -> None:
     """The timeout of the session is 280 s: no rank has waited for it."""
     size, arguments = drawn(seed)
+    arguments += ["non-blocking"] * (calls == "non-blocking")
     port = free_port()
     ended = run_ranks("random_kill.py", [plain(rank, size, port) for rank in range(size)], *arguments, seconds=200)
     victim = int(arguments[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -59,6 +60,37 @@ assert_type(rw.all_to_all(["a"]), list[str])
 assert_type(rw.all_to_all(torch.ones(1)), list[torch.Tensor])
 assert_type(rw.scatter([1.5]), float)
 assert_type(rw.reduce_scatter([torch.ones(1)]), torch.Tensor)
+
+assert_type(rw.all_reduce(3, async_op=True), rw.Work[int]).wait()
+assert_type(rw.all_reduce(3, op="mean", async_op=True).wait(), float)
+assert_type(rw.all_reduce(3, operation(), async_op=True).wait(), int | float)
+assert_type(rw.all_reduce(True, op="and", async_op=True).wait(), bool)
+assert_type(rw.all_reduce(torch.nn.Parameter(torch.ones(1)), async_op=True).wait(timeout=60), torch.Tensor)
+assert_type(rw.all_reduce({"seen": 8}, op="mean", async_op=True).wait(), dict[str, float])
+assert_type(rw.all_reduce([1, 2], op="mean", async_op=True).wait(), list[float])
+assert_type(rw.all_reduce(pair(), async_op=True).wait(), tuple[int, torch.Tensor])
+assert_type(rw.all_reduce_(torch.ones(1), async_op=True), rw.Work[torch.Tensor]).wait()
+assert_type(rw.all_gather("a", async_op=True).wait(), list[str])
+assert_type(rw.all_gather("a", async_op=False), list[str])
+assert_type(rw.all_gather_cat(torch.ones(1), async_op=True).wait(), torch.Tensor)
+assert_type(rw.gather(1, async_op=True).wait(), list[int] | None)
+assert_type(rw.broadcast("a", async_op=True).wait(), str)
+assert_type(rw.scatter([1.5], async_op=True).wait(), float)
+assert_type(rw.reduce_scatter([torch.ones(1)], async_op=True).wait(), torch.Tensor)
+assert_type(rw.barrier(async_op=True), rw.Work[None]).wait()
+barrier_work: rw.Work[None] | None = rw.barrier(async_op=operation() == "sum")
+assert_type(barrier_work is None or barrier_work.done(), bool)
+if barrier_work is not None:
+    barrier_work.wait()
+scores: rw.Work[float] = rw.all_reduce(3, async_op=True)  # a work of int is one of float
+scores.wait()
+
+
+async def awaited() -> int:
+    return await rw.all_reduce(3, async_op=True)
+
+
+assert_type(asyncio.run(awaited()), int)
 with rw.new_group([0]) as group:
     assert_type(group, rw.Group)
     assert_type(group.ranks, tuple[int, ...])
