@@ -37,6 +37,20 @@ def test_the_cpu_can_be_asked_for() -> None:
         assert staged.device.type != "cpu", "through the CPU and back"
 
 
+def test_a_non_blocking_collective_uses_the_stream_of_its_caller() -> None:
+    with rw.init() as session:
+        stream = torch.Stream(session.device)
+        with stream:
+            value = torch.zeros(1 << 24, device=session.device)
+            for _ in range(100):
+                value += 1  # still in the queue of the stream when the collective starts
+            reducing, gathering = rw.all_reduce(value, async_op=True), rw.all_gather(value, async_op=True)
+            reduced, gathered = reducing.wait(), gathering.wait()[0]
+            assert reduced.device == gathered.device == session.device
+            assert reduced.eq(100).all()
+            assert gathered.eq(100).all()
+
+
 @pytest.mark.skipif(COUNT < 2, reason="needs two accelerators")
 def test_ranks_talk_between_devices() -> None:
     def talk() -> tuple[float, list[int]]:

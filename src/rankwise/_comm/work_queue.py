@@ -19,8 +19,9 @@ from rankwise._comm.work import UntakenWorks, Work, WorkState
 
 T = TypeVar("T")
 
-# The queues that were used, and whose group was not closed.
+# The queues that were used, and whose group was not closed; and those with pending calls.
 _open_queues: Final[set[WorkQueue]] = set()
+_busy_queues: Final[set[WorkQueue]] = set()
 
 
 class WorkQueue:
@@ -43,11 +44,6 @@ class WorkQueue:
         self._works: deque[tuple[WorkState, Work[Any]]] = deque()
         self._lock = threading.RLock()  # a signal handler may start a call inside of `start`
 
-    @property
-    def is_busy(self) -> bool:
-        """A call is pending."""
-        return self._untaken.thread is not None
-
     def is_run_by(self, thread: threading.Thread) -> bool:
         """Return whether this is the thread of the queue."""
         return self._untaken.thread is thread
@@ -65,10 +61,12 @@ class WorkQueue:
             self._works.append((state, work))
             if self._untaken.thread is None:
                 self._untaken.thread = thread
+                _busy_queues.add(self)
                 try:
                     thread.start()
                 except BaseException:
                     self._untaken.thread = None
+                    _busy_queues.discard(self)
                     self._works.pop()
                     raise
             self._last = state
@@ -112,6 +110,7 @@ class WorkQueue:
             with self._lock:
                 if not self._works:
                     self._untaken.thread = self._running = None
+                    _busy_queues.discard(self)
                     return
                 self._running, work = self._works.popleft()
                 self._untaken.running = self._running.text
@@ -121,7 +120,7 @@ class WorkQueue:
 
 def has_pending_works() -> bool:
     """Return whether a non-blocking call of any group is pending in this process."""
-    return bool(_open_queues) and any(queue.is_busy for queue in list(_open_queues))
+    return bool(_busy_queues)
 
 
 def _finish_at_interpreter_exit() -> None:
@@ -133,5 +132,10 @@ def _finish_at_interpreter_exit() -> None:
         queue.finish(0 if failed else None if queue.timeout is None else max(0, queue.timeout - waited))
 
 
+def _forget_in_forked_child() -> None:
+    _open_queues.clear()
+    _busy_queues.clear()
+
+
 atexit.register(_finish_at_interpreter_exit)
-os.register_at_fork(after_in_child=_open_queues.clear)
+os.register_at_fork(after_in_child=_forget_in_forked_child)
