@@ -32,9 +32,11 @@ log = logging.getLogger(__name__)
 
 # Seconds.
 DEFAULT_TIMEOUT: Final = 300.0
+# How long the thread of a pending collective may take to notice that the connections are closed. It should not run when
+# the interpreter ends.
+_CLOSED_SECONDS: Final = 2.0
 # Two threads that ask for a store get the same one.
 _store_creation = threading.Lock()
-
 
 class Session:
     """This process as a member of its world.
@@ -176,13 +178,16 @@ class Session:
             return
         close, self._close = self._close, None
         if close is not None:
-            if self._comm is not None:
-                self._comm.finish_works(0 if failed else self.timeout)
+            comm = self._comm
+            if comm is not None:
+                comm.finish_works(0 if failed else self.timeout)
             self.group_ref, self.settled = _no_group, False
             self._comm = self._store = None
             self.node_groups.clear()
             close(reason, failed)
             self.adopted.clear()
+            if comm is not None:
+                comm.finish_works(_CLOSED_SECONDS)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
