@@ -38,6 +38,7 @@ _CLOSED_SECONDS: Final = 2.0
 # Two threads that ask for a store get the same one.
 _store_creation = threading.Lock()
 
+
 class Session:
     """This process as a member of its world.
 

@@ -5,11 +5,11 @@ import time
 from typing import Any
 
 import rankwise as rw
-from rankwise._comm.control import connect
+from rankwise._comm.control import connect, rank_connections
 
 rw.init(timeout=100.0)
 rank = rw.get_rank()
-connect_to = connect.connect_to
+connect_to = rank_connections.connect_to
 
 
 def connect_slowly(group: Any, group_rank: int, *args: Any, **more: Any) -> Any:
