@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from rankwise._comm.group import Comm, Group
     from rankwise._comm.group_rank import GroupRank
     from rankwise._comm.work import Work
-    from rankwise._environment.detect import detect
+    from rankwise._environment.detect import detect, launchers
     from rankwise._environment.facts import LaunchEnvironment, Reading
     from rankwise._launch.functions import launch
     from rankwise._session.api import finalize, init
+    from rankwise._session.current import is_joined
     from rankwise._session.getters import (
         backend,
         device,
@@ -117,8 +118,10 @@ __all__ = [
     "hostname",
     "in_rank_order",
     "init",
+    "is_joined",
     "is_rank_zero",
     "launch",
+    "launchers",
     "new_group",
     "node_group",
     "one_per_node_group",
@@ -146,7 +149,7 @@ _HOMES = {
     "_comm.group": ("Comm", "Group"),
     "_comm.group_rank": ("GroupRank",),
     "_comm.work": ("Work",),
-    "_environment.detect": ("detect",),
+    "_environment.detect": ("detect", "launchers"),
     "_environment.facts": ("LaunchEnvironment", "Reading"),
     "errors": (
         "CollectiveError",
@@ -186,6 +189,7 @@ _HOMES = {
     ),
     "_session.api": ("finalize", "init"),
     "_session.key_value_store": ("Store",),
+    "_session.current": ("is_joined",),
     "_session.session": ("Session",),
     "topology": ("Topology",),
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),

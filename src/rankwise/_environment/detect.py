@@ -9,6 +9,7 @@ from typing import Final
 
 from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, LaunchEnvironment, Launcher
 from rankwise._environment.hydra import Hydra
+from rankwise._environment.installed import installed_launchers
 from rankwise._environment.nesting import without_outer_ranks
 from rankwise._environment.openmpi import OpenMpi
 from rankwise._environment.plain import TorchVariables
@@ -18,20 +19,31 @@ from rankwise._environment.torchrun import RankwiseLaunch, Torchrun
 from rankwise._environment.unsupported import refuse_task_without_step, refuse_unsupported
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
-_OVERRIDE: Final = TorchVariables(name="override", prefix=OVERRIDE_PREFIX)
-_PLAIN: Final = TorchVariables(name="plain")
+_OVERRIDE: Final = TorchVariables(
+    name="override", description="variables for rankwise alone, set by hand", prefix=OVERRIDE_PREFIX
+)
+_PLAIN: Final = TorchVariables(
+    name="plain", description="RANK and WORLD_SIZE, set by hand, Ray Train, DeepSpeed or Composer"
+)
 
-LAUNCHERS: Final[tuple[Launcher, ...]] = (
+_BEFORE_INSTALLED: Final[tuple[Launcher, ...]] = (
     _OVERRIDE,  # the user set these variables for rankwise alone
     RankwiseLaunch(),  # before torchrun: it sets the same variables, and one more
     Torchrun(),  # before MPI and Slurm: it is started through them, once for each node, and their ranks are not its own
-    _PLAIN,  # likewise: a RANK that is set by hand is more specific than the scheduler's
+)
+# The launchers of other installed packages stand here. After torchrun, which they too may start once for each node;
+# before the others, because they may set RANK, or be started through mpirun or srun, and have a variable of their own.
+_AFTER_INSTALLED: Final[tuple[Launcher, ...]] = (
+    _PLAIN,  # before MPI and Slurm: a RANK that is set by hand is more specific than the scheduler's
     OpenMpi(),  # before Slurm: mpirun starts one daemon a node through srun, and its ranks inherit the daemon's SLURM_*
-    Hydra(name="intelmpi", marker="I_MPI_HYDRA_UUID"),  # likewise
-    Hydra(name="mpich"),  # likewise, and after Intel MPI, which sets the same variables, and one more
+    Hydra(name="intelmpi", description="mpirun of Intel MPI", marker="I_MPI_HYDRA_UUID"),  # likewise
+    # Likewise, and after Intel MPI, which sets the same variables, and one more.
+    Hydra(name="mpich", description="mpiexec of MPICH (Hydra)"),
     Slurm(),  # the outermost: a process of its step is a rank only if no inner launcher started it
     SingleProcess(),  # no launcher: a world of one
 )
+LAUNCHERS: Final = (*_BEFORE_INSTALLED, *_AFTER_INSTALLED)
+_NAMES: Final = frozenset(launcher.name for launcher in LAUNCHERS)
 
 # Those that start processes on the nodes of a cluster, and may do so inside a script that has exported RANK.
 _CLUSTER_LAUNCHERS: Final = (OpenMpi, Hydra, Slurm)
@@ -40,7 +52,8 @@ _CLUSTER_LAUNCHERS: Final = (OpenMpi, Hydra, Slurm)
 def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
     """Return the launch environment of this process, from its launcher's variables.
 
-    Local. Pure: reads nothing but `environ`.
+    Local. Pure: reads nothing but `environ`. It also recognizes the launchers of other installed packages: see
+    `rankwise.extend.launchers`.
 
     Args:
         environ: The variables, usually `os.environ`.
@@ -62,7 +75,10 @@ def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
     if named is not None:
         return named.read(environ)
     refuse_incomplete_override(environ)
-    chosen = next(candidate for candidate in LAUNCHERS if candidate.present(environ))
+    chosen = _present(environ, _BEFORE_INSTALLED) or _present(environ, installed_launchers(_NAMES))
+    if chosen is not None and chosen not in LAUNCHERS:
+        return chosen.read(environ)
+    chosen = chosen or next(candidate for candidate in _AFTER_INSTALLED if candidate.present(environ))
     if chosen is LAUNCHERS[-1]:
         refuse_incomplete(environ)
         refuse_task_without_step(environ)
@@ -72,6 +88,26 @@ def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
     elif reading.world_size.value == 1 and chosen is not _OVERRIDE and not isinstance(chosen, Torchrun):
         refuse_unsupported(environ)
     return _completed(reading, environ) if chosen in {_OVERRIDE, _PLAIN} else reading
+
+
+def launchers() -> tuple[Launcher, ...]:
+    """Return the launchers that rankwise recognizes, in the order in which it looks for their variables.
+
+    Local. Each has a `name`, as `init(launcher=)` takes it, a `description`, and two methods: `present(environ)`
+    returns whether it set these variables, and `read(environ)` returns the facts in them, as a `LaunchEnvironment`. The
+    last one, "none", is always present. Launchers of other installed packages come after torchrun: see
+    `rankwise.extend.launchers`.
+
+    Example:
+        >>> [launcher.name for launcher in launchers() if launcher.present({"RANK": "0"})]
+        ['plain', 'none']
+    """
+    return (*_BEFORE_INSTALLED, *installed_launchers(_NAMES), *_AFTER_INSTALLED)
+
+
+def _present(environ: Environ, candidates: tuple[Launcher, ...]) -> Launcher | None:
+    """Return the first of these launchers that is present; None if none is."""
+    return next((candidate for candidate in candidates if candidate.present(environ)), None)
 
 
 def check_environ(environ: Mapping[str, str]) -> None:
@@ -97,9 +133,10 @@ def launcher_named(name: str) -> Launcher | None:
     """
     if isinstance(name, str) and name == "auto":
         return None
-    names = [launcher.name for launcher in LAUNCHERS]
+    known = LAUNCHERS if isinstance(name, str) and name in _NAMES else launchers()
+    names = [launcher.name for launcher in known]
     if isinstance(name, str) and name in names:
-        return LAUNCHERS[names.index(name)]
+        return known[names.index(name)]
     close = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise InvalidArgumentError(f"launcher={shown(name)} is none of 'auto', {', '.join(map(repr, names))}{hint}")
@@ -141,7 +178,7 @@ def _completed(reading: LaunchEnvironment, environ: Environ) -> LaunchEnvironmen
     rank and world size. If their local ranks differ, they also divide the ranks into nodes differently: then the other
     numbers of nodes and local ranks are not used either.
     """
-    for launcher in LAUNCHERS:
+    for launcher in launchers():
         if isinstance(launcher, (TorchVariables, SingleProcess)) or not launcher.present(environ):
             continue
         try:

@@ -122,11 +122,18 @@ Reading = LaunchEnvironment  # its other public name, which programs may use
 
 
 class Launcher(Protocol):
-    """One launcher: how to recognize that it started this process, and how to read its variables."""
+    """One launcher: how to recognize that it started this process, and how to read its variables.
+
+    Both methods are pure: they read nothing but the variables that are passed.
+    """
 
     @property
     def name(self) -> str:
         """The name of the launcher, as `init(launcher=)` takes it."""
+
+    @property
+    def description(self) -> str:
+        """The programs that start processes with these variables, in a few words."""
 
     def present(self, environ: Environ) -> bool:
         """Return whether this launcher set these variables, judging by those that no other launcher sets."""

@@ -14,8 +14,9 @@ class Hydra:
     is `srun --mpi=pmi2`, whose step is the better source. No variable is shared by all ranks and by no other job's.
     """
 
-    def __init__(self, *, name: str, marker: str | None = None) -> None:
+    def __init__(self, *, name: str, description: str, marker: str | None = None) -> None:
         self.name = name
+        self.description = description
         self.marker = marker
 
     def present(self, environ: Environ) -> bool:

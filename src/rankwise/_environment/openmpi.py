@@ -17,6 +17,7 @@ class OpenMpi:
     """
 
     name: Final = "openmpi"
+    description: Final = "mpirun of Open MPI 4 and 5"
 
     def present(self, environ: Environ) -> bool:
         return "OMPI_COMM_WORLD_RANK" in environ

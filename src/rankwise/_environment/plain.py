@@ -22,8 +22,9 @@ class TorchVariables:
     MASTER_PORT; and PET_NPROC_PER_NODE, which shows that RANK counts the pods of a Kubeflow job, not processes.
     """
 
-    def __init__(self, *, name: str, prefix: str = "") -> None:
+    def __init__(self, *, name: str, description: str, prefix: str = "") -> None:
         self.name = name
+        self.description = description
         self.prefix = prefix
 
     def present(self, environ: Environ) -> bool:

@@ -29,6 +29,7 @@ class SingleProcess:
     """
 
     name: Final = "none"
+    description: Final = "no launcher: a world of one"
 
     def present(self, environ: Environ) -> bool:  # noqa: ARG002 - the last resort, whatever the variables
         return True

@@ -34,6 +34,7 @@ class Slurm:
     """
 
     name: Final = "slurm"
+    description: Final = "a task of srun"
 
     def present(self, environ: Environ) -> bool:
         return "SLURM_PROCID" in environ and _is_srun_step(environ.get("SLURM_STEP_ID", ""))

@@ -16,6 +16,7 @@ class Torchrun:
     """
 
     name: str = "torchrun"
+    description: str = "torchrun, accelerate launch, torchx"
 
     def present(self, environ: Environ) -> bool:
         return "TORCHELASTIC_RUN_ID" in environ
@@ -47,6 +48,7 @@ class RankwiseLaunch(Torchrun):
     """
 
     name: str = "rankwise"
+    description: str = "rankwise launch, rankwise.launch, rank tests"
 
     def present(self, environ: Environ) -> bool:
         return super().present(environ) and is_rankwise_launch(environ)

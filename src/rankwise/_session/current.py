@@ -99,9 +99,17 @@ def opened_session() -> Session | None:
 
 
 def is_joined() -> bool:
-    """Return whether this process has joined others: a session, or a process group of other code, is open.
+    """Return whether this process has joined a world: a session, or a process group of other code, is open.
 
-    Local.
+    Local. A world of one counts too, once `init()` has opened it.
+
+    Example:
+        >>> import rankwise
+        >>> rankwise.is_joined()
+        False
+        >>> with rankwise.init():
+        ...     rankwise.is_joined()
+        True
     """
     session = thread_local.session
     return default_group() is not None or (session is not None and session.group is None)
