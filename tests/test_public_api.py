@@ -17,7 +17,9 @@ TABLE = Path(__file__).parent / "data" / "public-api.txt"
 MODULES = (
     "rankwise",
     "rankwise.errors",
+    "rankwise.launching",
     "rankwise.topology",
+    "rankwise.extend.launchers",
     "rankwise.testing.environments",
     "rankwise.testing.fakes",
     "rankwise.compat.ignite",

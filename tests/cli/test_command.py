@@ -95,7 +95,7 @@ def test_a_rank_that_fails_ends_the_world_and_is_named(how: str, status: int, sa
         (["launch", "-n", "2", "--no-python", "missing-program"], "program 'missing-program' is not found"),
         (["launch", "-n", "2", "--show", "0-x", "x.py"], "'0-x' is not a list of ranks"),
         (["launch", "-n", "2", "--show", "3-1", "x.py"], "'3-1' is an empty range of ranks"),
-        (["launch", "-n", "2", "--show", "0,5", "x.py"], "--show names rank 5, and of 2 ranks the last is 1"),
+        (["launch", "-n", "2", "--show", "0,5", "x.py"], "show names rank 5, and of 2 ranks the last is 1"),
         (["launch", "-n", "2", "--grace", "inf", "x.py"], "inf is not in the range"),
         (["launch", "-n", "2", str(PROGRAMS)], "is a directory"),
         (["env", "--launcher", "slrum"], "did you mean 'slurm'"),

@@ -18,9 +18,7 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.functions import launch_call
-from rankwise._rendezvous.nodes import Nodes
+from rankwise.launching import Nodes
 from tests.session.worlds import free_port
 
 
@@ -300,11 +298,10 @@ def test_a_callers_session_stays_as_it_is() -> None:
 @pytest.mark.slow
 def test_functions_run_on_several_hosts() -> None:
     """Each host has its own launcher, which returns the results of its own ranks."""
-    endpoint = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_port()}"
 
     def host(number: int) -> list[float]:
-        nodes = Nodes(min_nodes=2, max_nodes=2, backend="static", endpoint=endpoint, run_id="run", node_rank=number)
-        return launch_call(FunctionCall.of(add, (number,)), nproc=2, nodes=nodes)
+        return rw.launch(add, number, nproc=2, nodes=Nodes(num_nodes=2, node_rank=number, address=address))
 
     with ThreadPoolExecutor(2) as hosts:
         assert list(hosts.map(host, range(2))) == [[8, 8], [8, 8]]

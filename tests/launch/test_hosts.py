@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.functions import launch_call
-from rankwise._rendezvous.nodes import Nodes
+from rankwise.launching import Nodes
 from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port, garbage_thrown
 
@@ -30,17 +28,9 @@ def taken_port() -> Iterator[int]:
 
 def launch_on(port: int, rank: int, *, most: int = 2, timeout: str = "2") -> list[int] | Exception:
     """Launch ranks that return their identity, as host `rank`, and return the results or the error."""
-    nodes = Nodes(
-        min_nodes=most,
-        max_nodes=most,
-        backend="static",
-        endpoint=f"127.0.0.1:{port}",
-        run_id="test",
-        node_rank=rank,
-        options={"timeout": timeout},
-    )
+    nodes = Nodes(num_nodes=most, node_rank=rank, address=f"127.0.0.1:{port}", options={"timeout": timeout})
     try:
-        return launch_call(FunctionCall.of(who_am_i, ()), nproc=2, nodes=nodes)
+        return rw.launch(who_am_i, nproc=2, nodes=nodes)
     except rw.RankwiseError as error:
         return error
 
@@ -143,11 +133,9 @@ def test_the_report_after_ctrl_c_counts_the_ranks_of_all_hosts() -> None:
 
 @pytest.mark.parametrize("options", variants([{"timeout": "soon"}, {}], fast=[{}]))
 def test_hosts_that_cannot_be_are_refused(options: dict[str, str]) -> None:
-    nodes = Nodes(
-        min_nodes=2, max_nodes=2, backend="static", endpoint="127.0.0.1:1", run_id="test", node_rank=2, options=options
-    )
     with pytest.raises(rw.InvalidArgumentError, match="no number of seconds" if options else "not one of 2 hosts"):
-        launch_call(FunctionCall.of(who_am_i, ()), nproc=1, nodes=nodes)
+        nodes = Nodes(num_nodes=2, node_rank=0 if options else 2, address="127.0.0.1:1", options=options)
+        rw.launch(who_am_i, nproc=1, nodes=nodes)
 
 
 @pytest.mark.slow

@@ -1,18 +1,18 @@
-"""`rankwise.launch`: ranks that run a Python function, and their return values."""
+"""Ranks that run a Python function, and their return values."""
 
 from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from rankwise._dependencies import require_torch
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.output import Console
+from rankwise._launch.output import Output
 from rankwise._launch.resource_limits import convert_resource_errors
-from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ
+from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
 from rankwise._launch.supervisor import Supervisor
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes
@@ -21,7 +21,13 @@ from rankwise.errors import InvalidArgumentError, shown
 R = TypeVar("R")
 
 
-def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: ANN401 - the function's own arguments
+def launch(
+    fn: Callable[..., R],
+    *args: Any,  # noqa: ANN401 - the function's own arguments
+    nproc: int,
+    nodes: Nodes | None = None,
+    output: Output | None = None,
+) -> list[R]:
     """Run a function in `nproc` new processes on this host, as the ranks of one world, and return their results.
 
     Local to the caller: its own session, environment and signal handlers do not change. In the ranks,
@@ -32,10 +38,12 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
     Args:
         fn: The function that each rank runs.
         *args: The arguments of the function, the same in each rank.
-        nproc: The number of ranks.
+        nproc: The number of ranks on this host.
+        nodes: The hosts of the world, if there are several: a `rankwise.launching.Nodes`. Each host makes this call.
+        output: How the output of ranks is shown, a `rankwise.launching.Output`: by default that of all, with a prefix.
 
     Returns:
-        The results, by rank.
+        The results of the ranks of this host, by rank.
 
     Raises:
         InvalidArgumentError: `nproc` is not a number of processes that this host could run, `fn` is no function, or
@@ -50,35 +58,87 @@ def launch(fn: Callable[..., R], *args: Any, nproc: int) -> list[R]:  # noqa: AN
         >>> rankwise.launch(lambda x: x * rankwise.get_rank(), 10, nproc=2)
         [0, 10]
     """
-    nproc = check_nproc(nproc)
-    if not callable(fn):
-        raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
-    return launch_call(FunctionCall.of(fn, args), nproc=nproc)
+    return FunctionLaunch(fn, args, nproc=nproc, nodes=nodes, output=output).run()
 
 
-def launch_call(
-    call: FunctionCall, *, nproc: int, nodes: Nodes | None = None, console: Console | None = None
-) -> list[Any]:
-    """Call a function in the ranks of this host, and return their results, by rank.
+class FunctionLaunch(Generic[R]):
+    """A launch of a function, as by `rankwise.launch`, in two steps: the function is pickled when this is made.
+
+    So `run` may be called later, or in another thread, when the arguments have changed.
 
     Args:
-        call: The function and its arguments.
+        fn: The function that each rank runs.
+        args: The arguments of the function, the same in each rank.
         nproc: The number of ranks on this host.
-        nodes: The hosts of the world, each with its own launcher; None if it is this one alone.
-        console: Shows the output of the ranks.
+        nodes: The hosts of the world; None for this one alone.
+        output: How the output of ranks is shown.
+        setup: A function that each rank calls first, before it imports the caller's script: one of a module that can be
+            imported, without arguments.
 
     Raises:
-        InvalidArgumentError, RankFailedError, LaunchError: As `launch` does.
-    """
-    nproc = check_nproc(nproc)
-    require_torch("starting ranks")
-    environ = common_environ(nproc, one_host=nodes is None)
-    argv = tuple(map(str, getattr(sys, "argv", ())))
-    spec = LaunchSpec(
-        nproc=nproc, kind=TargetKind.FUNCTION, argv=argv, call=pickle.dumps(call), nodes=nodes, environ=environ
-    )
-    with convert_resource_errors(), Supervisor(environ, console=console or Console(nproc=nproc)) as supervisor:
-        from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
+        InvalidArgumentError: An argument cannot be used, or cannot be pickled.
+        LaunchError: This process is a rank that imports the script, where no guard protects this call.
 
-        ranks = run_ranks(spec, supervisor)
-    return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
+    Example:
+        >>> FunctionLaunch(divmod, (7, 2), nproc=2).run()
+        [(3, 1), (3, 1)]
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[Any] = (),
+        *,
+        nproc: int,
+        nodes: Nodes | None = None,
+        output: Output | None = None,
+        setup: Callable[[], object] | None = None,
+    ) -> None:
+        self._nproc = check_nproc(nproc)
+        if not callable(fn):
+            raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
+        self._nodes = nodes
+        self._output = Output() if output is None else output
+        check_placement(self._nproc, nodes, self._output)
+        self._call = FunctionCall.of(fn, tuple(args), setup="" if setup is None else _importable_name(setup))
+
+    def run(self) -> list[R]:
+        """Run the function in the ranks of this host, and return their results, by rank.
+
+        Local, as `rankwise.launch`.
+
+        Raises:
+            RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
+            MissingDependencyError: This interpreter has no torch.
+            LaunchError: The ranks could not be started, or the hosts did not meet.
+        """
+        require_torch("starting ranks")
+        environ = common_environ(self._nproc, one_host=self._nodes is None)
+        spec = LaunchSpec(
+            nproc=self._nproc,
+            kind=TargetKind.FUNCTION,
+            argv=tuple(map(str, getattr(sys, "argv", ()))),
+            call=pickle.dumps(self._call),
+            nodes=self._nodes,
+            environ=environ,
+        )
+        console = self._output.console(self._nproc)
+        with convert_resource_errors(), Supervisor(environ, console=console) as supervisor:
+            from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
+
+            ranks = run_ranks(spec, supervisor)
+        return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
+
+
+def _importable_name(setup: Callable[[], object]) -> str:
+    """Return "module:function".
+
+    Raises:
+        InvalidArgumentError: The function is not one that ranks can import.
+    """
+    module, name = getattr(setup, "__module__", None), getattr(setup, "__qualname__", "<")
+    if not callable(setup) or not isinstance(module, str) or module == "__main__" or "<" in name:
+        raise InvalidArgumentError(
+            f"setup={shown(setup)} is not a function of a module that ranks can import before the caller's script"
+        )
+    return f"{module}:{name}"

@@ -6,9 +6,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Final, TextIO
 
+from rankwise._arguments import as_bool, as_integer
 from rankwise._launch.stream_writer import StreamWriter, TextStreamWriter, Writer
+from rankwise.errors import InvalidArgumentError, shown
 
 # How long the reader of the output may read nothing after the ranks have ended, until the rest is discarded: a person
 # with a pager; a user who has stopped the launcher.
@@ -19,6 +22,37 @@ SECONDS_TO_READ_AFTER_STOP: Final = 2.0
 _LONGEST_LINE: Final = 1 << 16
 _ERASE_LINE: Final = b"\x1b[2K"
 _COLOURS: Final = (36, 32, 33, 35, 34, 31)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """How a launcher shows the output of ranks, on its own standard output and standard error.
+
+    Attributes:
+        prefix: Whether each line begins with the rank that printed it, if there are several ranks.
+        show: The ranks whose output is shown; None for all. Errors of all ranks are reported.
+
+    Raises:
+        InvalidArgumentError: `prefix` is not a bool, or `show` is not a collection of ranks.
+
+    Example:
+        >>> Output(show={0})
+        Output(prefix=True, show={0})
+    """
+
+    prefix: bool = True
+    show: Collection[int] | None = None
+
+    def __post_init__(self) -> None:
+        as_bool(self.prefix, "prefix")
+        if self.show is not None and (isinstance(self.show, str) or not isinstance(self.show, Collection)):
+            raise InvalidArgumentError(f"show={shown(self.show)} is not a collection of ranks, such as {{0, 1}}")
+        for rank in self.show or ():
+            as_integer(rank, "a rank of show")
+
+    def console(self, nproc: int) -> Console:
+        """Return the console of a launcher with so many ranks on this host."""
+        return Console(nproc=nproc, shown=self.show, prefixed=self.prefix)
 
 
 class Console:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from types import FrameType
-from typing import Final
+from typing import Final, Literal
 
+from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._dependencies import require_torch
-from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
+from rankwise._environment.facts import MAX_PORT
+from rankwise._launch.forkserver.ipc import TargetKind
+from rankwise._launch.grace_period import GRACE_SECONDS
+from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console, Output
 from rankwise._launch.report import exit_status
 from rankwise._launch.resource_limits import convert_resource_errors
-from rankwise._launch.spec import LaunchSpec
+from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._launch.supervisor import Supervisor
 from rankwise._launch.targets import NotExecutableError, check_target
-from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError
+from rankwise._rendezvous.nodes import Nodes
+from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError, shown
 
 # Exit statuses of a command.
 _FOUND_A_FAULT: Final = 1
@@ -25,6 +31,8 @@ _MISUSED: Final = 2
 _NOT_EXECUTABLE: Final = 126
 _INTERRUPTED: Final = 130
 
+_KINDS: Final = {"script": TargetKind.SCRIPT, "module": TargetKind.MODULE, "program": TargetKind.PROGRAM}
+_LONGEST_GRACE: Final = 86_400.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -36,48 +44,124 @@ class Terminated(SystemExit):
         super().__init__(self.status)
 
 
-def launch_target(spec: LaunchSpec, *, preload: bool = True, console: Console | None = None) -> None:
-    """Run a script, a module or a program as the ranks of this host.
+@dataclass(frozen=True, slots=True)
+class ScriptLaunch:
+    """A launch of a Python script, of a module or of another program, in ranks of this host.
 
-    Sets signal handlers while it runs, and so is for commands and not for libraries.
+    Made once, and then started by `run` from a program, or by `run_as_command` from a command.
 
-    Args:
-        spec: The ranks to run.
+    Attributes:
+        target: The path of the script, the name of the module, or the program.
+        args: The arguments of the target, the same for each rank.
+        nproc: The number of ranks on this host.
+        kind: "script"; "module", as with `python -m`; or "program", for an executable.
+        nodes: The hosts of the world, each with such a launch; None for this one alone.
+        output: How the output of ranks is shown.
+        max_restarts: How often all ranks are restarted after a failure.
+        grace: The grace period in seconds after Ctrl-C, and for the exit of a rank whose script has failed.
         preload: Fork ranks from a process that has imported torch. Without that, each rank is a new interpreter.
-        console: Shows the output of the ranks.
+        ports: For one host: MASTER_PORT is the first of these ports that is free; 0 is any.
+        append_local_rank: Each rank gets --local_rank=N as its last argument.
 
     Raises:
-        InvalidArgumentError: There is no such script, module or program.
-        RankFailedError: A rank failed, and the others were stopped.
-        LaunchError: The ranks could not be started.
-        Terminated: A signal has stopped the launcher, after the ranks have ended.
-        KeyboardInterrupt: Ctrl-C has stopped the launcher, after the ranks have ended.
-    """
-    check_target(spec.kind, spec.argv[0])
-    require_torch("starting ranks")
-    open_standard_streams()
-    console = console or Console(nproc=spec.nproc)
-    start = time.monotonic()
-    console.show_status(f"rankwise: starting {spec.nproc} ranks")
-    with (
-        convert_resource_errors(),
-        _terminated_by_signals(),
-        Supervisor(spec.environ, console=console, preload=preload, owns_descendants=True) as supervisor,
-    ):
-        from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
+        InvalidArgumentError: An attribute is not as above.
 
-        run_ranks(spec, supervisor)
-    console.show_status(f"rankwise: {spec.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
+    Example:
+        >>> ScriptLaunch("sh", ["-c", "exit 0"], nproc=2, kind="program").run()
+    """
+
+    target: str
+    args: Sequence[str] = ()
+    _: KW_ONLY
+    nproc: int
+    kind: Literal["script", "module", "program"] = "script"
+    nodes: Nodes | None = None
+    output: Output = field(default_factory=Output)
+    max_restarts: int = 0
+    grace: float = GRACE_SECONDS
+    preload: bool = True
+    ports: Sequence[int] = (0,)
+    append_local_rank: bool = False
+
+    def __post_init__(self) -> None:
+        check_nproc(self.nproc)
+        if self.kind not in tuple(_KINDS):  # it may be unhashable
+            raise InvalidArgumentError(f"kind={shown(self.kind)} is none of {', '.join(map(repr, _KINDS))}")
+        as_text(self.target, "target")
+        if isinstance(self.args, (str, bytes)) or not isinstance(self.args, Sequence):
+            raise InvalidArgumentError(f"args={shown(self.args)} is not a sequence of strings")
+        for argument in self.args:
+            as_text(argument, "an argument of the target")
+        if as_integer(self.max_restarts, "max_restarts") < 0:
+            raise InvalidArgumentError(f"max_restarts={self.max_restarts} is below 0")
+        if self.grace != 0:
+            as_seconds(self.grace, "grace", most=_LONGEST_GRACE)
+        if not self.ports or not all(0 <= as_integer(port, "a port") <= MAX_PORT for port in self.ports):
+            raise InvalidArgumentError(f"ports={shown(self.ports)} is not a sequence of ports, from 0 to {MAX_PORT}")
+        check_placement(self.nproc, self.nodes, self.output)
+
+    def run(self) -> None:
+        """Run the target in the ranks of this host, and return when all have ended without an error.
+
+        Local to the caller: its environment and signal handlers do not change. Ctrl-C stops the ranks.
+
+        Raises:
+            InvalidArgumentError: There is no such script, module or program.
+            RankFailedError: A rank failed, and the others were stopped; `exitcode` is that of the first one.
+            MissingDependencyError: This interpreter has no torch.
+            LaunchError: The ranks could not be started, or the hosts did not meet.
+        """
+        self._run(self.output.console(self.nproc), owns_descendants=False)
+
+    def run_as_command(self, name: str) -> int:
+        """Run the target as a command does that does nothing else, and return its exit status.
+
+        Local to the caller. While it runs, SIGTERM, SIGHUP and SIGQUIT stop the ranks. Errors are printed, and at the
+        end every process that this one has started is killed: for the main thread of a command, and not for libraries.
+
+        Args:
+            name: The name of the command, which its messages begin with.
+
+        Returns:
+            0; that of the first rank that failed, 128 + N for signal N; 2 if there is no such target, and 126 if it
+            cannot be executed; 128 + N after signal N to this process; 1 for other errors.
+        """
+        console = self.output.console(self.nproc)
+        return command_status(lambda: self._run_for_command(console), name=name, console=console)
+
+    def _run_for_command(self, console: Console) -> None:
+        open_standard_streams()
+        start = time.monotonic()
+        with _terminated_by_signals():
+            self._run(console, owns_descendants=True)
+        console.show_status(f"rankwise: {self.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
+
+    def _run(self, console: Console, *, owns_descendants: bool) -> None:
+        kind = _KINDS[self.kind]
+        check_target(kind, self.target)
+        require_torch("starting ranks")
+        if owns_descendants:
+            console.show_status(f"rankwise: starting {self.nproc} ranks")
+        spec = LaunchSpec(
+            nproc=self.nproc,
+            kind=kind,
+            argv=(self.target, *self.args),
+            max_restarts=self.max_restarts,
+            nodes=self.nodes,
+            ports=tuple(self.ports),
+            append_local_rank=self.append_local_rank,
+            grace=self.grace,
+            environ=common_environ(self.nproc, one_host=self.nodes is None),
+        )
+        supervised = Supervisor(spec.environ, console=console, preload=self.preload, owns_descendants=owns_descendants)
+        with convert_resource_errors(), supervised as supervisor:
+            from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
+
+            run_ranks(spec, supervisor)
 
 
 def command_status(launch: Callable[[], None], *, name: str, console: Console) -> int:
-    """Launch, print the error if there is one, and return the exit status of the command.
-
-    Args:
-        launch: The launch.
-        name: The name of the command in messages.
-        console: Shows the output of the ranks.
-    """
+    """Launch, print the error if there is one, and return the exit status of the command."""
     status, seconds = 0, SECONDS_TO_READ
     try:
         launch()

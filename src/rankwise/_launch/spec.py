@@ -14,6 +14,7 @@ from rankwise._environment.facts import OVERRIDES
 from rankwise._environment.nesting import run_variables
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
 from rankwise._launch.grace_period import GRACE_SECONDS
+from rankwise._launch.output import Output
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
 
@@ -129,6 +130,20 @@ def check_nproc(nproc: int) -> int:
             f"nproc={shown(nproc)} is not a number of processes from 1 to {most} (this host has {cores} cores)"
         )
     return number
+
+
+def check_placement(nproc: int, nodes: object, output: object) -> None:
+    """Check the hosts of a launch, and the ranks whose output it shows.
+
+    Raises:
+        InvalidArgumentError: They have another type, or there is no such rank.
+    """
+    if nodes is not None and not isinstance(nodes, Nodes):
+        raise InvalidArgumentError(f"nodes={shown(nodes)} is not a rankwise.launching.Nodes")
+    if not isinstance(output, Output):
+        raise InvalidArgumentError(f"output={shown(output)} is not a rankwise.launching.Output")
+    if nodes is None and (unknown := sorted(rank for rank in output.show or () if not 0 <= rank < nproc)):
+        raise InvalidArgumentError(f"show names rank {unknown[0]}, and of {nproc} ranks the last is {nproc - 1}")
 
 
 def _cores() -> int:

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from rankwise._net.addresses import LOOPBACK
-from rankwise._rendezvous.nodes import Nodes
+from rankwise._rendezvous.nodes import STATIC, Nodes
 from rankwise._rendezvous.static_rendezvous import FixedNodesRendezvous, StaticRendezvous
 from rankwise._rendezvous.store import serve
 from rankwise.errors import JoinError, LaunchError
@@ -64,16 +64,16 @@ def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
 
 def multi_node_rendezvous(nodes: Nodes) -> RendezvousHandler:
     """Return the rendezvous of the launchers of several hosts: rankwise's own for "static", else torch's."""
-    if nodes.backend == "static":
+    if nodes.backend == STATIC:
         return StaticRendezvous(nodes)
     options: dict[str, Any] = {**nodes.options}
     return registry.get_rendezvous_handler(
         RendezvousParameters(
             backend=nodes.backend,
-            endpoint=nodes.endpoint,
+            endpoint=nodes.address,
             run_id=nodes.run_id,
             min_nodes=nodes.min_nodes,
-            max_nodes=nodes.max_nodes,
+            max_nodes=nodes.num_nodes,
             **options,
         )
     )

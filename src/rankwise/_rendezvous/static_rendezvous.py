@@ -51,7 +51,7 @@ class StaticRendezvous(FixedNodesRendezvous):
     """The rendezvous of launchers that are given their node rank and the number of nodes."""
 
     def __init__(self, nodes: Nodes) -> None:
-        host, port = parse_address(nodes.endpoint)
+        host, port = parse_address(nodes.address)
         self._nodes = nodes
         self._host, self._port = host.value, port.value
         try:
@@ -60,10 +60,6 @@ class StaticRendezvous(FixedNodesRendezvous):
             raise InvalidArgumentError(
                 f"timeout={nodes.options['timeout']!r}, for hosts to meet, is no number of seconds"
             ) from error
-        if not 0 <= nodes.node_rank < nodes.max_nodes:
-            raise InvalidArgumentError(
-                f"node_rank={nodes.node_rank} is not one of {nodes.max_nodes} hosts, counted from 0"
-            )
         self._store: Store | None = None
         self._rounds = 0
 
@@ -85,11 +81,11 @@ class StaticRendezvous(FixedNodesRendezvous):
             if isinstance(error, LaunchError):
                 raise
             raise LaunchError(
-                f"the launcher of host 0 at {self._nodes.endpoint} has gone while host {self._nodes.node_rank} waited "
+                f"the launcher of host 0 at {self._nodes.address} has gone while host {self._nodes.node_rank} waited "
                 f"for the others; see its output: {error}"
             ) from error
         address = RendezvousStoreInfo(self._host, self._port)
-        return RendezvousInfo(store, self._nodes.node_rank, self._nodes.max_nodes, address)
+        return RendezvousInfo(store, self._nodes.node_rank, self._nodes.num_nodes, address)
 
     def _serve(self) -> Store:
         try:
@@ -119,7 +115,7 @@ class StaticRendezvous(FixedNodesRendezvous):
         Raises:
             LaunchError: A host did not register in time, or the hosts do not form one world.
         """
-        own, number = self._nodes.node_rank, self._nodes.max_nodes
+        own, number = self._nodes.node_rank, self._nodes.num_nodes
         if store.add(f"count/{own}", 1) > 1:
             raise LaunchError(f"two launchers are host {own} of {number}; give each its own number")
         store.set(f"host/{own}", str(number))
@@ -127,7 +123,7 @@ class StaticRendezvous(FixedNodesRendezvous):
         if not wait_for(store, keys, timeout=max(0.0, deadline - time.monotonic())):
             absent = [other for other in range(number) if not store.check([keys[other]])]
             raise LaunchError(
-                f"{ranks_text(absent).replace('rank', 'host')} of {number} did not connect to {self._nodes.endpoint} "
+                f"{ranks_text(absent).replace('rank', 'host')} of {number} did not connect to {self._nodes.address} "
                 f"within {self._timeout:g} s; was a launcher started there, and with the same number of hosts?"
             )
         reported = {other: printable(store.get(key).decode(errors="replace")) for other, key in enumerate(keys)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -13,8 +13,7 @@ from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
-    from rankwise._launch.spec import LaunchSpec
-    from rankwise._rendezvous.nodes import Nodes
+    from rankwise.launching import Nodes, ScriptLaunch
 
 _DEFAULT_PORT: Final = 29500
 # Any text; shells complete it as a path.
@@ -24,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
-    from rankwise._launch.spec import parse_nproc  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise.launching import parse_nproc  # noqa: PLC0415 - `rankwise env` does not wait for this
 
     try:
         return parse_nproc(value)
@@ -142,9 +141,6 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
 
     When a rank fails, the others are stopped, and the exit status is that of the failed rank (128 + N for signal N).
     """
-    from rankwise._launch.output import Console  # noqa: PLC0415 - `rankwise env` does not wait for this
-    from rankwise._launch.scripts import command_status, launch_target  # noqa: PLC0415
-
     if flags["module"] and flags["no_python"]:
         fail(
             InvalidArgumentError(
@@ -152,61 +148,55 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
             ),
             EXIT_USAGE,
         )
-    console = Console(nproc=flags["nproc"], shown=flags["show"], prefixed=not flags["no_prefix"])
-
-    def run() -> None:
-        launch_target(_launch_spec((target, *args), flags), preload=not flags["no_preload"], console=console)
-
+    try:
+        started = _script_launch(target, args, flags)
+    except InvalidArgumentError as error:
+        fail(error, EXIT_USAGE)
     # A normal exit unloads torch, which takes longer than starting a rank, and a second Ctrl-C would interrupt it.
-    os._exit(command_status(run, name="rankwise", console=console))
+    os._exit(started.run_as_command("rankwise"))
 
 
-def _launch_spec(argv: tuple[str, ...], flags: Mapping[str, Any]) -> LaunchSpec:
+def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any]) -> ScriptLaunch:
     """Return the launch that a command line describes.
 
     Raises:
         InvalidArgumentError: The options are inconsistent.
     """
-    from rankwise._launch.forkserver.ipc import TargetKind  # noqa: PLC0415 - as above
-    from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ  # noqa: PLC0415
+    from rankwise.launching import Output, ScriptLaunch  # noqa: PLC0415 - `rankwise env` does not wait for this
 
-    nproc = flags["nproc"]
-    check_nproc(nproc)
-    nodes = _nodes(flags)
-    if nodes is None and (unknown := sorted(rank for rank in flags["show"] or () if not 0 <= rank < nproc)):
-        raise InvalidArgumentError(f"--show names rank {unknown[0]}, and of {nproc} ranks the last is {nproc - 1}")
-    kind = TargetKind.MODULE if flags["module"] else TargetKind.PROGRAM if flags["no_python"] else TargetKind.SCRIPT
-    return LaunchSpec(
-        nproc=nproc,
-        kind=kind,
-        argv=argv,
+    return ScriptLaunch(
+        target,
+        args,
+        nproc=flags["nproc"],
+        kind="module" if flags["module"] else "program" if flags["no_python"] else "script",
+        nodes=_nodes(flags),
+        output=Output(prefix=not flags["no_prefix"], show=flags["show"]),
         max_restarts=flags["max_restarts"],
-        nodes=nodes,
         grace=flags["grace"],
-        environ=common_environ(nproc, one_host=nodes is None),
+        preload=not flags["no_preload"],
     )
 
 
 def _nodes(flags: Mapping[str, Any]) -> Nodes | None:
     """Return the hosts that the options name; None for this host alone."""
-    from rankwise._rendezvous.nodes import Nodes  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise.launching import Nodes  # noqa: PLC0415 - `rankwise env` does not wait for this
 
     least, most = flags["nnodes"]
-    endpoint = flags["rdzv_endpoint"]
-    if flags["standalone"] or (most == 1 and not endpoint and flags["rdzv_backend"] == "static"):
+    address = flags["rdzv_endpoint"]
+    if flags["standalone"] or (most == 1 and not address and flags["rdzv_backend"] == "static"):
         return None
-    if flags["rdzv_backend"] == "static" and not endpoint:
+    if flags["rdzv_backend"] == "static" and not address:
         if not flags["master_addr"]:
             raise InvalidArgumentError(
                 f"--nnodes={most} needs --master-addr (the address of host 0) or --rdzv-endpoint"
             )
-        endpoint = f"{flags['master_addr']}:{flags['master_port']}"
+        address = f"{flags['master_addr']}:{flags['master_port']}"
     return Nodes(
-        min_nodes=least,
-        max_nodes=most,
-        backend=flags["rdzv_backend"],
-        endpoint=endpoint,
-        run_id=flags["rdzv_id"],
+        num_nodes=most,
+        address=address,
         node_rank=flags["node_rank"],
+        min_nodes=least,
+        backend=flags["rdzv_backend"],
+        run_id=flags["rdzv_id"],
         options=flags["rdzv_conf"],
     )

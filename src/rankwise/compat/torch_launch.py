@@ -11,18 +11,16 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from rankwise._launch.forkserver.ipc import TargetKind
-from rankwise._launch.interpreter import working_directory
-from rankwise._launch.output import Console
-from rankwise._launch.scripts import command_status, launch_target
-from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ, parse_nproc
-from rankwise._rendezvous.nodes import Nodes
-from rankwise.errors import InvalidArgumentError
+from rankwise.errors import InvalidArgumentError, LaunchError
+from rankwise.launching import Nodes, Output, ScriptLaunch, parse_nproc
 
 _NAME: Final = "rankwise.compat.torch_launch"
 _DEFAULT_PORT: Final = 29500
+# Exit statuses.
+_FOUND_A_FAULT: Final = 1
+_MISUSED: Final = 2
 # Options without a value; all others take the next argument.
 _FLAGS: Final = frozenset({"--use_env", "--no_prefix", "--help"})
 
@@ -74,33 +72,40 @@ def main() -> None:
     Raises:
         SystemExit: A rank failed, with its status; or the ranks could not be started, or a signal ended them.
     """
-    args = parse_args()
-    console = Console(nproc=args.nproc_per_node, prefixed=not args.no_prefix)
-    status = command_status(lambda: _launch(args, console), name=_NAME, console=console)
+    try:
+        launch = _launch(parse_args())
+    except (InvalidArgumentError, LaunchError) as error:
+        sys.stderr.write(f"{_NAME}: {error}\n")
+        sys.exit(_MISUSED if isinstance(error, InvalidArgumentError) else _FOUND_A_FAULT)
+    status = launch.run_as_command(_NAME)
     if status:
         sys.exit(status)
 
 
-def _launch(args: argparse.Namespace, console: Console) -> None:
-    check_nproc(args.nproc_per_node)
+def _launch(args: argparse.Namespace) -> ScriptLaunch:
+    """Return the launch that a command line describes.
+
+    Raises:
+        InvalidArgumentError: There is no such program, or the options are inconsistent.
+        LaunchError: The working directory was deleted.
+    """
     kind = _kind(args.training_script)
-    nodes = _nodes(args)
-    ports = (_DEFAULT_PORT, 0) if args.master_port == _DEFAULT_PORT else (args.master_port,)
-    spec = LaunchSpec(
+    return ScriptLaunch(
+        args.training_script,
+        args.training_script_args,
         nproc=args.nproc_per_node,
         kind=kind,
-        argv=(args.training_script, *args.training_script_args),
+        nodes=_nodes(args),
+        output=Output(prefix=not args.no_prefix),
         max_restarts=args.max_restarts,
-        nodes=nodes,
-        ports=ports,
+        # Only Python scripts profit from being forked from a process that has loaded torch.
+        preload=kind == "script",
+        ports=(_DEFAULT_PORT, 0) if args.master_port == _DEFAULT_PORT else (args.master_port,),
         append_local_rank=not args.use_env,
-        environ=common_environ(args.nproc_per_node, one_host=nodes is None),
     )
-    # Only Python scripts profit from being forked from a process that has loaded torch.
-    launch_target(spec, preload=kind is TargetKind.SCRIPT, console=console)
 
 
-def _kind(target: str) -> TargetKind:
+def _kind(target: str) -> Literal["script", "program"]:
     """Return "program" for a target that is executable, or "script" for one that this interpreter runs.
 
     Raises:
@@ -111,14 +116,18 @@ def _kind(target: str) -> TargetKind:
     is_python = path.suffix == ".py" and path.is_file()
     program = shutil.which(target)
     if program is not None and not (is_python and not _has_interpreter(program)):
-        return TargetKind.PROGRAM
+        return "program"
     if is_python:
-        return TargetKind.SCRIPT
+        return "script"
     if path.is_file():
         raise InvalidArgumentError(
             f"{target!r} cannot be run: chmod +x {target}, and name it with its folder, as ./{path.name}"
         )
-    raise InvalidArgumentError(f"program {target!r} does not exist (looked in {working_directory()} and in PATH)")
+    try:
+        here = Path.cwd()
+    except FileNotFoundError as error:
+        raise LaunchError("the working directory was deleted; cd to one that exists") from error
+    raise InvalidArgumentError(f"program {target!r} does not exist (looked in {here} and in PATH)")
 
 
 def _has_interpreter(program: str) -> bool:
@@ -139,15 +148,8 @@ def _nodes(args: argparse.Namespace) -> Nodes | None:
         )
     if args.nnodes == 1:
         return None
-    endpoint = f"{args.master_addr}:{args.master_port}"
-    return Nodes(
-        min_nodes=args.nnodes,
-        max_nodes=args.nnodes,
-        backend="static",
-        endpoint=endpoint,
-        run_id=endpoint,
-        node_rank=args.node_rank,
-    )
+    address = f"{args.master_addr}:{args.master_port}"
+    return Nodes(num_nodes=args.nnodes, node_rank=args.node_rank, address=address, run_id=address)
 
 
 def _normalized(argv: Sequence[str]) -> list[str]:

@@ -18,15 +18,11 @@ from rankwise._collectives.groups import comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import overwrite
 from rankwise._comm.control.protocol import Call
-from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.functions import launch_call
-from rankwise._launch.output import Console
-from rankwise._launch.spec import check_nproc
 from rankwise._pickling import dumps
 from rankwise._rendezvous.endpoint import parse_address
-from rankwise._rendezvous.nodes import Nodes
 from rankwise._session.current import is_joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.launching import Nodes, Output, check_nproc
 
 log = logging.getLogger(__name__)
 
@@ -82,20 +78,11 @@ def launch(
         return [_job_worker(0, job_fn, 1, 1, 0, _ENVIRONMENT, args)]
     nodes = None
     if num_machines > 1:
-        endpoint = dist_url.removeprefix(_TCP)
-        _address(dist_url)
-        nodes = Nodes(
-            min_nodes=num_machines,
-            max_nodes=num_machines,
-            backend="static",
-            endpoint=endpoint,
-            run_id=endpoint,
-            node_rank=machine_rank,
-        )
+        address = _address(dist_url)
+        nodes = Nodes(num_nodes=num_machines, node_rank=machine_rank, address=address, run_id=address)
     job = (job_fn, world_size, num_gpus_per_machine, machine_rank, tuple(args))
     # Lines have no prefix, for programs of this kind print their rank themselves.
-    console = Console(nproc=num_gpus_per_machine, prefixed=False)
-    return launch_call(FunctionCall.of(_run_job, job), nproc=num_gpus_per_machine, nodes=nodes, console=console)
+    return rankwise.launch(_run_job, *job, nproc=num_gpus_per_machine, nodes=nodes, output=Output(prefix=False))
 
 
 def _job_worker(

@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rankwise._arguments import integer
-from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.functions import launch_call
-from rankwise._launch.spec import check_nproc
-from rankwise._rendezvous.nodes import Nodes
 from rankwise.compat.ignite._initialize import InitMethod, check_backend, join, timeout_seconds
 from rankwise.compat.ignite._install import install, is_installed
 from rankwise.compat.ignite._queries import get_local_rank
 from rankwise.errors import InvalidArgumentError
+from rankwise.launching import FunctionLaunch, Nodes, check_nproc
 
 _ACCEPTED: Final = (
     "nnodes",
@@ -69,17 +66,17 @@ def spawn(
     nproc = check_nproc_per_node(nproc_per_node)
     nodes = nodes_of(kwargs)
     join_arguments = {"timeout": timeout_seconds(kwargs.get("timeout"))}
-    # The rank runs it before it unpickles the function, which may import Ignite.
-    setup = f"{install.__module__}:{install.__name__}" if is_installed() else ""
-    call = FunctionCall.of(_run_rank, (backend, join_arguments, fn, tuple(args), dict(kwargs_dict or {})), setup=setup)
-
-    def run() -> None:
-        launch_call(call, nproc=nproc, nodes=nodes)
-
+    launch = FunctionLaunch(
+        _run_rank,
+        (backend, join_arguments, fn, tuple(args), dict(kwargs_dict or {})),
+        nproc=nproc,
+        nodes=nodes,
+        setup=install if is_installed() else None,  # the function may import Ignite
+    )
     if kwargs.get("join", True):
-        run()
+        launch.run()
     else:
-        threading.Thread(target=run, name="rankwise-spawn").start()
+        threading.Thread(target=launch.run, name="rankwise-spawn").start()
 
 
 def _run_rank(
@@ -116,16 +113,14 @@ def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
                 )
     if count == 1:
         return None
-    endpoint = method.address or (f"{host}:{port}" if host and port else "")
-    if not endpoint:
+    address = method.address or (f"{host}:{port}" if host and port else "")
+    if not address:
         raise InvalidArgumentError(
             "If number of nodes larger than one, arguments master_addr and master_port should be specified, a free "
             f"port of the first host, the same on all, but given master_addr={host!r}, master_port={port!r} and "
             f"init_method={kwargs.get('init_method')!r}"
         )
-    return Nodes(
-        min_nodes=count, max_nodes=count, backend="static", endpoint=endpoint, run_id="ignite", node_rank=node_rank
-    )
+    return Nodes(num_nodes=count, node_rank=node_rank, address=address, run_id="ignite")
 
 
 def check_nproc_per_node(count: object) -> int:
