@@ -29,6 +29,14 @@ def call_site() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"  # noqa: PTH119 - of every call
 
 
+def site_of_caller(frame: FrameType) -> str:
+    """Return the file and line of the innermost user frame that called the function with this frame: "train.py:88"."""
+    caller = frame if frame.f_back is None or frame.f_code.co_name == "<module>" else frame.f_back
+    while caller.f_back is not None and not _is_user_frame(caller):
+        caller = caller.f_back
+    return f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+
+
 def raised_at(error: BaseException) -> str:
     """Return the file and line of the innermost user frame that raised an error; else of any frame; "" if none."""
     entries = list(traceback.walk_tb(error.__traceback__))

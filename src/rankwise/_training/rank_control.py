@@ -200,11 +200,19 @@ def rank_zero_first(*, local: bool = False) -> BlockDecorator:
 @contextmanager
 def _rank_zero_first(*, by_node: bool) -> Iterator[None]:
     comm = comm_of(node_group() if by_node else None)
-    call = Call("rank_zero_first", {"local": by_node})
-    rank = _verify(comm, call)
-    section = ExclusiveSection(comm, call, 0)
+    with one_rank_first(comm, Call("rank_zero_first", {"local": by_node}), comm.ranks[0]):
+        yield
+
+
+@contextmanager
+def one_rank_first(comm: Comm, call: Call, first: int) -> Iterator[None]:
+    """Run a block on one member, with the global rank `first`, and then on the others."""
+    with comm.collective(call) as rank:
+        owner = comm.group_rank_of(first, "rank")
+        comm.verify(call)
+    section = ExclusiveSection(comm, call, owner)
     with section.reserved():
-        if rank == 0:
+        if rank == owner:
             with section.working():
                 yield
         else:
