@@ -81,3 +81,9 @@ def test_the_table_has_every_module() -> None:
     modules = {path for path in paths if path.rpartition("/")[2] != "__init__"}
     assert named - modules == set(), "named, and not there"
     assert modules - named == set(), "there, and not named"
+
+
+def test_the_drop_ins_may_import_no_private_module() -> None:
+    contract = (ROOT / "pyproject.toml").read_text().partition("forbidden_modules = [")[2].partition("]")[0]
+    private = {path.stem for path in SOURCE.iterdir() if path.name.startswith("_") and not path.name.startswith("__")}
+    assert set(re.findall(r'"rankwise\.(\w+)"', contract)) == private

@@ -38,6 +38,9 @@ _CLOSED_SECONDS: Final = 2.0
 # Two threads that ask for a store get the same one.
 _store_creation = threading.Lock()
 
+# Why users may not close the group of all ranks.
+OF_ALL_RANKS: Final = "the group of all ranks is closed with its session: rankwise.finalize()"
+
 
 class Session:
     """This process as a member of its world.
@@ -65,6 +68,7 @@ class Session:
         "_device",
         "_pid",
         "_store",
+        "_world_group",
         "adopted",
         "backend",
         "group_ref",
@@ -99,6 +103,7 @@ class Session:
         self.backend = backend
         self.timeout = timeout
         self.node_groups: dict[str, Group] = {}
+        self._world_group: Group | None = None
         self.adopted: dict[weakref.ref[dist.ProcessGroup], Comm] = {}
         self._comm = comm
         self._device = device
@@ -137,6 +142,20 @@ class Session:
         if self._pid != os.getpid():
             raise NotJoinedError.forked(self.rank)
         return self._comm
+
+    @property
+    def world_group(self) -> Group:
+        """The group of the whole world, for collectives over this session.
+
+        Raises:
+            NotJoinedError: As by `comm`.
+        """
+        if self._world_group is None:
+            comm = self.comm
+            from rankwise._comm.group import Group  # noqa: PLC0415 - imports torch
+
+            self._world_group = Group(comm, close_refusal=OF_ALL_RANKS)
+        return self._world_group
 
     @property
     def device(self) -> torch.device:
@@ -186,6 +205,7 @@ class Session:
             self._comm = self._store = None
             self.node_groups.clear()
             close(reason, failed)
+            self._world_group = None  # not before: groups that other code has stored for this one are closed first
             self.adopted.clear()
             if comm is not None:
                 comm.finish_works(_CLOSED_SECONDS)

@@ -15,18 +15,12 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 
 import rankwise
-from rankwise import Session
-from rankwise._collectives.groups import comm_of
-from rankwise._collectives.pytree import describe
-from rankwise._comm.buffers import is_expanded, overwrite
-from rankwise._comm.comm import dense, require_dense
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.reduce_ops import Op, plan
-from rankwise._environment.detect import LAUNCHERS
-from rankwise._net.addresses import LOOPBACK
-from rankwise._session.current import is_joined
-from rankwise._training.rank_control import called_on_rank_zero
+from rankwise import Session, is_joined
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
+from rankwise.extend.checks import check_reducible, check_writable, describe
+from rankwise.extend.collectives import collective
+from rankwise.extend.decorators import called_on_rank_zero
+from rankwise.extend.tensor_memory import overwrite
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +38,7 @@ _TIMEOUT: Final = 1800.0
 # The size of the buckets into which small tensors are copied, unless the caller specifies it.
 _BUCKET_MB: Final = 64
 _MEBIBYTE: Final = 1 << 20
+_LOOPBACK: Final = "127.0.0.1"
 
 
 def init_dist(launcher: str, backend: str | None = "nccl", **kwargs: Any) -> None:  # noqa: ANN401 - each is checked
@@ -174,7 +169,7 @@ def _join(launcher: str, backend: str | None, **kwargs: Any) -> None:  # noqa: A
         )
     timeout = options.get("timeout", _TIMEOUT)
     environ = dict(os.environ)
-    present = [known.name for known in LAUNCHERS if known.present(environ)]
+    present = [known.name for known in rankwise.launchers() if known.present(environ)]
     name = _chosen(launcher, present)
     if "port" in options:
         if name in _LAUNCHERS["pytorch"][0]:
@@ -238,8 +233,8 @@ def _publish(session: Session) -> None:
     if reading.host is not None and reading.port is not None:
         variables |= {"MASTER_ADDR": reading.host.value, "MASTER_PORT": reading.port.value}
     elif session.world_size == 1:  # a world of one has no endpoint
-        with socket.create_server((LOOPBACK, 0)) as listener:
-            variables |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": listener.getsockname()[1]}
+        with socket.create_server((_LOOPBACK, 0)) as listener:
+            variables |= {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": listener.getsockname()[1]}
     os.environ.update((name, str(value)) for name, value in variables.items())
 
 
@@ -249,23 +244,17 @@ def _bucket_bytes(bucket_size_mb: int) -> int:
 
 def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_bytes: int) -> None:
     """Replace tensors by their sum over all ranks, divided, once all ranks agree on their number, shapes and types."""
-    comm = comm_of(None)
-    call = Call(name, {"bucket_bytes": bucket_bytes, "divisor": divisor})
-    with comm.collective(call), torch.no_grad():
+    with collective(name, settings={"bucket_bytes": bucket_bytes, "divisor": divisor}) as members, torch.no_grad():
         tensors = list(given)
         for tensor in tensors:
             _check(tensor)
-        call.parts = lambda: {f"tensor {index}": describe(tensor) for index, tensor in enumerate(tensors)}
-        call.content = str(call.parts())
-        comm.verify(call)
+        members.values = {f"tensor {index}": describe(tensor) for index, tensor in enumerate(tensors)}
+        members.verify()
         for bucket in _buckets(tensors, bucket_bytes):
-            flat = bucket[0] if len(bucket) == 1 else torch.cat([dense(tensor).reshape(-1) for tensor in bucket])
-            mean = comm.all_reduce(flat, Op.MEAN)()()
-            if divisor != comm.size:
-                mean = mean * (comm.size / divisor)
-            for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):
+            for tensor, mean in zip(bucket, members.all_reduce(bucket, "mean"), strict=True):
+                average = mean if divisor == members.size else mean * (members.size / divisor)
                 exact = tensor.is_floating_point() or tensor.is_complex()
-                overwrite(tensor.data, (part if exact else part.round()).view_as(tensor).to(tensor.dtype))
+                overwrite(tensor.data, (average if exact else average.round()).to(tensor.dtype))
 
 
 def _check(tensor: torch.Tensor) -> None:
@@ -276,11 +265,8 @@ def _check(tensor: torch.Tensor) -> None:
     """
     if not isinstance(tensor, torch.Tensor):
         raise PayloadTypeError(f"parameters and buffers are tensors, got {describe(tensor)}")
-    plan(require_dense(tensor).dtype, Op.MEAN)
-    if is_expanded(tensor):
-        raise PayloadTypeError(
-            f"{describe(tensor)} is expanded: several of its elements share memory; pass tensor.clone()"
-        )
+    check_reducible(tensor, "mean")
+    check_writable(tensor)
 
 
 def _buckets(tensors: Iterable[torch.Tensor], nbytes: int) -> Iterator[list[torch.Tensor]]:

@@ -13,15 +13,12 @@ from typing import Any, Final
 import torch
 
 import rankwise
-from rankwise._arguments import integer
-from rankwise._collectives.groups import comm_of
-from rankwise._collectives.pytree import describe
-from rankwise._comm.buffers import overwrite
-from rankwise._comm.control.protocol import Call
-from rankwise._pickling import dumps
-from rankwise._rendezvous.endpoint import parse_address
-from rankwise._session.current import is_joined
+from rankwise import is_joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.extend.checks import describe, integer
+from rankwise.extend.collectives import collective
+from rankwise.extend.picklers import dumps
+from rankwise.extend.tensor_memory import overwrite
 from rankwise.launching import Nodes, Output, check_nproc
 
 log = logging.getLogger(__name__)
@@ -165,7 +162,7 @@ def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
     """
     if not is_joined() or not isinstance(t, (torch.Tensor, dict)):
         return
-    with comm_of(None).collective(Call("average_across_processes")):
+    with collective("average_across_processes"):
         for leaf in _tensors(t):
             _check(leaf)
     means = rankwise.all_reduce(_with_plain_dicts(t), op="mean")
@@ -209,7 +206,7 @@ def _address(dist_url: str) -> str:
     if not str(dist_url).startswith(_TCP):
         raise InvalidArgumentError(f"dist_url={dist_url!r} is not tcp://host:port")
     try:
-        parse_address(address)
+        Nodes(num_nodes=1, address=address)  # which checks it
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
             f"dist_url={dist_url!r} is not tcp://host:port with a port from 1 to 65535"

@@ -14,7 +14,7 @@ import rankwise.compat.ignite as idist
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.group import Comm
 from rankwise._comm.opening import serial_comm
-from rankwise.compat.ignite._member_rendezvous import MemberRendezvous
+from rankwise._session.member_groups import MemberRendezvous
 from tests.session.worlds import free_port, plain, run_ranks
 
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ignite_lists.py")

@@ -5,22 +5,16 @@ Alone, there is no session: the functions return at once, and the topology is ra
 
 from __future__ import annotations
 
-import socket
-from collections import Counter
 from typing import Final
 
 import torch.distributed as dist
 
-import rankwise
-from rankwise import Group, Session
-from rankwise._arguments import integer
-from rankwise._environment.facts import Fact
-from rankwise._net.addresses import LOOPBACK
-from rankwise._net.host import host_id
-from rankwise._session import current
 from rankwise.errors import InvalidArgumentError, NotJoinedError
+from rankwise.extend.checks import integer
+from rankwise.extend.launchers import Fact, LaunchEnvironment
+from rankwise.extend.sessions import current_session, exchange_topology, is_adopted
 
-_LOOPBACK: Final = {LOOPBACK, "localhost", "::1"}
+_LOOPBACK: Final = {"127.0.0.1", "localhost", "::1"}
 _ALONE: Final = {"local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_nodes": 1}
 
 
@@ -33,22 +27,6 @@ class _UserSettings:
 _user_settings = _UserSettings()
 
 
-def session_or_none() -> Session | None:
-    """Return the session that was opened, or one that adopts a process group of other code; None if alone.
-
-    Local. It is looked up at each call, so that a group that was destroyed or opened anew is noticed.
-    """
-    opened = current.opened_session()
-    if opened is not None:
-        if not current.has_destroyed_group(opened):
-            return opened
-        opened.close(failed=True)
-        current.reset_current()
-    if current.default_group() is None:
-        return None
-    return current.current_session()
-
-
 def topology_number(name: str) -> int:
     """Return a number of this rank's topology, from its launcher, `set_local_rank` or the address of rank zero.
 
@@ -57,7 +35,7 @@ def topology_number(name: str) -> int:
     Raises:
         NotJoinedError: None of them determines it.
     """
-    session = session_or_none()
+    session = current_session()
     if session is None:
         return _ALONE[name]
     fact: Fact[int] | None = getattr(session.reading, name)
@@ -119,29 +97,16 @@ def sync(temporary: bool = False) -> None:  # noqa: ARG001 - Ignite's signature
     Example:
         >>> sync()
     """
-    session = session_or_none()
-    if session is not None and session is not current.opened_session():
-        exchange_topology(session)
+    session = current_session()
+    if session is not None and is_adopted(session):
+        exchange_topology(session, local_rank=_user_settings.local_rank)
 
 
-def exchange_topology(session: Session) -> None:
-    """Complete this rank's topology from the hosts of all ranks, where no launcher provides it.
-
-    Collective over the session.
-    """
-    nodes = rankwise.all_gather((socket.gethostname(), host_id()), group=Group(session.comm))
-    own = nodes[session.rank]
-    counted = {
-        "local_rank": nodes[: session.rank].count(own),
-        "local_world_size": Counter(nodes)[own],
-        "node_rank": list(dict.fromkeys(nodes)).index(own),
-        "num_nodes": len(set(nodes)),
-    }
-    if _user_settings.local_rank is not None:
-        counted["local_rank"] = _user_settings.local_rank
-    known = session.reading.known_topology()
-    unknown = {name: Fact(value, "the other ranks") for name, value in counted.items() if name not in known}
-    session.reading = session.reading.with_topology(**unknown)
+def with_local_rank(environment: LaunchEnvironment) -> LaunchEnvironment:
+    """Return an environment with the value of `set_local_rank`, where no launcher provides the local rank."""
+    if _user_settings.local_rank is None or environment.local_rank is not None:
+        return environment
+    return environment.with_topology(local_rank=Fact(_user_settings.local_rank, "set_local_rank"))
 
 
 def _meets_on_loopback(group: dist.ProcessGroup) -> bool:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
 
 import rankwise
 from rankwise import LaunchEnvironment, Session
-from rankwise._environment.facts import Fact, parse_int
-from rankwise._net.addresses import LOOPBACK
-from rankwise._session import current
-from rankwise._session.adoption import adopt
-from rankwise._session.environ import read_environment
-from rankwise._session.lifecycle import preload_torch_functional
-from rankwise.compat.ignite._identity import exchange_topology, reset_local_rank, session_or_none
+from rankwise.compat.ignite._identity import reset_local_rank, with_local_rank
 from rankwise.compat.ignite._models import available_backends
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
+from rankwise.extend.launchers import Fact, parse_int
+from rankwise.extend.sessions import close_with_group, current_session, open_session, read_environment
 
 _ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")
 # The default that Ignite documents; torch's is shorter with nccl.
@@ -29,6 +24,7 @@ _TIMEOUT_SECONDS: Final = 30 * 60.0
 _CPU_BACKENDS: Final = ("gloo", "mpi")
 # Ignite's default for MASTER_PORT, where RANK and WORLD_SIZE were set by hand.
 _DEFAULT_PORT: Final = 15000
+_LOOPBACK: Final = "127.0.0.1"
 
 
 class UnusableEnvironmentError(LauncherEnvironmentError, RuntimeError):
@@ -67,17 +63,9 @@ def finalize() -> None:
         >>> finalize()
     """
     reset_local_rank()
-    session = session_or_none()
-    if session is None:
-        return
-    comm = None if current.default_group() is None else session.comm
-    session.close()
-    if (
-        comm is not None and current.default_group() is not None
-    ):  # other code opened the group, and the session adopted it
-        comm.shutdown("left the session")
-        current.reset_current()
-        dist.destroy_process_group()
+    session = current_session()
+    if session is not None:
+        close_with_group(session)
 
 
 def join(backend: str, kwargs: dict[str, Any]) -> Session:
@@ -92,7 +80,7 @@ def join(backend: str, kwargs: dict[str, Any]) -> Session:
     if unknown:
         raise InvalidArgumentError(f"initialize takes no {', '.join(unknown)}; it takes {', '.join(_ACCEPTED)}")
     check_backend(backend)
-    if session_or_none() is not None:
+    if current_session() is not None:
         raise JoinError(
             "this process has joined already; call finalize() first, or leave initialize() out: a process group that "
             "other code has opened is used without it"
@@ -187,7 +175,7 @@ def _default_address(reading: LaunchEnvironment) -> str | None:
     by_hand = reading.launcher == "plain" and reading.local_rank is not None and reading.local_world_size is None
     if not by_hand or reading.world_size.value == 1 or (reading.host is not None and reading.port is not None):
         return None
-    host = LOOPBACK if reading.host is None else reading.host.value
+    host = _LOOPBACK if reading.host is None else reading.host.value
     port = _DEFAULT_PORT if reading.port is None else reading.port.value
     return f"{host}:{port}"
 
@@ -209,32 +197,16 @@ def _explicit_or_launched(rank: int | None, world_size: int | None) -> LaunchEnv
 def _join_through_file(path: str, backend: str, reading: LaunchEnvironment, *, timeout: float) -> Session:
     """Open a process group with torch's file store, and return the session that adopts it."""
     rank, world_size = reading.rank.value, reading.world_size.value
-    hook = sys.excepthook  # torch replaces it in init_process_group, and does not restore it
-    preload_torch_functional()
-    try:
-        dist.init_process_group(
-            backend, init_method=f"file://{path}", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)
-        )
-    except (RuntimeError, ValueError) as error:
-        sys.excepthook = hook
-        raise JoinError(
-            f"rank {rank} of {world_size} did not meet the others in {path} within {timeout:g} s: {error}"
-        ) from error
 
-    def close(reason: str, _: bool) -> None:
-        current.reset_current()
-        comm.shutdown(reason)
-        if dist.is_initialized() and dist.group.WORLD is group:
-            dist.destroy_process_group()
-        sys.excepthook = hook
+    def open_group() -> None:
+        limit = timedelta(seconds=timeout)
+        try:
+            dist.init_process_group(
+                backend, init_method=f"file://{path}", rank=rank, world_size=world_size, timeout=limit
+            )
+        except (RuntimeError, ValueError) as error:
+            raise JoinError(
+                f"rank {rank} of {world_size} did not meet the others in {path} within {timeout:g} s: {error}"
+            ) from error
 
-    group = cast("dist.ProcessGroup", dist.group.WORLD)  # it is open now
-    session = adopt(group, reading, close=close)
-    comm = session.comm
-    current.set_current(session)
-    try:
-        exchange_topology(session)
-    except Exception as error:
-        session.close(reason=f"could not join: {error}", failed=True)
-        raise
-    return session
+    return open_session(open_group, with_local_rank(reading))

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import rankwise
-from rankwise._collectives.groups import comm_of
-from rankwise._comm.control.protocol import Call
-from rankwise._training.exclusive_section import ExclusiveSection
-from rankwise.compat.ignite._identity import session_or_none
 from rankwise.compat.ignite._operations import barrier
 from rankwise.compat.ignite._queries import get_rank, get_world_size
 from rankwise.errors import InvalidArgumentError
+from rankwise.extend import collectives
+from rankwise.extend.sessions import current_session, world_group
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +45,7 @@ def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., An
         def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R | None:
             if not with_barrier:
                 return fn(*args, **kwargs) if get_rank() == rank else None
-            if session_or_none() is None:
+            if current_session() is None:
                 return fn(*args, **kwargs) if rank == 0 else None
             if not 0 <= rank < get_world_size():
                 barrier()
@@ -80,24 +78,17 @@ def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
         >>> with one_rank_first():
         ...     data = "downloaded, or found in the cache"
     """
-    session = session_or_none()
+    session = current_session()
     if session is None:
         _check_rank(rank, 1)
         yield
         return
-    comm = comm_of(rankwise.node_group()) if local else session.comm
-    call = Call("one_rank_first", {"rank": rank, "local": local})
-    with comm.collective(call) as me:
-        _check_rank(rank, comm.size)
-        comm.verify(call)
-    turn = ExclusiveSection(comm, call, rank)
-    with turn.reserved():
-        if me == rank:
-            with turn.working():
-                yield
-        else:
-            turn.wait()
-            yield
+    group = rankwise.node_group() if local else world_group(session)
+    with collectives.collective("one_rank_first", group=group):
+        _check_rank(rank, group.size)
+    settings = {"local": local}
+    with collectives.one_rank_first("one_rank_first", group.ranks[rank], settings=settings, group=group):
+        yield
 
 
 def _check_rank(rank: int, size: int) -> None:

@@ -13,12 +13,11 @@ import torch
 
 import rankwise
 from rankwise import Group
-from rankwise._collectives.pytree import describe
-from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
-from rankwise.compat.ignite._identity import session_or_none
-from rankwise.compat.ignite._subgroups import fail_collective, fail_unsupported_type, member_comm
+from rankwise.compat.ignite._subgroups import fail_collective, fail_unsupported_type, member_group
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.extend.checks import as_integer, describe
+from rankwise.extend.collectives import collective
+from rankwise.extend.sessions import current_session, world_group
 
 _OPS: Final = {
     "SUM": "sum",
@@ -59,26 +58,26 @@ def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  
         >>> all_reduce(3)
         3
     """
-    session = session_or_none()
-    comm = None if session is None else member_comm(session, group)
+    session = current_session()
+    members = None if session is None else member_group(session, group)
     if op not in _OPS:
         error = InvalidArgumentError(f"Unsupported reduction operation: {op!r} is none of {', '.join(_OPS)}")
-        if comm is None:
+        if members is None:
             raise error
-        fail_collective(comm, "all_reduce", error)
+        fail_collective(members, "all_reduce", error)
     if not isinstance(tensor, (torch.Tensor, Number)):
-        fail_unsupported_type(comm, "all_reduce", tensor)
-    if comm is None:
+        fail_unsupported_type(members, "all_reduce", tensor)
+    if members is None:
         return tensor
     is_bool = tensor.dtype is torch.bool if isinstance(tensor, torch.Tensor) else isinstance(tensor, bool)
     if op in _BITWISE and not is_bool:
-        return _reduce_bits(tensor, op, comm)
+        return _reduce_bits(tensor, op, members)
     name = _BOOL_OPS[op] if is_bool else _OPS[op]
     if not isinstance(tensor, torch.Tensor):
-        return rankwise.all_reduce(tensor, name, group=Group(comm))
+        return rankwise.all_reduce(tensor, name, group=members)
     if name == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
-        return rankwise.all_reduce(tensor, name, group=Group(comm))  # a float, which a tensor of integers cannot hold
-    return rankwise.all_reduce_(tensor, name, group=Group(comm))
+        return rankwise.all_reduce(tensor, name, group=members)  # a float, which a tensor of integers cannot hold
+    return rankwise.all_reduce_(tensor, name, group=members)
 
 
 def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - Ignite's signature
@@ -103,15 +102,15 @@ def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - 
         >>> all_gather("héllo")
         ['héllo']
     """
-    session = session_or_none()
+    session = current_session()
     if session is None:
         return tensor if isinstance(tensor, torch.Tensor) else [tensor]
-    comm = member_comm(session, group)
-    if comm is None:
+    members = member_group(session, group)
+    if members is None:
         return tensor
     if isinstance(tensor, torch.Tensor):
-        return rankwise.all_gather_cat(tensor, group=Group(comm))
-    return rankwise.all_gather(tensor, group=Group(comm))
+        return rankwise.all_gather_cat(tensor, group=members)
+    return rankwise.all_gather(tensor, group=members)
 
 
 def all_gather_tensors_with_shapes(
@@ -138,19 +137,18 @@ def all_gather_tensors_with_shapes(
         >>> all_gather_tensors_with_shapes(torch.ones(2), [[2]])
         [tensor([1., 1.])]
     """
-    session = session_or_none()
-    comm = None if session is None else member_comm(session, group)
+    session = current_session()
+    members = None if session is None else member_group(session, group)
     if not isinstance(tensor, torch.Tensor):
-        fail_unsupported_type(comm, "all_gather_tensors_with_shapes", tensor)
-    if comm is None:
+        fail_unsupported_type(members, "all_gather_tensors_with_shapes", tensor)
+    if members is None:
         if session is None:
             _check_shapes(tensor, 0, shapes, 1)
         return [tensor]
-    call = Call("all_gather_tensors_with_shapes")
-    with comm.collective(call) as me:
-        call.settings = {"shapes": _check_shapes(tensor, me, shapes, comm.size)}
-        comm.verify(call)
-    return rankwise.all_gather(tensor.detach(), group=Group(comm))
+    with collective("all_gather_tensors_with_shapes", group=members) as checked:
+        checked.settings = {"shapes": _check_shapes(tensor, checked.rank, shapes, checked.size)}
+        checked.verify()
+    return rankwise.all_gather(tensor.detach(), group=members)
 
 
 def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noqa: ANN401 - Ignite's signature
@@ -174,21 +172,21 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noq
         >>> broadcast(123456789)
         123456789
     """
-    session = session_or_none()
+    session = current_session()
     if session is None:
         _check_payload(tensor, is_src=True, safe_mode=safe_mode)
         return tensor
-    comm = session.comm
-    call = Call("broadcast", {"src": src, "safe_mode": safe_mode})
-    with comm.collective(call) as me:
-        is_src = me == comm.group_rank_of(src, "src")
+    world = world_group(session)
+    with collective("broadcast", settings={"src": src, "safe_mode": safe_mode}, group=world) as members:
+        is_src = as_integer(src, "src") == session.rank
+        if not 0 <= src < members.size:
+            raise InvalidArgumentError(f"src={src} is not a member: the group has ranks 0 to {members.size - 1}")
         _check_payload(tensor, is_src=is_src, safe_mode=safe_mode)
         if not safe_mode:
-            call.content = _kind(tensor)
-            call.parts = lambda: {"": _kind(tensor)}
-            comm.verify(call)
+            members.values = {"": _kind(tensor)}
+            members.verify()
     own = tensor.detach() if isinstance(tensor, torch.Tensor) else tensor
-    value = rankwise.broadcast(own if is_src else None, src=src, group=Group(comm))
+    value = rankwise.broadcast(own if is_src else None, src=src, group=world)
     if is_src:
         return tensor
     if safe_mode or not isinstance(tensor, torch.Tensor):
@@ -209,22 +207,21 @@ def barrier() -> None:
     Example:
         >>> barrier()
     """
-    session = session_or_none()
+    session = current_session()
     if session is not None:
-        rankwise.barrier(group=Group(session.comm))
+        rankwise.barrier(group=world_group(session))
 
 
-def _reduce_bits(value: Any, op: str, comm: Comm) -> Any:  # noqa: ANN401 - a tensor or a number
+def _reduce_bits(value: Any, op: str, group: Group) -> Any:  # noqa: ANN401 - a tensor or a number
     """Reduce integers bit by bit. Few backends support that, so the values are gathered and reduced here."""
     is_tensor = isinstance(value, torch.Tensor)
-    call = Call("all_reduce", {"op": op}, content=describe(value), parts=lambda: {"": describe(value)})
-    with comm.collective(call):
+    with collective("all_reduce", settings={"op": op}, values={"": describe(value)}, group=group) as members:
         if is_tensor and (value.is_floating_point() or value.is_complex()):
             raise PayloadTypeError(f"op={op!r} is for bools and integers, got {value.dtype}; compare first")
         if not is_tensor and not isinstance(value, Integral):
             raise PayloadTypeError(f"op={op!r} is for bools and integers, got {value!r}; compare first")
-        comm.verify(call)
-    reduced = functools.reduce(_BITWISE[op], rankwise.all_gather(value, group=Group(comm)))
+        members.verify()
+    reduced = functools.reduce(_BITWISE[op], rankwise.all_gather(value, group=group))
     return value.copy_(reduced) if is_tensor else reduced
 
 

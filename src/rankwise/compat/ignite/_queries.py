@@ -8,12 +8,11 @@ import torch
 
 import rankwise
 from rankwise import Session
-from rankwise._backends import BackendConfig
-from rankwise._session.getters import fact_lines
-from rankwise.compat.ignite._identity import session_or_none, topology_number
+from rankwise.compat.ignite._identity import topology_number
 from rankwise.compat.ignite._logging import log_on_rank_zero
 from rankwise.compat.ignite._models import NATIVE, SERIAL
 from rankwise.errors import NotJoinedError
+from rankwise.extend.sessions import current_session
 
 _NUMBERS: Final = {
     "local rank": "local_rank",
@@ -32,7 +31,7 @@ def get_world_size() -> int:
         >>> get_world_size()
         1
     """
-    session = session_or_none()
+    session = current_session()
     return 1 if session is None else session.world_size
 
 
@@ -45,7 +44,7 @@ def get_rank() -> int:
         >>> get_rank()
         0
     """
-    session = session_or_none()
+    session = current_session()
     return 0 if session is None else session.rank
 
 
@@ -118,7 +117,7 @@ def device() -> torch.device:
         >>> device().type in {"cpu", "cuda", "mps"}
         True
     """
-    session = session_or_none()
+    session = current_session()
     if session is not None:
         return session.device
     if torch.cuda.is_available():
@@ -135,7 +134,7 @@ def backend() -> str | None:
         >>> backend() is None
         True
     """
-    session = session_or_none()
+    session = current_session()
     return None if session is None else _backend(session)
 
 
@@ -148,7 +147,7 @@ def model_name() -> str:
         >>> model_name()
         'serial'
     """
-    return SERIAL if session_or_none() is None else NATIVE
+    return SERIAL if current_session() is None else NATIVE
 
 
 def show_config() -> None:
@@ -172,9 +171,12 @@ def show_config() -> None:
         *((label, _number(name)) for label, name in _NUMBERS.items()),
         ("torch", torch.__version__),
     ]
-    session = session_or_none()
+    session = current_session()
     if session is not None:
-        sources = (f"{name} from {source}" for name, _, source in fact_lines(session.reading.facts()))
+        sources = (
+            f"{name} from {'not set' if fact is None else fact.source}"
+            for name, fact in session.reading.facts().items()
+        )
         lines.append(("launcher", f"{session.reading.launcher} ({', '.join(sources)})"))
     for label, text in lines:
         log_on_rank_zero("utils", "%s: %s", label, text)
@@ -182,8 +184,9 @@ def show_config() -> None:
 
 def _backend(session: Session) -> str | None:
     """Return the backend for a session's device: "cpu:gloo,cuda:nccl" -> "nccl" on a GPU."""
-    config = BackendConfig.parse(session.backend or "")
-    return config.backend_for(session.device.type) or config.backends[0] or None
+    parts = [part.rpartition(":") for part in (session.backend or "").lower().split(",")]
+    by_device_type = {device_type: name for device_type, _, name in parts}
+    return by_device_type.get(session.device.type) or by_device_type.get("") or parts[0][2] or None
 
 
 def _number(name: str) -> str:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rankwise._arguments import integer
 from rankwise.compat.ignite._initialize import InitMethod, check_backend, join, timeout_seconds
 from rankwise.compat.ignite._install import install, is_installed
 from rankwise.compat.ignite._queries import get_local_rank
 from rankwise.errors import InvalidArgumentError
+from rankwise.extend.checks import integer
 from rankwise.launching import FunctionLaunch, Nodes, check_nproc
 
 _ACCEPTED: Final = (

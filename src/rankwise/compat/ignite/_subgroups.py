@@ -11,14 +11,10 @@ import torch.distributed as dist
 
 import rankwise
 from rankwise import Group, Session
-from rankwise._arguments import integer
-from rankwise._collectives.groups import comm_of
-from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._session.adoption import adopt_subgroup
-from rankwise.compat.ignite._identity import session_or_none
-from rankwise.compat.ignite._member_rendezvous import make_group
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
+from rankwise.extend.checks import integer
+from rankwise.extend.collectives import collective
+from rankwise.extend.sessions import current_session, group_of_members, group_over, new_process_group, world_group
 
 
 @dataclass(slots=True)
@@ -30,11 +26,11 @@ class _SessionGroups:
         by_group: The groups that were passed as process groups.
     """
 
-    by_ranks: dict[tuple[int, ...], Comm] = field(default_factory=dict)
-    by_group: WeakKeyDictionary[dist.ProcessGroup, Comm] = field(default_factory=WeakKeyDictionary)
+    by_ranks: dict[tuple[int, ...], Group] = field(default_factory=dict)
+    by_group: WeakKeyDictionary[dist.ProcessGroup, Group] = field(default_factory=WeakKeyDictionary)
 
 
-_groups_by_session: WeakKeyDictionary[Comm, _SessionGroups] = WeakKeyDictionary()
+_groups_by_session: WeakKeyDictionary[Group, _SessionGroups] = WeakKeyDictionary()
 
 
 def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite's signature
@@ -56,22 +52,25 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
         >>> new_group([0])
         [0]
     """
-    session = session_or_none()
+    session = current_session()
     if session is None:
         if not _is_list_of_ranks(ranks):
             raise _not_ranks_error(ranks)
         return ranks
     if not _is_list_of_ranks(ranks):
-        fail_collective(session.comm, "new_group", _not_ranks_error(ranks))
+        fail_collective(world_group(session), "new_group", _not_ranks_error(ranks))
     if kwargs:
         return dist.new_group(sorted(map(int, ranks)), **kwargs)
-    with rankwise.new_group(ranks) as made:  # checks that all ranks pass the same list
-        members = list(made.ranks)
-    return made if session.world_size == 1 else dist.new_group(members)
+    made = rankwise.new_group(ranks)  # checks that all ranks pass the same list
+    if session.world_size == 1:
+        return made
+    made.close()
+    process_group = new_process_group(made.ranks, session)
+    return dist.GroupMember.NON_GROUP_MEMBER if process_group is None else process_group
 
 
-def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - any value of the user's
-    """Return the comm of a group in any of its forms; None if this rank is not a member.
+def member_group(session: Session, group: Any) -> Group | None:  # noqa: ANN401 - any value of the user's
+    """Return the group that is given in any of its forms; None if this rank is not a member.
 
     Collective over the ranks of a list that is passed for the first time; Local otherwise.
 
@@ -80,58 +79,58 @@ def member_comm(session: Session, group: Any) -> Comm | None:  # noqa: ANN401 - 
         CollectiveError: A rank of a new list ended, or did not arrive in time.
     """
     if group is None or group is session.group:
-        return session.comm
+        return world_group(session)
     if isinstance(group, Group):
-        return comm_of(group) if group.rank is not None else None
+        return group if group.rank is not None else None
     if _is_list_of_ranks(group):
-        return _comm_of_ranks(session, tuple(sorted(map(int, group))))
+        return _group_of_ranks(session, tuple(sorted(map(int, group))))
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     if isinstance(group, dist.ProcessGroup):
         adopted = _groups_of(session).by_group
         if group not in adopted:
-            adopted[group] = adopt_subgroup(group, session)
+            adopted[group] = group_over(group, session)
         return adopted[group]
     error = InvalidArgumentError(
         f"Argument group should be list of int or ProcessGroup, got {type(group)}, group={group!r}; make one with "
         "new_group(ranks)"
     )
-    return fail_collective(session.comm, "a group", error)
+    return fail_collective(world_group(session), "a group", error)
 
 
-def _comm_of_ranks(session: Session, ranks: tuple[int, ...]) -> Comm | None:
+def _group_of_ranks(session: Session, ranks: tuple[int, ...]) -> Group | None:
     if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < session.world_size:
         error = InvalidArgumentError(
             f"Argument group should be list of int, each a rank of {session.world_size} and there once; got "
             f"{list(ranks)}"
         )
-        fail_collective(session.comm, "a group", error)
+        fail_collective(world_group(session), "a group", error)
     if session.rank not in ranks:
         return None
     if len(ranks) == session.world_size:
-        return session.comm
+        return world_group(session)
     known = _groups_of(session).by_ranks
     if ranks not in known:
-        known[ranks] = make_group(session, ranks)
+        known[ranks] = group_of_members(ranks, session)
     return known[ranks]
 
 
-def fail_collective(comm: Comm, operation: str, error: Exception) -> NoReturn:
+def fail_collective(group: Group, operation: str, error: Exception) -> NoReturn:
     """Raise an error of this rank, and report it to the others, which would wait for this rank."""
-    with comm.collective(Call(operation)):
+    with collective(operation, group=group):
         raise error
 
 
-def fail_unsupported_type(comm: Comm | None, operation: str, value: object) -> NoReturn:
+def fail_unsupported_type(group: Group | None, operation: str, value: object) -> NoReturn:
     """Raise that a function does not take values of this type."""
     error = PayloadTypeError(f"Unhandled input type {type(value)}: {operation} does not take it")
-    if comm is None:
+    if group is None:
         raise error
-    fail_collective(comm, operation, error)
+    fail_collective(group, operation, error)
 
 
 def _groups_of(session: Session) -> _SessionGroups:
-    return _groups_by_session.setdefault(session.comm, _SessionGroups())
+    return _groups_by_session.setdefault(world_group(session), _SessionGroups())
 
 
 def _is_list_of_ranks(group: object) -> bool:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import rankwise
-from rankwise._collectives.groups import comm_of
-from rankwise._comm.control.protocol import Call
-from rankwise._session.current import is_joined
-from rankwise._text import ranks_text
+from rankwise import is_joined
 from rankwise.compat.vis4d._pickle_semantics import with_pickle_semantics
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError
+from rankwise.extend.checks import ranks_text
+from rankwise.extend.collectives import collective
 
 # The longest time until a file of another host is visible here: NFS clients refresh attributes once a minute.
 _VISIBLE_SECONDS: Final = 90.0
@@ -44,7 +43,7 @@ def create_tmpdir(rank: int, tmpdir: str | None = None, use_system_tmp: bool = T
         return tmpdir
     if not is_joined():
         return _new_folder(rank, use_system_tmp=use_system_tmp)
-    with comm_of(None).collective(Call("create_tmpdir")):
+    with collective("create_tmpdir"):
         made = _new_folder(rank, use_system_tmp=use_system_tmp)
     try:
         folder = rankwise.broadcast(made)
@@ -95,7 +94,7 @@ def all_gather_object_cpu(
 @contextmanager
 def _folder_in(tmpdir: str) -> Iterator[Path]:
     """Make a folder in `tmpdir` that all ranks see, and remove it afterwards."""
-    with comm_of(None).collective(Call("all_gather_object_cpu", {"step": "folder"})):
+    with collective("all_gather_object_cpu", settings={"step": "folder"}):
         made = ""
         if rankwise.get_rank() == 0:
             Path(tmpdir).mkdir(parents=True, exist_ok=True)
@@ -115,20 +114,15 @@ def _folder_in(tmpdir: str) -> Iterator[Path]:
 
 def _gather_through_files(folder: Path, data: Any, *, rank_zero_return_only: bool) -> list[Any] | None:  # noqa: ANN401
     """Write this rank's value, and read the values of all ranks, if this rank returns them."""
-    comm = comm_of(None)
-    call = Call("all_gather_object_cpu", {"rank_zero_return_only": rank_zero_return_only})
-    with comm.collective(call) as me:
-        size = _write(folder / f"{me}.pkl", data)
-        sizes = [
-            int.from_bytes(message, "little") for message in comm.all_gather_bytes(call, size.to_bytes(8, "little"))
-        ]
+    with collective("all_gather_object_cpu", settings={"rank_zero_return_only": rank_zero_return_only}) as members:
+        size = _write(folder / f"{members.rank}.pkl", data)
+        sizes = [int(message) for message in members.all_gather_bytes(b"%d" % size)]
     if rank_zero_return_only:
-        values = _read(folder, sizes) if me == 0 else None
+        values = _read(folder, sizes) if members.rank == 0 else None
     else:
-        call = Call("all_gather_object_cpu", {"step": "read"})
-        with comm.collective(call):
+        with collective("all_gather_object_cpu", settings={"step": "read"}) as members:
             values = _read(folder, sizes)
-            comm.verify(call)  # after this every rank has read the files, and rank zero may remove them
+            members.verify()  # after this every rank has read the files, and rank zero may remove them
     if not all(sizes) or (values is not None and len(values) < len(sizes)):
         raise CollectiveError(
             f"{folder} was removed while ranks exchanged files in it; does another program remove files there?"

@@ -10,14 +10,12 @@ import torch
 from torch import nn
 
 import rankwise
-from rankwise._backends import BackendConfig
-from rankwise._collectives.groups import comm_of
-from rankwise._collectives.pytree import describe
-from rankwise._comm.buffers import contents, to_tensor
-from rankwise._comm.control.protocol import Call
-from rankwise._session.current import is_joined, joined_session
+from rankwise import is_joined
 from rankwise.compat.vis4d._pickle_semantics import with_pickle_semantics
 from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
+from rankwise.extend.checks import describe
+from rankwise.extend.collectives import collective
+from rankwise.extend.tensor_memory import bytes_of, tensor_of
 
 # Backends for tensors on the CPU, and those for tensors on an accelerator.
 _CPU_BACKENDS: Final = frozenset({"gloo", "mpi", "ucc"})
@@ -59,14 +57,14 @@ def serialize_to_tensor(data: Any) -> torch.Tensor:  # noqa: ANN401 - any value
         UnsupportedBackendError: It has no backend of the known ones; it is an AssertionError too.
     """
     _require_joined("serialize_to_tensor")
-    session = joined_session()
-    backends = set(BackendConfig.parse(session.backend or "").backends)
+    backend = rankwise.backend()
+    backends = {part.rpartition(":")[2].lower() for part in (backend or "").split(",")}
     if backends & _CPU_BACKENDS:
         return obj2tensor(data, torch.device("cpu"))
     if backends & _ACCELERATOR_BACKENDS:
-        return obj2tensor(data, session.device)
+        return obj2tensor(data, rankwise.device())
     raise UnsupportedBackendError(
-        f"backend {session.backend!r} is none of {', '.join(sorted(_CPU_BACKENDS | _ACCELERATOR_BACKENDS))}; "
+        f"backend {backend!r} is none of {', '.join(sorted(_CPU_BACKENDS | _ACCELERATOR_BACKENDS))}; "
         "rankwise.all_gather(value) takes any value over any backend"
     )
 
@@ -83,7 +81,7 @@ def pad_to_largest_tensor(tensor: torch.Tensor) -> tuple[list[int], torch.Tensor
         RemoteRankError: The value of another rank is not a tensor.
     """
     _require_joined("pad_to_largest_tensor")
-    with comm_of(None).collective(Call("pad_to_largest_tensor")):
+    with collective("pad_to_largest_tensor"):
         if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
             raise PayloadTypeError(f"pad_to_largest_tensor takes a tensor, got {describe(tensor)}")
     shapes = rankwise.all_gather(tuple(tensor.shape))
@@ -135,7 +133,7 @@ def obj2tensor(pyobj: Any, device: torch.device = torch.device("cuda")) -> torch
     wanted = torch.device(device)
     if wanted.type == "cuda" and not torch.cuda.is_available():
         wanted = torch.device("cpu")
-    return to_tensor(pickle.dumps(pyobj)).to(wanted)
+    return tensor_of(pickle.dumps(pyobj)).to(wanted)
 
 
 def tensor2obj(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - any value
@@ -143,7 +141,7 @@ def tensor2obj(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - any value
 
     Local.
     """
-    return pickle.loads(contents(tensor))
+    return pickle.loads(bytes_of(tensor))
 
 
 def _require_joined(name: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import rankwise
-from rankwise._session.current import is_joined
-from rankwise._training import rank_control
+from rankwise import is_joined
+from rankwise.extend.decorators import called_on_rank_zero
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,4 +83,4 @@ def rank_zero_only(func: Callable[P, R]) -> Callable[P, R | None]:
         >>> rank_zero_only(len)("four")
         4
     """
-    return rank_control.called_on_rank_zero(func)
+    return called_on_rank_zero(func)

@@ -11,13 +11,10 @@ import torch
 from torch import nn
 
 import rankwise
-from rankwise._collectives.groups import comm_of
-from rankwise._collectives.pytree import describe
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.reduce_ops import Op
-from rankwise._session.current import is_joined
-from rankwise._torch import is_compiled
+from rankwise import is_joined
 from rankwise.errors import PayloadTypeError
+from rankwise.extend.checks import check_op, describe, is_compiled
+from rankwise.extend.collectives import collective
 
 # Classes that wrap a module, with the module that defines them: if it is not imported, there is no such wrapper.
 _WRAPPERS: Final = (
@@ -77,17 +74,17 @@ def all_reduce_dict(
         {'loss': tensor(0.5000)}
     """
     if not is_joined() or rankwise.get_world_size() == 1:
-        Op.parse(reduce_op)
+        check_op(reduce_op)
         return py_dict
-    with comm_of(None).collective(Call("all_reduce_dict", {"op": reduce_op, "to_float": to_float})):
-        op = Op.parse(reduce_op)
+    with collective("all_reduce_dict", settings={"op": reduce_op, "to_float": to_float}):
+        op = check_op(reduce_op)
         values = {key: _float_half(_checked(key, value), to_float=to_float) for key, value in py_dict.items()}
     reduced = rankwise.all_reduce(values, op=reduce_op)
     result: dict[str, torch.Tensor] = OrderedDict() if isinstance(py_dict, OrderedDict) else {}
     for key, value in values.items():
         result[key] = _float_whole(reduced[key], to_float=to_float)
-        if value.requires_grad and op.is_linear:
-            share = value / (rankwise.get_world_size() if op.is_mean else 1)
+        if value.requires_grad and op in {"sum", "mean"}:
+            share = value / (rankwise.get_world_size() if op == "mean" else 1)
             result[key] = _with_value(share.contiguous(), result[key])
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Final, NoReturn, cast
@@ -11,11 +12,11 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from rankwise import Session
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._session.adoption import adopt_subgroup
-from rankwise._torch import gloo_on_one_host, local_group_name
+from rankwise._session.session import Session
+from rankwise._torch import local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError
 
 _MAX_PAUSE_SECONDS: Final = 0.05
@@ -44,20 +45,39 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
     group = cast("dist.ProcessGroup", session.group)  # there are several ranks
     finished = _finished_attempts.setdefault(group, Counter())
     members = ", ".join(map(str, ranks))
-    timeout: timedelta = group.get_group_store().timeout  # type: ignore[attr-defined]  # documented, but not in torch's stubs
     store = session.comm.shared_store()
     if store is not None and len(ranks) > 1:
-        rendezvous = MemberRendezvous(session.comm, session.rank, ranks, timeout.total_seconds())
+        rendezvous = MemberRendezvous(session.comm, session.rank, ranks, _timeout(group).total_seconds())
         while not rendezvous.wait(dist.PrefixStore(f"ranks {members}/{finished[members]}", store)):
             finished[members] += 1
     name = f"rankwise ranks {members}/{finished[members]}"
     finished[members] += 1
-    try:
-        with local_group_name(name), gloo_on_one_host() if session.reading.is_one_host else nullcontext():
-            part = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-    except (RuntimeError, ValueError) as error:
-        raise CollectiveError(f"the group of ranks {members} could not be made: torch reports: {error}") from error
+    with local_group_name(name):
+        part = new_process_group(session, ranks, by_members=True)
     return adopt_subgroup(cast("dist.ProcessGroup", part), session)
+
+
+def new_process_group(session: Session, ranks: Sequence[int], *, by_members: bool = False) -> dist.ProcessGroup | None:
+    """Return a new process group of some ranks of a session, with its timeout; None on the other ranks.
+
+    Collective over the session, or over these ranks alone.
+
+    Raises:
+        CollectiveError: One of them ended, or did not arrive within the session's timeout.
+    """
+    timeout = _timeout(cast("dist.ProcessGroup", session.group))
+    try:
+        with gloo_on_loopback() if session.reading.is_one_host else nullcontext():
+            made = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=by_members)
+    except (RuntimeError, ValueError) as error:
+        members = ", ".join(map(str, ranks))
+        raise CollectiveError(f"the group of ranks {members} could not be made: torch reports: {error}") from error
+    return made if isinstance(made, dist.ProcessGroup) else None
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta:
+    timeout: timedelta = group.get_group_store().timeout  # type: ignore[attr-defined]  # documented, but not in torch's stubs
+    return timeout
 
 
 class MemberRendezvous:

@@ -1,0 +1,155 @@
+"""Sessions and groups over process groups of torch, for packages that open or take such groups themselves.
+
+A package with functions of its own for joining, such as a training framework, uses this module; a program calls
+`rankwise.init()`, which also adopts an open process group.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch.distributed as dist
+
+from rankwise._collectives.topology_exchange import exchange_topology
+from rankwise._comm.group import Group
+from rankwise._environment.facts import LaunchEnvironment
+from rankwise._session import adoption, current, member_groups
+from rankwise._session.environ import read_environment
+from rankwise._session.lifecycle import preload_torch_functional
+from rankwise._session.session import Session
+
+__all__ = [
+    "close_with_group",
+    "current_session",
+    "exchange_topology",
+    "group_of_members",
+    "group_over",
+    "is_adopted",
+    "new_process_group",
+    "open_session",
+    "read_environment",
+    "world_group",
+]
+
+
+def current_session() -> Session | None:
+    """Return the session that was opened, or one that adopts a process group of other code; None without either.
+
+    Local. It is looked up at each call, so that a group that was destroyed or opened anew is noticed. A session whose
+    group was destroyed is closed.
+
+    Example:
+        >>> current_session() is None
+        True
+    """
+    opened = current.opened_session()
+    if opened is not None:
+        if not current.has_destroyed_group(opened):
+            return opened
+        opened.close(failed=True)
+        current.reset_current()
+    if current.default_group() is None:
+        return None
+    return current.current_session()
+
+
+def is_adopted(session: Session) -> bool:
+    """Return whether a session adopts a process group that other code opened.
+
+    Local.
+    """
+    return session is not current.opened_session()
+
+
+def open_session(open_group: Callable[[], object], environment: LaunchEnvironment) -> Session:
+    """Open torch's default process group by a function, and return a session over it, which closes the group.
+
+    Collective over the world, as the function. The numbers of the topology that no launcher provides are exchanged.
+
+    Args:
+        open_group: Calls `torch.distributed.init_process_group`; its exception is raised here.
+        environment: The rank and world size, and all else that is known about this process.
+
+    Raises:
+        CollectiveError: A rank ended, or did not arrive within the group's timeout.
+    """
+    hook = sys.excepthook  # torch replaces it in init_process_group, and does not restore it
+    preload_torch_functional()
+    try:
+        open_group()
+    except BaseException:
+        sys.excepthook = hook
+        raise
+    group = cast("dist.ProcessGroup", dist.group.WORLD)
+
+    def close(reason: str, _: bool) -> None:
+        current.reset_current()
+        comm.shutdown(reason)
+        if dist.is_initialized() and dist.group.WORLD is group:
+            dist.destroy_process_group()
+        sys.excepthook = hook
+
+    session = adoption.adopt(group, environment, close=close)
+    comm = session.comm
+    current.set_current(session)
+    try:
+        exchange_topology(session)
+    except Exception as error:
+        session.close(reason=f"could not join: {error}", failed=True)
+        raise
+    return session
+
+
+def close_with_group(session: Session) -> None:
+    """Close a session, and destroy the default process group, whoever opened it.
+
+    Local, except on rank zero, which waits until the others no longer need the store that it serves.
+    """
+    comm = None if current.default_group() is None else session.comm
+    session.close()
+    if comm is not None and current.default_group() is not None:  # other code opened it, and the session adopted it
+        comm.shutdown("left the session")
+        current.reset_current()
+        dist.destroy_process_group()
+
+
+def world_group(session: Session) -> Group:
+    """Return the group of all ranks of a session, which is closed with it.
+
+    Local.
+    """
+    return session.world_group
+
+
+def group_over(process_group: dist.ProcessGroup, session: Session) -> Group:
+    """Return a group over a process group that other code made between some ranks of a session.
+
+    Local: its ranks connect to each other in their first collective. The process group stays open when it is closed.
+    """
+    return Group(adoption.adopt_subgroup(process_group, session))
+
+
+def new_process_group(ranks: Sequence[int], session: Session) -> dist.ProcessGroup | None:
+    """Return a new process group of torch of some ranks of a session, with its timeout; None on the other ranks.
+
+    Collective over the session. Unlike `rankwise.new_group()`, this does not check that all ranks pass the same ones.
+
+    Raises:
+        CollectiveError: A rank ended, or did not arrive within the session's timeout.
+    """
+    return member_groups.new_process_group(session, ranks)
+
+
+def group_of_members(ranks: Sequence[int], session: Session) -> Group:
+    """Return a group of some ranks of a session that these make alone: no other rank calls this.
+
+    Collective over these ranks, in ascending order, of which this rank is one.
+
+    Raises:
+        MismatchError: One of them waits in a collective over the session instead.
+        CollectiveError: One of them ended.
+        CollectiveTimeoutError: One of them did not arrive within the session's timeout.
+    """
+    return Group(member_groups.make_group(session, tuple(ranks)))
