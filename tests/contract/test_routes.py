@@ -28,6 +28,7 @@ from rankwise._comm.group import Comm
 from tests.contract import (
     test_containers,
     test_divergences,
+    test_extend,
     test_gather_broadcast_scatter,
     test_groups,
     test_reduction,
@@ -44,6 +45,7 @@ MODULES = [
     test_training,
     test_groups,
     test_containers,
+    test_extend,
 ]
 
 

@@ -13,6 +13,7 @@ from rankwise._comm.buffers import as_bytes, from_bytes
 from rankwise._comm.comm import Comm, require_dense
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
+from rankwise._comm.group_rank import GroupRank
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 
@@ -39,7 +40,9 @@ class _Header:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
-def exchange_tensors(comm: Comm, call: Call, outgoing: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+def exchange_tensors(
+    comm: Comm, call: Call, outgoing: Mapping[int | GroupRank, torch.Tensor]
+) -> dict[int, torch.Tensor]:
     """Send tensors to members, and return those that members sent to this one, both by global rank.
 
     Collective over the members. The first agreement carries the shapes, so that each member allocates what it receives;
@@ -81,7 +84,7 @@ def exchange_tensors(comm: Comm, call: Call, outgoing: Mapping[int, torch.Tensor
     return comm.run_prepared(call, prepare)
 
 
-def _checked(comm: Comm, outgoing: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+def _checked(comm: Comm, outgoing: Mapping[int | GroupRank, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return the tensors by group rank."""
     if not isinstance(outgoing, Mapping):
         raise InvalidArgumentError(f"exchange takes a mapping of ranks to tensors, got {shown(outgoing)}")

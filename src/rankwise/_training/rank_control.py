@@ -13,6 +13,7 @@ from rankwise._collectives.groups import comm_of, node_group
 from rankwise._collectives.rooted import broadcast
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.group_rank import GroupRank
 from rankwise._session.current import joined_session
 from rankwise._session.getters import get_rank, get_world_size, is_rank_zero
 from rankwise._training.block_decorator import BlockDecorator, as_method, check_function
@@ -205,8 +206,8 @@ def _rank_zero_first(*, by_node: bool) -> Iterator[None]:
 
 
 @contextmanager
-def one_rank_first(comm: Comm, call: Call, first: int) -> Iterator[None]:
-    """Run a block on one member, with the global rank `first`, and then on the others."""
+def one_rank_first(comm: Comm, call: Call, first: int | GroupRank) -> Iterator[None]:
+    """Run a block on one member, `first`, and then on the others."""
     with comm.collective(call) as rank:
         owner = comm.group_rank_of(first, "rank")
         comm.verify(call)

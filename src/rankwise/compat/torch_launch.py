@@ -126,7 +126,9 @@ def _kind(target: str) -> Literal["script", "program"]:
     try:
         here = Path.cwd()
     except FileNotFoundError as error:
-        raise LaunchError("the working directory was deleted; cd to one that exists") from error
+        raise LaunchError(
+            "the working directory was deleted, and ranks that start in it cannot load torch; cd to one that exists"
+        ) from error
     raise InvalidArgumentError(f"program {target!r} does not exist (looked in {here} and in PATH)")
 
 

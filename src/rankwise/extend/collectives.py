@@ -35,12 +35,12 @@ import torch
 from rankwise._arguments import as_seconds, as_text
 from rankwise._collectives.all_gather import all_gather
 from rankwise._collectives.exchange import exchange_tensors
-from rankwise._collectives.groups import comm_of
+from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.reduce import all_reduce
 from rankwise._collectives.rooted import broadcast, gather, scatter
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Group
+from rankwise._comm.group_rank import GroupRank
 from rankwise._training.rank_control import one_rank_first as one_member_first
 from rankwise._user_frames import site_of_caller
 from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError, shown
@@ -58,7 +58,7 @@ def collective(
     *,
     settings: Mapping[str, object] | None = None,
     values: Mapping[str, str] | None = None,
-    group: Group | None = None,
+    group: GroupLike | None = None,
 ) -> Members:
     """Return a context manager in which this rank takes part in a collective; it gives the `Members`.
 
@@ -71,7 +71,7 @@ def collective(
             from which the function with the block was called.
         settings: Arguments that have to be the same on all members, by name.
         values: Descriptions of values that have to match, such as `describe(tensor)`, by name or path.
-        group: The group whose members take part; all ranks by default.
+        group: The group whose members take part: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: An argument is not as above; or, by the block, this rank is not a member of the group.
@@ -89,7 +89,11 @@ def collective(
 
 @contextmanager
 def one_rank_first(
-    name: str, rank: int = 0, *, settings: Mapping[str, object] | None = None, group: Group | None = None
+    name: str,
+    rank: int | GroupRank = 0,
+    *,
+    settings: Mapping[str, object] | None = None,
+    group: GroupLike | None = None,
 ) -> Iterator[None]:
     """Run a block on one rank, and then on the others, as `rankwise.rank_zero_first` does.
 
@@ -100,7 +104,7 @@ def one_rank_first(
         name: The name of the function in error messages.
         rank: The global rank that runs the block first.
         settings: Arguments that have to be the same on all members, by name.
-        group: The group whose members take part; all ranks by default.
+        group: The group whose members take part: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
         InvalidArgumentError: `rank` is not a member.
@@ -131,7 +135,7 @@ class Members:
     def __init__(
         self,
         comm: Comm,
-        group: Group | None,
+        group: GroupLike | None,
         name: str,
         settings: Mapping[str, object] | None,
         values: Mapping[str, str] | None,
@@ -215,19 +219,19 @@ class Members:
         checked = _checked_message(message)
         return self._exchange(lambda comm, call: comm.all_gather_bytes(call, checked))
 
-    def gather_bytes(self, message: bytes, *, dst: int = 0) -> list[bytes] | None:
+    def gather_bytes(self, message: bytes, *, dst: int | GroupRank = 0) -> list[bytes] | None:
         """Return the short message of every member on the rank `dst`, and None on the others. Raises as `verify`."""
         checked, receiver = _checked_message(message), self._comm.group_rank_of(dst, "dst")
         messages, _ = self._exchange(lambda comm, call: comm.gather_bytes(call, checked, receiver))
         return messages if self.rank == receiver else None
 
-    def broadcast_bytes(self, message: bytes, *, src: int = 0) -> bytes:
+    def broadcast_bytes(self, message: bytes, *, src: int | GroupRank = 0) -> bytes:
         """Return the short message of the rank `src`; that of the others is ignored. Raises as `verify`."""
         sender = self._comm.group_rank_of(src, "src")
         checked = _checked_message(message) if self.rank == sender else b""
         return self._exchange(lambda comm, call: comm.broadcast_bytes(call, checked, sender))
 
-    def scatter_bytes(self, messages: Sequence[bytes], *, src: int = 0) -> bytes:
+    def scatter_bytes(self, messages: Sequence[bytes], *, src: int | GroupRank = 0) -> bytes:
         """Return the short message of the rank `src` to this member; on the others, `messages` is ignored.
 
         Raises as `verify`, and InvalidArgumentError if there is not one message for each member.
@@ -250,19 +254,19 @@ class Members:
         """Return the values of all members, as `rankwise.all_gather` does."""
         return self._nested(lambda: all_gather(value, group=self._group))
 
-    def gather(self, value: T, *, dst: int = 0) -> list[T] | None:
+    def gather(self, value: T, *, dst: int | GroupRank = 0) -> list[T] | None:
         """Return the values of all members on the rank `dst`, as `rankwise.gather` does."""
         return self._nested(lambda: gather(value, dst=dst, group=self._group))
 
-    def broadcast(self, value: T, *, src: int = 0) -> T:
+    def broadcast(self, value: T, *, src: int | GroupRank = 0) -> T:
         """Return the value of the rank `src`, as `rankwise.broadcast` does."""
         return self._nested(lambda: broadcast(value, src=src, group=self._group))
 
-    def scatter(self, values: Sequence[T] | None, *, src: int = 0) -> T:
+    def scatter(self, values: Sequence[T] | None, *, src: int | GroupRank = 0) -> T:
         """Return the value of the rank `src` for this member, as `rankwise.scatter` does."""
         return self._nested(lambda: scatter(values, src=src, group=self._group))
 
-    def exchange(self, outgoing: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    def exchange(self, outgoing: Mapping[int | GroupRank, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Send tensors to members, of any shapes and types, and return the tensors that members sent to this one.
 
         Args:

@@ -25,7 +25,6 @@ __all__ = [
     "current_session",
     "exchange_topology",
     "group_of_members",
-    "group_over",
     "is_adopted",
     "new_process_group",
     "open_session",
@@ -121,14 +120,6 @@ def world_group(session: Session) -> Group:
     Local.
     """
     return session.world_group
-
-
-def group_over(process_group: dist.ProcessGroup, session: Session) -> Group:
-    """Return a group over a process group that other code made between some ranks of a session.
-
-    Local: its ranks connect to each other in their first collective. The process group stays open when it is closed.
-    """
-    return Group(adoption.adopt_subgroup(process_group, session))
 
 
 def new_process_group(ranks: Sequence[int], session: Session) -> dist.ProcessGroup | None:

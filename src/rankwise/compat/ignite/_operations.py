@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+from torch.distributed import ProcessGroup
 
 import rankwise
 from rankwise import Group
@@ -212,7 +213,7 @@ def barrier() -> None:
         rankwise.barrier(group=world_group(session))
 
 
-def _reduce_bits(value: Any, op: str, group: Group) -> Any:  # noqa: ANN401 - a tensor or a number
+def _reduce_bits(value: Any, op: str, group: Group | ProcessGroup) -> Any:  # noqa: ANN401 - a tensor or a number
     """Reduce integers bit by bit. Few backends support that, so the values are gathered and reduced here."""
     is_tensor = isinstance(value, torch.Tensor)
     with collective("all_reduce", settings={"op": op}, values={"": describe(value)}, group=group) as members:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -14,23 +13,10 @@ from rankwise import Group, Session
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 from rankwise.extend.checks import integer
 from rankwise.extend.collectives import collective
-from rankwise.extend.sessions import current_session, group_of_members, group_over, new_process_group, world_group
+from rankwise.extend.sessions import current_session, group_of_members, new_process_group, world_group
 
-
-@dataclass(slots=True)
-class _SessionGroups:
-    """The groups of one session that were used before.
-
-    Attributes:
-        by_ranks: The groups that were passed as lists of ranks.
-        by_group: The groups that were passed as process groups.
-    """
-
-    by_ranks: dict[tuple[int, ...], Group] = field(default_factory=dict)
-    by_group: WeakKeyDictionary[dist.ProcessGroup, Group] = field(default_factory=WeakKeyDictionary)
-
-
-_groups_by_session: WeakKeyDictionary[Group, _SessionGroups] = WeakKeyDictionary()
+# The groups of each session that were passed as lists of ranks, by their ranks.
+_groups_by_session: WeakKeyDictionary[Group, dict[tuple[int, ...], Group]] = WeakKeyDictionary()
 
 
 def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite's signature
@@ -69,7 +55,7 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
     return dist.GroupMember.NON_GROUP_MEMBER if process_group is None else process_group
 
 
-def member_group(session: Session, group: Any) -> Group | None:  # noqa: ANN401 - any value of the user's
+def member_group(session: Session, group: Any) -> Group | dist.ProcessGroup | None:  # noqa: ANN401 - any value of the user's
     """Return the group that is given in any of its forms; None if this rank is not a member.
 
     Collective over the ranks of a list that is passed for the first time; Local otherwise.
@@ -87,10 +73,7 @@ def member_group(session: Session, group: Any) -> Group | None:  # noqa: ANN401 
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     if isinstance(group, dist.ProcessGroup):
-        adopted = _groups_of(session).by_group
-        if group not in adopted:
-            adopted[group] = group_over(group, session)
-        return adopted[group]
+        return group
     error = InvalidArgumentError(
         f"Argument group should be list of int or ProcessGroup, got {type(group)}, group={group!r}; make one with "
         "new_group(ranks)"
@@ -109,28 +92,24 @@ def _group_of_ranks(session: Session, ranks: tuple[int, ...]) -> Group | None:
         return None
     if len(ranks) == session.world_size:
         return world_group(session)
-    known = _groups_of(session).by_ranks
+    known = _groups_by_session.setdefault(world_group(session), {})
     if ranks not in known:
         known[ranks] = group_of_members(ranks, session)
     return known[ranks]
 
 
-def fail_collective(group: Group, operation: str, error: Exception) -> NoReturn:
+def fail_collective(group: Group | dist.ProcessGroup, operation: str, error: Exception) -> NoReturn:
     """Raise an error of this rank, and report it to the others, which would wait for this rank."""
     with collective(operation, group=group):
         raise error
 
 
-def fail_unsupported_type(group: Group | None, operation: str, value: object) -> NoReturn:
+def fail_unsupported_type(group: Group | dist.ProcessGroup | None, operation: str, value: object) -> NoReturn:
     """Raise that a function does not take values of this type."""
     error = PayloadTypeError(f"Unhandled input type {type(value)}: {operation} does not take it")
     if group is None:
         raise error
     fail_collective(group, operation, error)
-
-
-def _groups_of(session: Session) -> _SessionGroups:
-    return _groups_by_session.setdefault(world_group(session), _SessionGroups())
 
 
 def _is_list_of_ranks(group: object) -> bool:
