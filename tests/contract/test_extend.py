@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,8 @@ def test_calls_that_differ_are_named_with_the_lines_of_their_callers(
         else:
             tuned(then)  # the second
     assert said in str(caught.value)
+    frames = [frame.name for frame in traceback.extract_tb(caught.tb)]
+    assert frames[-2:] in (["tuned", "verify"], ["other_collective", "broadcast"]), "the user's, and the call"
     assert f"at {Path(__file__).name}:{line_of('# the first')}" in str(caught.value)
     if then is Members.verify:
         assert f"at {Path(__file__).name}:{line_of('# the second')}" in str(caught.value)
@@ -230,7 +233,7 @@ def test_an_exchange_outside_of_its_block_is_an_error() -> None:
     for exchange in (members.verify, lambda: members.broadcast(1), lambda: members.exchange({})):
         with pytest.raises(rw.CollectiveError, match="outside of the block"):
             exchange()
-    for wrong in ({"name": 3}, {"settings": 3}, {"values": ["x"]}, {"group": [0]}):
+    for wrong in ({"name": 3}, {"settings": 3}, {"settings": {3: 4}}, {"values": ["x"]}, {"group": [0]}):
         with pytest.raises(rw.InvalidArgumentError):
             collective(**{"name": "wrong", **wrong})  # type: ignore[arg-type]
     next_call_works()

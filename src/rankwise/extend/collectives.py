@@ -42,7 +42,7 @@ from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group_rank import GroupRank
 from rankwise._training.rank_control import one_rank_first as one_member_first
-from rankwise._user_frames import site_of_caller
+from rankwise._user_frames import site_of_caller, strip_internal_frames
 from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError, shown
 
 __all__ = ["MAX_MESSAGE_BYTES", "Members", "collective", "one_rank_first"]
@@ -69,7 +69,7 @@ def collective(
     Args:
         name: The name of the collective in error messages: that of the function that users call. Their line is the one
             from which the function with the block was called.
-        settings: Arguments that have to be the same on all members, by name.
+        settings: Arguments that have to be the same on all members, by name. They are compared as `repr` shows them.
         values: Descriptions of values that have to match, such as `describe(tensor)`, by name or path.
         group: The group whose members take part: a `Group`, or a mesh or process group of torch; all ranks by default.
 
@@ -161,6 +161,8 @@ class Members:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         block, self._block, self._call = self._block, None, None
+        if error is not None:
+            strip_internal_frames(traceback, error)
         if block is not None:
             block.__exit__(kind, error, traceback)
 
@@ -347,9 +349,9 @@ class Members:
 
 
 def _checked_mapping(given: Mapping[str, T] | None, name: str) -> dict[str, T]:
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidArgumentError(f"{name}={shown(given)} is not a mapping")
-    return dict(given or {})
+    if given is not None and (not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given)):
+        raise InvalidArgumentError(f"{name}={shown(given)} is not a mapping of names")
+    return dict(sorted((given or {}).items()))
 
 
 def _checked_message(message: bytes) -> bytes:
