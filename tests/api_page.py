@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import textwrap
@@ -35,6 +36,18 @@ GROUPS: Final = {
     "starting ranks": "launch",
 }
 
+# The other public modules that programs and packages import.
+MODULES: Final = (
+    "rankwise.launching",
+    "rankwise.extend.collectives",
+    "rankwise.extend.launchers",
+    "rankwise.extend.sessions",
+    "rankwise.extend.checks",
+    "rankwise.extend.tensor_memory",
+    "rankwise.extend.picklers",
+    "rankwise.extend.decorators",
+)
+
 
 def page() -> str:
     """Return the page as it should be."""
@@ -48,6 +61,10 @@ def page() -> str:
     text += "\n## Classes and errors\n\n| name | meaning |\n| --- | --- |\n"
     for name in sorted(name for name in rw.__all__ if name[0].isupper()):
         text += f"| `{name}` | {_summary(getattr(rw, name))} |\n"
+    text += "\n## Modules\n\n| module | subject | names |\n| --- | --- | --- |\n"
+    for name in MODULES:
+        module = importlib.import_module(name)
+        text += f"| `{name}` | {_summary(module)} | {' '.join(f'`{public}`' for public in module.__all__)} |\n"
     return text
 
 
