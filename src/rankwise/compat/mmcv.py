@@ -20,6 +20,7 @@ from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, Payl
 from rankwise.extend.checks import check_reducible, check_writable, describe
 from rankwise.extend.collectives import collective
 from rankwise.extend.decorators import called_on_rank_zero
+from rankwise.extend.sessions import launch_environment
 from rankwise.extend.tensor_memory import overwrite
 
 log = logging.getLogger(__name__)
@@ -226,7 +227,7 @@ def _address(init_method: str) -> str | None:
 
 def _publish(session: Session) -> None:
     """Set the variables of this rank in the environment."""
-    reading = session.reading
+    reading = launch_environment(session)
     variables: dict[str, object] = {"RANK": session.rank, "WORLD_SIZE": session.world_size}
     if reading.local_rank is not None:
         variables["LOCAL_RANK"] = reading.local_rank.value

@@ -26,6 +26,7 @@ __all__ = [
     "exchange_topology",
     "group_of_members",
     "is_adopted",
+    "launch_environment",
     "new_process_group",
     "open_session",
     "read_environment",
@@ -52,6 +53,14 @@ def current_session() -> Session | None:
     if current.default_group() is None:
         return None
     return current.current_session()
+
+
+def launch_environment(session: Session) -> LaunchEnvironment:
+    """Return all that a session knows about the place of this process: each fact with its source.
+
+    Local.
+    """
+    return session.reading
 
 
 def is_adopted(session: Session) -> bool:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rankwise.errors import InvalidArgumentError, NotJoinedError
 from rankwise.extend.checks import integer
 from rankwise.extend.launchers import Fact, LaunchEnvironment
-from rankwise.extend.sessions import current_session, exchange_topology, is_adopted
+from rankwise.extend.sessions import current_session, exchange_topology, is_adopted, launch_environment
 
 _LOOPBACK: Final = {"127.0.0.1", "localhost", "::1"}
 _ALONE: Final = {"local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_nodes": 1}
@@ -38,7 +38,7 @@ def topology_number(name: str) -> int:
     session = current_session()
     if session is None:
         return _ALONE[name]
-    fact: Fact[int] | None = getattr(session.reading, name)
+    fact: Fact[int] | None = getattr(launch_environment(session), name)
     if fact is not None:
         return fact.value
     if name == "local_rank" and _user_settings.local_rank is not None:

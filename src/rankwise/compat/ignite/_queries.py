@@ -12,7 +12,8 @@ from rankwise.compat.ignite._identity import topology_number
 from rankwise.compat.ignite._logging import log_on_rank_zero
 from rankwise.compat.ignite._models import NATIVE, SERIAL
 from rankwise.errors import NotJoinedError
-from rankwise.extend.sessions import current_session
+from rankwise.extend.launchers import Fact
+from rankwise.extend.sessions import current_session, launch_environment
 
 _NUMBERS: Final = {
     "local rank": "local_rank",
@@ -173,11 +174,9 @@ def show_config() -> None:
     ]
     session = current_session()
     if session is not None:
-        sources = (
-            f"{name} from {'not set' if fact is None else fact.source}"
-            for name, fact in session.reading.facts().items()
-        )
-        lines.append(("launcher", f"{session.reading.launcher} ({', '.join(sources)})"))
+        environment = launch_environment(session)
+        sources = (f"{name} from {_source(name, fact)}" for name, fact in environment.facts().items())
+        lines.append(("launcher", f"{environment.launcher} ({', '.join(sources)})"))
     for label, text in lines:
         log_on_rank_zero("utils", "%s: %s", label, text)
 
@@ -187,6 +186,12 @@ def _backend(session: Session) -> str | None:
     parts = [part.rpartition(":") for part in (session.backend or "").lower().split(",")]
     by_device_type = {device_type: name for device_type, _, name in parts}
     return by_device_type.get(session.device.type) or by_device_type.get("") or parts[0][2] or None
+
+
+def _source(name: str, fact: Fact[int] | Fact[str] | None) -> str:
+    if fact is not None:
+        return fact.source
+    return "not set" if name in {"host", "port", "job"} else "not known before init()"
 
 
 def _number(name: str) -> str:
