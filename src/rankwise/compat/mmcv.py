@@ -252,10 +252,13 @@ def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_byte
         members.values = {f"tensor {index}": describe(tensor) for index, tensor in enumerate(tensors)}
         members.verify()
         for bucket in _buckets(tensors, bucket_bytes):
-            for tensor, mean in zip(bucket, members.all_reduce(bucket, "mean"), strict=True):
-                average = mean if divisor == members.size else mean * (members.size / divisor)
+            flat = bucket[0] if len(bucket) == 1 else torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+            mean = members.all_reduce(flat, "mean")
+            if divisor != members.size:
+                mean = mean * (members.size / divisor)
+            for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):
                 exact = tensor.is_floating_point() or tensor.is_complex()
-                overwrite(tensor.data, (average if exact else average.round()).to(tensor.dtype))
+                overwrite(tensor.data, (part if exact else part.round()).view_as(tensor).to(tensor.dtype))
 
 
 def _check(tensor: torch.Tensor) -> None:
