@@ -23,7 +23,7 @@ from rankwise._comm import opening
 from rankwise._comm.control import page_handshake
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.data.plane import Support
-from rankwise._comm.data.sockets import SocketPlane
+from rankwise._comm.data.socket_plane import SocketPlane
 from rankwise._comm.group import Comm
 from tests.contract import (
     test_containers,

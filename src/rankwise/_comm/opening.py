@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rankwise._comm.comm import Comm, GroupContext
 from rankwise._comm.data.plane import DataPlane
 from rankwise._comm.data.serial import SerialPlane
-from rankwise._comm.data.sockets import SocketPlane
+from rankwise._comm.data.socket_plane import SocketPlane
 from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.registry import GroupLink, GroupRegistry
 from rankwise._torch import gloo_on_one_host
