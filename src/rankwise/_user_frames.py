@@ -32,7 +32,7 @@ def call_site() -> str:
 def site_of_caller(frame: FrameType) -> str:
     """Return the file and line of the innermost user frame that called the function with this frame: "train.py:88"."""
     caller = frame if frame.f_back is None or frame.f_code.co_name == "<module>" else frame.f_back
-    while caller.f_back is not None and not _is_user_frame(caller):
+    while caller.f_back is not None and not is_user_frame(caller):
         caller = caller.f_back
     return f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
 
