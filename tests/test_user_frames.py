@@ -84,11 +84,11 @@ def test_an_error_that_is_not_rankwises_keeps_all_frames(comm: Comm, monkeypatch
         raise KeyError("a defect")
 
     group = rw.new_group([0, 1])  # which is lost by it
-    monkeypatch.setattr(comm_of(group), "_verify_by_frames", broken)
+    monkeypatch.setattr(comm_of(group)._exchange, "agree", broken)
     with pytest.raises(KeyError) as caught:
         rw.barrier(group=group)
     names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
-    assert names[-4:] == ["barrier", "verify", "_verify", "broken"]
+    assert names[-4:] == ["barrier", "verify", "_agree", "broken"]
 
 
 @pytest.mark.ranks(2)
