@@ -185,7 +185,7 @@ def gloo_interface() -> None:
     """Gloo reads it with C's getenv each time that a group is opened."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
-    with _torch.gloo_on_one_host():
+    with _torch.gloo_on_loopback():
         assert getenv(b"GLOO_SOCKET_IFNAME") in {b"lo", b"lo0"}
         assert "GLOO_SOCKET_IFNAME" not in os.environ
         with gloo_group():

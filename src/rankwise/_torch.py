@@ -17,26 +17,23 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def gloo_on_one_host() -> Iterator[None]:
-    """Open process groups inside for ranks of one host, unless the user chose otherwise.
+def gloo_on_loopback() -> Iterator[None]:
+    """Make process groups that are opened inside listen on the loopback interface only, unless the user chose another.
 
-    They listen on the loopback interface only, and two ranks connect when they first communicate: to connect all of
-    them at once takes a second with 64 ranks.
-
-    Checked on 2.13: gloo reads GLOO_SOCKET_IFNAME and TORCH_GLOO_LAZY_INIT with C's getenv whenever it opens a group,
-    and `init_process_group(pg_options=)` ignores options for gloo. The variables are set with C's putenv and removed
-    again; `os.environ` never has them.
+    Checked on 2.13: gloo reads GLOO_SOCKET_IFNAME with C's getenv whenever it opens a group, and
+    `init_process_group(pg_options=)` ignores options for gloo. The variable is set with C's putenv and removed
+    again; `os.environ` never has it.
     """
-    loopback = next((interface for _, interface in socket.if_nameindex() if interface in {"lo", "lo0"}), "")
-    wanted = {"GLOO_SOCKET_IFNAME": loopback, "TORCH_GLOO_LAZY_INIT": "1"}
-    added = {name: value for name, value in wanted.items() if value and name not in os.environ}
-    for name, value in added.items():
-        os.putenv(name, value)
+    name = "GLOO_SOCKET_IFNAME"
+    loopback = next((interface for _, interface in socket.if_nameindex() if interface in {"lo", "lo0"}), None)
+    if name in os.environ or loopback is None:
+        yield
+        return
+    os.putenv(name, loopback)
     try:
         yield
     finally:
-        for name in added:
-            os.unsetenv(name)
+        os.unsetenv(name)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from rankwise._comm.data.serial import SerialPlane
 from rankwise._comm.data.socket_plane import SocketPlane
 from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.registry import GroupLink, GroupRegistry
-from rankwise._torch import gloo_on_one_host
+from rankwise._torch import gloo_on_loopback
 from rankwise.errors import CollectiveError, NotJoinedError
 
 # The largest group on several hosts in which the members exchange frames. Larger groups agree through their data plane.
@@ -111,7 +111,7 @@ def _open_pair(registry: GroupRegistry, group: GroupLink, members: Sequence[int]
 
 def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.ProcessGroup | None:
     """Return a new process group of some of the ranks; None on other ranks."""
-    with gloo_on_one_host() if registry.one_host else nullcontext():
+    with gloo_on_loopback() if registry.one_host else nullcontext():
         try:
             group = dist.new_group(list(ranks), timeout=timedelta(seconds=registry.timeout))
         except (RuntimeError, ValueError) as error:

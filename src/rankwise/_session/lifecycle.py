@@ -24,7 +24,7 @@ from rankwise._session.device import choose_backend, is_selectable
 from rankwise._session.joining import Joined, join_with_device, select_device
 from rankwise._session.session import Session
 from rankwise._session.shutdown import OpenedResources
-from rankwise._torch import gloo_on_one_host
+from rankwise._torch import gloo_on_loopback
 from rankwise.errors import JoinError
 
 
@@ -86,7 +86,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     excepthook = sys.excepthook
     rank, world_size = joined.reading.rank.value, joined.reading.world_size.value
     try:
-        with gloo_on_one_host() if registry.one_host else contextlib.nullcontext():
+        with gloo_on_loopback() if registry.one_host else contextlib.nullcontext():
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("group", joined.store),

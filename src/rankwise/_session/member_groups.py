@@ -16,7 +16,7 @@ from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
-from rankwise._torch import gloo_on_one_host, local_group_name
+from rankwise._torch import gloo_on_loopback, local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError
 
 _MAX_PAUSE_SECONDS: Final = 0.05
@@ -67,7 +67,7 @@ def new_process_group(session: Session, ranks: Sequence[int], *, by_members: boo
     """
     timeout = _timeout(cast("dist.ProcessGroup", session.group))
     try:
-        with gloo_on_one_host() if session.reading.is_one_host else nullcontext():
+        with gloo_on_loopback() if session.reading.is_one_host else nullcontext():
             made = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=by_members)
     except (RuntimeError, ValueError) as error:
         members = ", ".join(map(str, ranks))
