@@ -7,6 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import rankwise as rw
 from rankwise._environment.detect import LAUNCHERS
 from tests.session.worlds import clean_environ, free_port
@@ -116,6 +118,7 @@ def test_a_launcher_of_another_package_is_recognized(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_ranks_of_such_a_launcher_join(tmp_path: Path) -> None:
     install(tmp_path, "flux-for-rankwise", "flux_launcher", FLUX, flux="flux_launcher:Flux")
     code = f"""

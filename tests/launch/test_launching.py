@@ -45,6 +45,7 @@ def test_a_script_runs_in_ranks(script: Path, capsys: pytest.CaptureFixture[str]
     assert {number: signal.getsignal(number) for number in before} == before
 
 
+@pytest.mark.slow
 def test_a_module_and_a_program_run_in_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     ScriptLaunch("calendar", ["2024", "2"], nproc=1, kind="module").run()
     assert "February 2024" in capsys.readouterr().out
@@ -61,6 +62,7 @@ def test_a_rank_that_fails_is_an_error_with_its_exit_code(script: Path) -> None:
         ScriptLaunch("missing.py", nproc=2).run()
 
 
+@pytest.mark.slow
 def test_the_store_listens_on_the_first_port_that_is_free(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text("import os; print(os.environ['MASTER_PORT'])")
     port = free_port()
@@ -85,6 +87,7 @@ def test_a_command_has_an_exit_status(tmp_path: Path) -> None:
     assert "train: script 'missing.py' does not exist" in ended.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_to_a_command_stops_its_ranks(tmp_path: Path) -> None:
     (tmp_path / "stay.py").write_text("import time; print('ready', flush=True); time.sleep(1000)")
     code = "import sys; from rankwise.launching import ScriptLaunch; "
@@ -97,6 +100,7 @@ def test_sigterm_to_a_command_stops_its_ranks(tmp_path: Path) -> None:
         assert process.wait(200) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_scripts_run_on_several_hosts(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"127.0.0.1:{free_port()}"
     launches = [
@@ -122,6 +126,7 @@ def test_a_function_is_pickled_when_its_launch_is_made() -> None:
     assert results == [[1, 2]]
 
 
+@pytest.mark.slow
 def test_setup_runs_before_the_function_is_unpickled() -> None:
     launch = FunctionLaunch(lambda: sys.modules["rankwise.compat.ignite"].__name__, nproc=1, setup=_install)
     assert launch.run() == ["rankwise.compat.ignite"]

@@ -13,8 +13,8 @@ from tests.session.worlds import free_port, plain, run_ranks
     ("how", "error", "status"),
     [
         ("killed", "CollectiveError", -signal.SIGKILL),
-        ("late", "CollectiveTimeoutError", 0),
-        ("raises", "Collective", 1),
+        pytest.param("late", "CollectiveTimeoutError", 0, marks=pytest.mark.slow),
+        pytest.param("raises", "CollectiveError", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_never_sends(how: str, error: str, status: int) -> None:

@@ -41,6 +41,7 @@ def test_a_pending_collective_that_another_rank_never_calls_ends_with_the_timeou
     ), zero[2]
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_with_an_error_does_not_wait() -> None:
     zero, one = run("raise")
     assert zero[0] == 1

@@ -42,6 +42,7 @@ def test_dead_ranks_are_named_when_a_key_is_not_set_in_time() -> None:
         assert "rank 2 is gone" in process.stdout, process.stdout
 
 
+@pytest.mark.slow
 def test_the_rank_that_serves_the_store_is_killed() -> None:
     for process in ended("served by it", 3, 0)[1:]:
         wanted = "StoreError the store of the session cannot be reached: "
