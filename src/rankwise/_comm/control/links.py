@@ -44,6 +44,7 @@ class Links:
         loop: The event loop of the session.
         page: The page of this host; None if ranks agree over connections.
         groups: The ids of the groups of which this rank is a member.
+        num_transfers: The number of transfers of data that threads of this rank are in.
         closed: This rank has closed its connections, or is about to, once no thread is in an exchange any more.
     """
 
@@ -71,6 +72,7 @@ class Links:
         self.page = page
         self.groups: set[int] = set()
         self.closed = False
+        self.num_transfers = 0
         self._num_channels = 0
         self._count_lock = threading.Lock()
         self._hosts = hosts
@@ -165,6 +167,11 @@ class Links:
         for rank in list(self._interest):
             if rank in ranks:
                 self.update_interest(self._peers[rank])
+
+    def count_transfers(self, change: int) -> None:
+        """Count a transfer that begins or ends."""
+        with self._count_lock:
+            self.num_transfers += change
 
     def open_channel(self, group: int) -> None:
         """Register the channel of a group that this rank is a member of."""

@@ -85,6 +85,7 @@ class _Transfer:
         self._group = group
         self._ranks = {*outgoing, *incoming}
         self._begun: set[int] = set()
+        links.count_transfers(1)
 
     def step(self) -> int:
         """Send and receive as much as possible without waiting, and return the number of bytes."""
@@ -128,6 +129,7 @@ class _Transfer:
 
     def end(self) -> None:
         """Send zeros for the rest of data that was announced, and let the event loop read frames again."""
+        self._links.count_transfers(-1)
         for rank in self.unsent:
             peer = self._links.existing(rank)
             if peer is not None:
@@ -137,15 +139,15 @@ class _Transfer:
     def _events(self) -> tuple[dict[int, int], bool]:
         """Return the events to wait for, and whether another group's data is in the way of some of them."""
         events: dict[int, int] = {}
-        is_busy = False
+        is_busy = self._links.num_transfers > 1  # another thread may read data of this group, and keep it
         for rank in self.unsent.keys() | self.unfilled.keys():
             peer = self._links.connected(rank)
             if peer is None or peer.lost_reason:
                 is_busy = is_busy or (peer is None and rank < self._links.rank)
                 continue
-            reads = rank in self.unfilled and peer.next_data in (None, self._group)
+            reads = rank in self.unfilled
             writes = rank in self._begun and rank in self.unsent
-            is_busy = is_busy or (rank in self.unfilled and not reads) or (rank in self.unsent and not writes)
+            is_busy = is_busy or (rank in self.unsent and not writes)
             if reads or writes:
                 events[peer.connection.fileno()] = (READABLE if reads else 0) | (WRITABLE if writes else 0)
         return events, is_busy
