@@ -48,7 +48,7 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
     if kwargs:
         return dist.new_group(sorted(map(int, ranks)), **kwargs)
     made = rankwise.new_group(ranks)  # checks that all ranks pass the same list
-    if session.world_size == 1:
+    if session.group is None:
         return made
     made.close()
     process_group = new_process_group(made.ranks, session)
