@@ -12,7 +12,7 @@ import pytest
 
 import rankwise as rw
 from rankwise._comm.control.protocol import Call, Failure, Frame, FrameKind
-from rankwise._comm.control.verdict import Outcome
+from rankwise._comm.control.verdict import Outcome, Verdict
 from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, in_threads
 
 
@@ -72,6 +72,26 @@ def test_frames_and_data_alternate(group: list[Member], seed: int) -> None:
         return correct
 
     assert in_threads(transfer) == [[True] * 10] * SIZE
+
+
+def test_frames_that_arrive_together_with_data_are_read(group: list[Member]) -> None:
+    """The next frame of a member may be read by the same call as its data, and nothing else arrives after it."""
+    data, buffer = bytes([7]) * 1000, bytearray(1000)
+    assert_connected(group)
+    group[0].channel.transfer({1: memoryview(data)}, {}, timeout=100.0)
+
+    def exchange(member: int) -> Verdict:
+        if member == 1:
+            if group[1].links.page is None:
+                peer = group[1].links.peer(10)
+                while len(peer.connection.recv(1 << 16, socket.MSG_PEEK)) < len(data) + len(CALL):
+                    time.sleep(0.001)
+                group[1].links.receive(peer)
+            group[1].channel.transfer({}, {0: memoryview(buffer)}, timeout=100.0)
+        return agree(group[member], timeout=20.0)
+
+    assert [type(result) for result in in_threads(exchange)] == [Verdict] * SIZE
+    assert buffer == data
 
 
 def test_the_reason_of_a_member_that_left_is_in_the_error(group: list[Member]) -> None:

@@ -163,10 +163,10 @@ class Links:
         return "" if peer is None else peer.lost_reason
 
     def resume(self, ranks: Container[int]) -> None:
-        """Let the event loop wait again for frames of ranks that have transferred data."""
+        """Let the event loop wait again for frames of ranks that have transferred data, and read those that came with it."""
         for rank in list(self._interest):
             if rank in ranks:
-                self.update_interest(self._peers[rank])
+                self.receive(self._peers[rank])
 
     def count_transfers(self, change: int) -> None:
         """Count a transfer that begins or ends."""

@@ -204,11 +204,6 @@ class Peer:
             return received, bool(received) and self._incoming is None
 
     @property
-    def next_data(self) -> int | None:
-        """The group of the data that arrives next; None if frames arrive next."""
-        return None if self._incoming is None else self._incoming[0]
-
-    @property
     def is_readable(self) -> bool:
         """Frames that arrive would be read now."""
         return not self.lost_reason and (self._incoming is None or not self._expects_data(self._incoming[0]))
