@@ -36,7 +36,7 @@ class Member:
 
 
 def in_threads(fn: Callable[[int], Any], size: int = SIZE) -> list[Any]:
-    """Call a function for each group rank at the same time; return its results, or the exceptions that it raised."""
+    """Call a function for each group rank at once, in a thread of its name; return results or exceptions."""
     results: list[Any] = [None] * size
 
     def run(group_rank: int) -> None:
@@ -45,7 +45,10 @@ def in_threads(fn: Callable[[int], Any], size: int = SIZE) -> list[Any]:
         except Exception as error:  # noqa: BLE001 - it is the result
             results[group_rank] = error
 
-    threads = [threading.Thread(target=run, args=(group_rank,), daemon=True) for group_rank in range(size)]
+    threads = [
+        threading.Thread(target=run, args=(group_rank,), name=str(group_rank), daemon=True)
+        for group_rank in range(size)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -94,7 +94,8 @@ def connect(
         if page is None and not names:
             _close_all(connections)
             _connect_all(group, "all", set(range(len(ranks))), connections, names, "")
-        return Links(rank, connections=connections, hosts=names, page=page)
+        ids = {other: hosts[other][0] for other in names}
+        return Links(rank, connections=connections, hosts=ids, host_names=names, page=page)
     except BaseException:
         _close_all(connections)
         raise

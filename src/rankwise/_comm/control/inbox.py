@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from rankwise._comm.control.protocol import Frame, FrameKind
+from rankwise.errors import RankwiseError
 
 # The number of exchanges that a member may be ahead before tracebacks of its failures are dropped. Only a member that
 # fails in each of them gets so far, since all others wait for this rank.
@@ -19,35 +20,44 @@ class Inbox:
 
     Attributes:
         frames: Its frames of exchanges that this rank has not finished, by sequence number.
-        timeouts: The error messages of exchanges in which its timeout expired, by sequence number.
+        arrivals: Its announcements that it is in an exchange, without bodies, by sequence number.
+        bundles: The frames of other members that it has sent for exchanges, by sequence number.
+        errors: The errors by which it has ended exchanges for all members, by sequence number.
         first_sequence: The first exchange that this rank has not finished.
         last_call: The last call it was seen in.
         left: The reason why it takes part in no further exchange; "" if it does.
+        last_sequence: The last exchange that it is known to have entered.
     """
 
     frames: dict[int, Frame] = field(default_factory=dict)
-    timeouts: dict[int, str] = field(default_factory=dict)
+    arrivals: dict[int, Frame] = field(default_factory=dict)
+    bundles: dict[int, Frame] = field(default_factory=dict)
+    errors: dict[int, RankwiseError] = field(default_factory=dict)
     first_sequence: int = 0
     last_call: str = ""
     left: str = ""
+    last_sequence: int = 0
 
     def store(self, frame: Frame) -> None:
+        self.last_sequence = max(self.last_sequence, frame.sequence)
         if frame.kind is FrameKind.LEFT:
             self.left = self.left or frame.call
-        elif frame.kind is FrameKind.TIMED_OUT:
-            self.timeouts[frame.sequence] = frame.call
+        elif frame.kind is FrameKind.ENDED:
+            self.errors[frame.sequence] = pickle.loads(frame.body)
+        elif frame.kind is FrameKind.BUNDLE:
+            self.bundles[frame.sequence] = frame
         else:
             self.last_call = frame.call
             # A frame of a finished exchange comes from a member that was late for an exchange that failed here.
             if frame.sequence >= self.first_sequence:
                 if frame.kind is FrameKind.FAILED and len(self.frames) >= _MAX_TRACEBACKS:
                     frame.body = pickle.dumps(replace(pickle.loads(frame.body), traceback=frame.call))
-                self.frames[frame.sequence] = frame
+                (self.arrivals if frame.kind is FrameKind.ARRIVED else self.frames)[frame.sequence] = frame
 
     def discard_before(self, sequence: int) -> None:
         """Discard the frames of exchanges before `sequence`, including those that have not arrived yet."""
         self.first_sequence = sequence
-        for old in [number for number in self.frames if number < sequence]:
-            del self.frames[old]
-        for old in [number for number in self.timeouts if number < sequence]:
-            del self.timeouts[old]
+        stored: dict[int, Any]
+        for stored in (self.frames, self.arrivals, self.bundles, self.errors):
+            for old in [number for number in stored if number < sequence]:
+                del stored[old]

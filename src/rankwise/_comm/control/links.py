@@ -54,6 +54,7 @@ class Links:
         *,
         connections: Mapping[int, socket.socket],
         hosts: Mapping[int, str],
+        host_names: Mapping[int, str],
         page: HostPage | None,
     ) -> None:
         """Take over connections and a page.
@@ -61,7 +62,8 @@ class Links:
         Args:
             rank: The global rank of this process.
             connections: The connections to other ranks, by global rank.
-            hosts: The names of the hosts of the ranks, by global rank; empty if all are on this host.
+            hosts: The ids of the hosts of the ranks, by global rank; empty if all are on this host.
+            host_names: Their names.
             page: The page of this host, or None.
 
         Raises:
@@ -76,6 +78,7 @@ class Links:
         self._num_channels = 0
         self._count_lock = threading.Lock()
         self._hosts = hosts
+        self._host_names = host_names
         # Without other hosts, ranks with a page send each other no frames, and connect when they transfer data.
         self._connects_late = page is not None and not hosts
         self._connecting = threading.Lock()
@@ -102,8 +105,12 @@ class Links:
         return not self._hosts
 
     def host(self, rank: int) -> str:
-        """Return the name of the host of a rank; "" if all ranks are on this host."""
+        """Return the id of the host of a rank; "" if all ranks are on this host."""
         return self._hosts.get(rank, "")
+
+    def host_name(self, rank: int) -> str:
+        """Return the name of the host of a rank; "" if all ranks are on this host."""
+        return self._host_names.get(rank, "")
 
     def peer(self, rank: int) -> Peer:
         """Return the connection to a rank."""
@@ -134,7 +141,7 @@ class Links:
 
     def name(self, rank: int) -> str:
         """Return a rank and its host: "rank 3 on node2"."""
-        host = self.host(rank)
+        host = self.host_name(rank)
         return f"rank {rank}{f' on {host}' if host else ''}"
 
     def connected(self, rank: int) -> Peer | None:
@@ -163,7 +170,7 @@ class Links:
         return "" if peer is None else peer.lost_reason
 
     def resume(self, ranks: Container[int]) -> None:
-        """Let the event loop wait again for frames of ranks that have transferred data, and read those that came with it."""
+        """Read the frames that came together with data of these ranks, and let the event loop wait for others again."""
         for rank in list(self._interest):
             if rank in ranks:
                 self.receive(self._peers[rank])
@@ -220,7 +227,7 @@ class Links:
             self.page.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
-        self._peers[rank] = Peer(rank, self.host(rank), connection, expects_data=self.groups.__contains__)
+        self._peers[rank] = Peer(rank, self.host_name(rank), connection, expects_data=self.groups.__contains__)
         if not self._connects_late:
             self.update_interest(self._peers[rank])
 

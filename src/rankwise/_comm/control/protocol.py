@@ -26,6 +26,8 @@ from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, short
 # Length of the body, group, sequence number, kind, whether the main thread called, digest, length of the call's text.
 _HEADER: Final = struct.Struct("<QQQBB16sH")
 _KIND_OFFSET: Final = 24
+# Before each frame of a bundle: the group rank of its member.
+_MEMBER: Final = struct.Struct("<I")
 _Buffer: TypeAlias = bytes | bytearray | mmap.mmap
 _NO_DIGEST: Final = bytes(16)
 _MAX_CALL_BYTES: Final = 1000
@@ -40,10 +42,12 @@ class FrameKind(IntEnum):
     FAILED = 1  # this rank raised before it could take part; the body is a `Failure`
     WAITING_IN_OTHER_GROUP = 2  # it waits in a collective of another group; the body is a `WaitingInOtherGroup`
     DETAILS = 3  # the digests differed; the body is a `Details`
-    TIMED_OUT = 4  # it waited longer than its timeout
+    ENDED = 4  # it has ended the exchange for all; the body is the error that all raise
     LEFT = 5  # it will not take part again; the text of the call is the reason
     DATA = 6  # the body is data
     VERDICT = 7  # the body is the verdict of the member that leads the exchange
+    BUNDLE = 8  # the body is the frames of several members
+    ARRIVED = 9  # it is in the exchange; another member forwards its frame
 
 
 @dataclass(slots=True)
@@ -110,6 +114,23 @@ def data_next(inbox: bytearray) -> tuple[int, int] | None:
 def pop_data_header(inbox: bytearray) -> None:
     """Remove the header of data from received bytes; the data follows it."""
     del inbox[: _HEADER.size]
+
+
+def encode_bundle(frames: Mapping[int, Frame]) -> bytes:
+    """Return the frames of several members, by group rank, as the body of a frame."""
+    return b"".join(_MEMBER.pack(member) + frame.encode() for member, frame in frames.items())
+
+
+def decode_bundle(body: bytes) -> dict[int, Frame]:
+    """Return the frames in the body of a frame, by group rank."""
+    frames, offset = {}, 0
+    while offset < len(body):
+        (member,) = _MEMBER.unpack_from(body, offset)
+        offset += _MEMBER.size
+        header, length = frame_size(body, offset)
+        frames[member] = decode_frame(body, offset, body[offset + header : offset + header + length])
+        offset += header + length
+    return frames
 
 
 def data_header(group: int, length: int) -> bytes:

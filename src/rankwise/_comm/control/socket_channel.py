@@ -1,22 +1,33 @@
-"""A channel over the connections of the session: every member sends its frame to every other one.
+"""A channel over the connections of the session.
 
-For members on several hosts, for ranks that are threads of one process, and where a host has no page.
+For members on several hosts, for ranks that are threads of one process, and where a host has no page. Frames go
+through the leaders of the hosts (`Route`). A member that has waited for a moment announces itself to every other one:
+so each of them knows which ones are missing, whatever has become of the leaders.
 """
 
 from __future__ import annotations
 
+import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from rankwise._comm.control.channel import Channel, Exchange
 from rankwise._comm.control.links import SLICE_SECONDS, Links
-from rankwise._comm.control.protocol import Frame, FrameKind
+from rankwise._comm.control.protocol import Frame, FrameKind, decode_bundle, encode_bundle
+from rankwise._comm.control.route import Route
 from rankwise._comm.control.verdict import Outcome, Verdict, conclude
-from rankwise.errors import CollectiveTimeoutError
+from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 # With more unsent bytes than this for one member, posting a frame waits for that member.
 _MAX_UNSENT_BYTES: Final = 1 << 20
+# How long a member waits before it announces itself to all members.
+_ANNOUNCE_SECONDS: Final = 0.05
+# After a lost connection, wait so long for a leader that may have the frame of that member.
+_LOSS_SECONDS: Final = 0.1
+# After so long, a leader that has not announced itself is not in the exchange.
+_LEADER_SECONDS: Final = 1.0
 
 
 class SocketChannel(Channel):
@@ -25,6 +36,13 @@ class SocketChannel(Channel):
     def __init__(self, group: int, ranks: Sequence[int], links: Links) -> None:
         super().__init__(group, ranks, links)
         self._peers = {member: links.peer(rank) for member, rank in enumerate(ranks) if rank != links.rank}
+        self._inboxes = {member: peer.inbox(group) for member, peer in self._peers.items()}
+        self._route = Route(ranks, self.own, links.host)
+        # In the current exchange: the members to which this one has sent its frame; whether it has sent the frames of
+        # its host to the other leaders, and all frames to its host; and when it noticed that a member is lost.
+        self._sent_to: set[int] = set()
+        self._has_sent_host = self._has_sent_all = False
+        self._lost_since = 0.0
 
     @property
     def same_host(self) -> bool:
@@ -34,9 +52,7 @@ class SocketChannel(Channel):
         self._require_open(frame.call)
         self._number(frame)
         self._refresh()  # members that only post would otherwise fill each other's connections
-        for peer in self._peers.values():
-            peer.inbox(self.group).discard_before(self.sequence)
-        self._post_to_all(frame)
+        self._post_to(self._peers, frame)
         start = time.monotonic()
         while timeout is not None and (
             slow := [peer.name for peer in self._peers.values() if peer.num_unsent > _MAX_UNSENT_BYTES]
@@ -51,19 +67,18 @@ class SocketChannel(Channel):
         if peer is None:
             return None
         self._links.receive(peer)
-        frame = peer.inbox(self.group).frames.get(self.sequence + 1)
-        lost = peer.lost_reason or peer.inbox(self.group).left
-        return frame if frame is not None and frame.kind is FrameKind.CALL and not lost else None
+        inbox = peer.inbox(self.group)
+        frame = inbox.frames.get(self.sequence + 1) or inbox.arrivals.get(self.sequence + 1)
+        is_call = frame is not None and frame.kind in (FrameKind.CALL, FrameKind.ARRIVED)
+        return frame if is_call and not peer.lost_reason and not inbox.left else None
 
     def lost_reason(self, member: int) -> str:
         if member == self.own:
             return ""
-        peer = self._peers[member]
-        return peer.inbox(self.group).left or peer.lost_reason
+        return self._inboxes[member].left or self._peers[member].lost_reason
 
     def _leave(self, reason: str) -> None:
-        frame = Frame(FrameKind.LEFT, reason, group=self.group, sequence=self.sequence)
-        self._post_to_all(frame)
+        self._post_to(self._peers, Frame(FrameKind.LEFT, reason, group=self.group, sequence=self.sequence))
 
     def _free(self) -> None:
         for peer in self._peers.values():
@@ -72,57 +87,161 @@ class SocketChannel(Channel):
     def _exchange(self, exchange: Exchange) -> Verdict:
         frame = exchange.frame
         self._number(frame)
-        for peer in self._peers.values():
-            peer.inbox(self.group).discard_before(self.sequence)
-            if self.sequence in peer.inbox(self.group).frames:
-                self._links.receive(peer)  # its frame came early; its timeout may have expired since
-        self._post_to_all(frame)
+        self._sent_to, self._has_sent_host, self._has_sent_all, self._lost_since = set(), False, False, 0.0
+        if not self._route.is_leader:
+            self._send_to([self._route.leader], frame)
         self._await_frames(exchange)
-        found = {member: peer.inbox(self.group).frames.pop(self.sequence, None) for member, peer in self._peers.items()}
-        frames = {self.own: frame} | {member: other for member, other in found.items() if other is not None}
+        frames = {self.own: frame}
+        for member, inbox in self._inboxes.items():
+            other = inbox.frames.get(self.sequence) or inbox.arrivals.get(self.sequence)
+            if other is not None:
+                frames[member] = other
         verdict = conclude(self.ranks, frames, exchange.combine)
         if verdict.outcome is Outcome.AGREED:
             verdict.bodies = {member: frames[member].body for member in exchange.read}
+        self._discard_before(self.sequence + 1)
         return verdict
 
     def _await_frames(self, exchange: Exchange) -> None:
         """Wait until every member's frame of this exchange is here, or one of them ends the exchange."""
-        loop = self._links.loop
+        announce_after = min(_ANNOUNCE_SECONDS, exchange.timeout / 2)
+        has_looked = False
         while True:
-            seen = loop.num_events
+            seen = self._links.loop.num_events
             self._require_open(exchange.frame.call)
-            inboxes = [peer.inbox(self.group) for peer in self._peers.values()]
-            # A timeout on one member ends the exchange for all, even for one that has all frames by now: if it went on
-            # to its data, it would wait for the member that has raised.
-            expired = next((text for inbox in inboxes if (text := inbox.timeouts.get(self.sequence))), None)
-            if expired is not None:
-                raise CollectiveTimeoutError(expired)
-            frames = [inbox.frames.get(self.sequence) for inbox in inboxes]
-            late = [member for member, frame in zip(self._peers, frames, strict=True) if frame is None]
-            # Frames that are not sent completely are waited for as well: nothing else would send the rest of them.
-            if not late and not any(peer.num_unsent for peer in self._peers.values()):
-                return
-            # A failed rank is reported before a lost one: it may exit because of its failure, and that is the cause.
-            if any(frame is not None and frame.kind is FrameKind.FAILED for frame in frames):
-                return
-            if any(self.lost_reason(member) for member in late):
+            if self._is_over(exchange.frame):
+                if has_looked:
+                    return
+                self._refresh()  # all frames came early; an error may have come since
+                has_looked = True
+                continue
+            lost = self._lost()
+            if lost:
                 self._refresh()  # for a member that left because of another one
-                raise self._lost_error(exchange.frame.call, [member for member in late if self.lost_reason(member)])
+                raise self._ended(self._lost_error(exchange.frame.call, lost))
+            late, has_looked = self._late(), True
             if exchange.is_expired:
-                error = self._timeout_error(exchange, late)
-                self._post_to_all(Frame(FrameKind.TIMED_OUT, str(error), group=self.group, sequence=self.sequence))
+                raise self._ended(self._timeout_error(exchange, late or self._blocking()))
+            if exchange.waited > announce_after:
+                self._announce(exchange.frame)
+            pause = min(exchange.pause(), max(announce_after, exchange.waited))
+            if not self._wait(seen, min(pause, _LOSS_SECONDS) if self._lost_since else pause):
+                exchange.on_pause([self.ranks[member] for member in self._surely_missing(exchange, late)])
+
+    def _is_over(self, own: Frame) -> bool:
+        """Forward what has arrived, and return whether this member waits for nothing any more in this exchange."""
+        for inbox in self._inboxes.values():
+            # An error of one member ends the exchange for all, even for one that has all frames by now: if it went on
+            # to its data, it would wait for the member that has raised.
+            if inbox.errors and (error := inbox.errors.get(self.sequence)) is not None:
                 raise error
-            if not self._wait(seen, exchange.pause()):
-                exchange.on_pause([self.ranks[member] for member in late])
+            if inbox.bundles and (bundle := inbox.bundles.pop(self.sequence, None)) is not None:
+                self._unbundle(bundle)
+        frames = [inbox.frames.get(self.sequence) for inbox in self._inboxes.values()]
+        kinds = {frame.kind for frame in frames if frame is not None}
+        # A failed rank is reported before a lost one: it may exit because of its failure, and that is the cause.
+        if FrameKind.FAILED in kinds:
+            return True
+        if FrameKind.WAITING_IN_OTHER_GROUP in kinds:  # the deadlock is reported with the calls of all members
+            return not self._late()
+        incomplete = self._incomplete() if None in frames else []
+        if self._route.is_leader:
+            self._forward(own, incomplete)
+        # Frames that are not sent completely are waited for as well: nothing else would send the rest of them.
+        return not incomplete and not any(peer.num_unsent for peer in self._peers.values())
+
+    def _incomplete(self) -> list[int]:
+        """Return the members whose frame of this exchange is not here."""
+        return [member for member, inbox in self._inboxes.items() if self.sequence not in inbox.frames]
+
+    def _late(self) -> list[int]:
+        """Return the members that are not known to have entered this exchange."""
+        return [member for member in self._incomplete() if self._inboxes[member].last_sequence < self.sequence]
+
+    def _blocking(self) -> list[int]:
+        """Return the members that should have forwarded frames, or have not read those of this one."""
+        unread = {member for member, peer in self._peers.items() if peer.num_unsent}
+        return sorted({self._route.source(member) for member in self._incomplete()} | unread)
+
+    def _forward(self, own: Frame, late: Collection[int]) -> None:
+        """Send the frames that have arrived at this leader to the members that receive them from it."""
+        neighbours, other_leaders = self._route.neighbours, self._route.other_leaders
+        if not self._has_sent_host and not any(member in late for member in neighbours):
+            self._has_sent_host = True
+            if neighbours and other_leaders:
+                self._post_to(other_leaders, self._bundle(own, neighbours))
+                self._sent_to.update(other_leaders)
+            else:
+                self._send_to(other_leaders, own)
+        if neighbours and not self._has_sent_all and not late:
+            self._has_sent_all = True
+            self._post_to(neighbours, self._bundle(own, self._peers))
+
+    def _bundle(self, own: Frame, members: Iterable[int]) -> Frame:
+        """Return the frame with this member's frame and those of some others, which have arrived."""
+        frames = {self.own: own} | {member: self._inboxes[member].frames[self.sequence] for member in members}
+        return Frame(FrameKind.BUNDLE, "", body=encode_bundle(frames), group=self.group, sequence=self.sequence)
+
+    def _unbundle(self, bundle: Frame) -> None:
+        """Store the frames that a leader has forwarded."""
+        for member, frame in decode_bundle(bundle.body).items():
+            if member != self.own and self.sequence not in self._inboxes[member].frames:
+                self._inboxes[member].store(frame)
+
+    def _lost(self) -> list[int]:
+        """Return the members that are gone, for whose frames this one would wait in vain."""
+        lost = set()
+        for member in self._incomplete():
+            source, inbox = self._route.source(member), self._inboxes[member]
+            is_lost = bool(self.lost_reason(member))
+            if self.lost_reason(source):
+                lost |= {source, member} if is_lost else {source}
+            elif inbox.left and inbox.last_sequence < self.sequence:
+                lost.add(member)
+            elif is_lost and not inbox.left and self._inboxes[source].last_sequence < self.sequence:
+                # Its leader may have its frame, or may not have come yet.
+                self._lost_since = self._lost_since or time.monotonic()
+                if time.monotonic() - self._lost_since > _LOSS_SECONDS:
+                    lost.add(member)
+        return sorted(lost)
+
+    def _surely_missing(self, exchange: Exchange, late: Sequence[int]) -> Sequence[int]:
+        """Return those late members that have neither finished this exchange nor wait in it."""
+        leader = self._route.leader
+        # A member that has finished was late for nobody; its frame may be at the leader, which looks for deadlocks too.
+        if self._route.is_leader or exchange.waited > _LEADER_SECONDS:
+            return late
+        return [leader] if leader in late else []
 
     def _number(self, frame: Frame) -> None:
         self.sequence += 1
         self.call = frame.call
         frame.group, frame.sequence = self.group, self.sequence
+        self._discard_before(self.sequence)
 
-    def _post_to_all(self, frame: Frame) -> None:
-        for peer in self._peers.values():
-            peer.post(frame)
+    def _discard_before(self, sequence: int) -> None:
+        for inbox in self._inboxes.values():
+            inbox.discard_before(sequence)
+
+    def _announce(self, own: Frame) -> None:
+        """Send all members that have not got this member's frame from it that it is in this exchange."""
+        self._send_to(self._peers, replace(own, kind=FrameKind.ARRIVED, body=b""))
+
+    def _send_to(self, members: Iterable[int], frame: Frame) -> None:
+        """Send this member's frame to those members to which it has not been sent."""
+        missing = set(members) - self._sent_to
+        self._post_to(missing, frame)
+        self._sent_to |= missing
+
+    def _post_to(self, members: Iterable[int], frame: Frame) -> None:
+        for member in members:
+            self._peers[member].post(frame)
+
+    def _ended(self, error: CollectiveError) -> CollectiveError:
+        """Send an error that ends the exchange to all members, and return it."""
+        body = pickle.dumps(error)
+        self._post_to(self._peers, Frame(FrameKind.ENDED, "", body=body, group=self.group, sequence=self.sequence))
+        return error
 
     def _wait(self, seen: int, seconds: float) -> bool:
         """Wait until frames can be sent or received, and do so; False if the time expired."""
@@ -135,4 +254,4 @@ class SocketChannel(Channel):
             self._links.receive(peer)
 
     def _last_call(self, member: int) -> str:
-        return self._peers[member].inbox(self.group).last_call if member in self._peers else ""
+        return self._inboxes[member].last_call if member != self.own else ""
