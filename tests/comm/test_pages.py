@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,32 @@ def test_groups_that_are_closed_leave_nothing(group: list[Member]) -> None:
     assert gone[0] <= before[0] + 4096  # of the directory
     assert gone[1:] == before[1:]
     assert_connected(group)
+
+
+def test_a_verdict_counts_that_came_while_a_member_looked_for_problems(
+    group: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader enters the exchange, publishes and leaves between two looks of a member that came before it."""
+    late: Any = group[1].channel
+    is_looking, leader_left = threading.Event(), threading.Event()
+    problem = late._problem
+
+    def wait_and_look() -> object:
+        is_looking.set()
+        assert leader_left.wait(200)
+        return problem()
+
+    monkeypatch.setattr(late, "_problem", wait_and_look)
+
+    def take_part(member: int) -> None:
+        if member == 0:
+            assert is_looking.wait(200)
+        agree(group[member])
+        if member == 0:
+            group[0].channel.close("closed the group")
+            leader_left.set()
+
+    assert in_threads(take_part) == [None] * SIZE
 
 
 def test_a_verdict_is_read_after_the_leader_has_left(group: list[Member]) -> None:

@@ -147,7 +147,8 @@ class PageChannel(Channel):
             seen = self._links.loop.num_events
             verdict = self._verdict()
             if verdict is None and not self._is_led():
-                verdict = self._verdict() or self._problem()
+                problem = self._problem()
+                verdict = self._verdict() or problem  # of a leader that came, published, and left since the first look
             if verdict is None and exchange.is_expired:
                 verdict = self._verdict_after_timeout(self._timeout_error(exchange, self._missing() or [_LEADER]))
             if verdict is not None:
