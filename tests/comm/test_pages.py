@@ -12,9 +12,10 @@ import pytest
 
 import rankwise as rw
 from rankwise._comm.control.page_channel import PageChannel
+from rankwise._comm.control.page_memory import PageMemory
 from rankwise._comm.control.protocol import Failure, Frame, FrameKind
 from rankwise._comm.control.window import RING_ENTRIES
-from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, in_threads, open_group
+from tests.comm.members import CALL, RANKS, SIZE, Member, agree, assert_connected, in_threads, open_group
 
 pytestmark = pytest.mark.parametrize("links", ["page"], indirect=True)
 
@@ -30,11 +31,16 @@ def memory_bytes(member: Member) -> int:
     """Return how much memory the page takes."""
     page = member.links.page
     assert page is not None
-    return os.fstat(page._memory).st_blocks * 512
+    return os.fstat(page._memory.descriptor).st_blocks * 512
 
 
 def num_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:rankwise")
+
+
+def held() -> tuple[int, int, int]:
+    """Return the numbers of maps of pages, descriptors and threads of this process."""
+    return num_mappings(), len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
 
 
 @pytest.mark.parametrize("odd", range(SIZE))
@@ -82,7 +88,7 @@ def test_groups_that_are_closed_leave_nothing(group: list[Member]) -> None:
     """Also after failures, timeouts and large bodies, and where a member closes before another has used the group."""
     links = [member.links for member in group]
     assert_connected(group)
-    before = memory_bytes(group[0]), num_mappings(), len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
+    before = memory_bytes(group[0]), held()
     for number in range(1, 61):
         opened = open_group(links, number)
         if number % 3:
@@ -95,10 +101,49 @@ def test_groups_that_are_closed_leave_nothing(group: list[Member]) -> None:
                 fail(opened[1], "x" * 9_000)
         for member in opened:
             member.channel.close("closed the group")
-    gone = memory_bytes(group[0]), num_mappings(), len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
-    assert gone[0] <= before[0] + 4096  # of the directory
-    assert gone[1:] == before[1:]
+    assert memory_bytes(group[0]) <= before[0] + 4096  # of the directory
+    assert held() == before[1]
     assert_connected(group)
+
+
+def test_many_groups_take_few_descriptors_and_leave_nothing(group: list[Member]) -> None:
+    links = [member.links for member in group]
+    assert_connected(group)
+    before = memory_bytes(group[0]), held()
+    opened = [open_group(links, number) for number in range(1, 301)]
+    mappings, descriptors, threads = (now - earlier for now, earlier in zip(held(), before[1], strict=True))
+    assert 0 < mappings <= SIZE, "each rank has mapped a second area"
+    assert (descriptors, threads) == (mappings, 0)
+    for members in (opened[0], opened[-1], opened[100]):
+        assert_connected(members)
+    for members in opened[::2] + opened[1::2]:
+        for member in members:
+            member.channel.close("closed the group")
+    assert memory_bytes(group[0]) <= before[0] + 2 * 4096  # of the directory
+    assert held() == before[1]
+    assert_connected(group)
+
+
+def test_a_group_whose_memory_cannot_be_mapped_is_no_group(
+    group: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connections are closed with the last of the other groups."""
+
+    def refuse(*_: object) -> memoryview:
+        raise OSError("Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PageMemory, "open_window", refuse)
+        for own in (member.links for member in group):
+            assert own.page is not None
+            with pytest.raises(rw.CollectiveError, match="cannot be mapped: Cannot allocate memory"):
+                PageChannel(1, RANKS, own, own.page)
+    assert_connected(group)
+    for member in group:
+        member.leave("ended")
+        assert member.links.groups == set()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            memory_bytes(member)
 
 
 def test_a_verdict_counts_that_came_while_a_member_looked_for_problems(

@@ -1,7 +1,6 @@
 """The page of a host: memory that its ranks share, and an eventfd for each of them, which wakes it up.
 
-The memory is an anonymous file. It begins with a directory of groups; each group has a window, which begins at a
-multiple of the same length. The file has holes: only parts that were written take memory.
+The memory begins with a directory of groups, each of which has a window. Only parts that were written take memory.
 
 Words of 8 bytes are read and written at once, by one instruction each. `fence` orders them: after a rank has written a
 record and then, behind a fence, its sequence number, a rank that reads that number reads that record.
@@ -11,15 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from rankwise._comm.control.page_memory import PageMemory
 from rankwise._comm.control.window import Window, window_bytes
 from rankwise._net.polling import SharedEventLoop
 from rankwise.errors import CollectiveError
@@ -38,7 +36,7 @@ _NAME_BYTES: Final = 128
 _GROUP_WORDS: Final = 2
 _GROUPS_OFFSET: Final = 1 << 20
 _MAX_GROUPS: Final = 1 << 16
-_WINDOWS_OFFSET: Final = _GROUPS_OFFSET + 8 * _GROUP_WORDS * _MAX_GROUPS
+_DIRECTORY_BYTES: Final = _GROUPS_OFFSET + 8 * _GROUP_WORDS * _MAX_GROUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +84,10 @@ class HostPage:
         self.dead: set[int] = set()
         # With a processor for each rank, to wait for a moment without sleeping is faster than to be woken.
         self.spin_seconds = _SPIN_SECONDS if len(self.ranks) <= len(os.sched_getaffinity(0)) else 0.0
-        self._memory = memory
+        self._memory = PageMemory(memory, directory_bytes=_DIRECTORY_BYTES, window_bytes=window_bytes(len(self.ranks)))
         self._wakers = wakers
         self._processes = dict(enumerate(processes))
-        self._lock = threading.Lock()
-        self._map = mmap.mmap(memory, _WINDOWS_OFFSET)
-        self._words = memoryview(self._map).cast("Q")
+        self._words = self._memory.directory.cast("Q")
 
     def register(self, loop: SharedEventLoop) -> None:
         """Handle the events of this rank's eventfd, and the ends of the others, in an event loop."""
@@ -115,9 +111,8 @@ class HostPage:
         """Return the window of a group; each of its members attaches once, and detaches."""
         with self._locked():
             number = self._find(group)
-        offset = _WINDOWS_OFFSET + number * window_bytes(len(self.ranks))
         try:
-            return Window(self._memory, number, offset, num_members, self._lock)
+            return Window(self._memory, number, num_members)
         except OSError as error:
             with self._locked():
                 self._words[self._entry(number) + 1] += 1
@@ -125,14 +120,15 @@ class HostPage:
 
     def detach(self, window: Window, num_members: int) -> None:
         """Release a window. The last member to detach frees its memory."""
+        word = self._entry(window.number) + 1
         with self._locked():
-            word = self._entry(window.number) + 1
             self._words[word] += 1
-            if self._words[word] == num_members:
-                window.free()
+            is_last = self._words[word] == num_members
+        if is_last:
+            window.free()  # without the lock, which would be lost; no other group takes the entry before it is zero
+            with self._locked():
                 self._words[word - 1] = self._words[word] = 0
-        with self._lock:
-            window.close()
+        window.close()
 
     def enter(self, group: int, sequence: int) -> None:
         """Record that this rank is in a collective of a group."""
@@ -154,19 +150,19 @@ class HostPage:
     def publish_name(self, name: str) -> None:
         """Publish the name of the socket on which this rank listens."""
         start = _NAMES_OFFSET + _NAME_BYTES * self.index
-        self._map[start : start + _NAME_BYTES] = name.encode().ljust(_NAME_BYTES, b"\0")
+        self._memory.directory[start : start + _NAME_BYTES] = name.encode().ljust(_NAME_BYTES, b"\0")
 
     def name(self, index: int) -> str:
         """Return the name of the socket on which a rank listens."""
         start = _NAMES_OFFSET + _NAME_BYTES * index
-        return self._map[start : start + _NAME_BYTES].rstrip(b"\0").decode()
+        return bytes(self._memory.directory[start : start + _NAME_BYTES]).rstrip(b"\0").decode()
 
     def close(self) -> None:
         """Close the descriptors of this process, which has detached from all windows."""
-        descriptors = [*self._wakers, *self._processes.values(), self._memory]
+        descriptors = [*self._wakers, *self._processes.values()]
         self._wakers, self._processes = [], {}
         self._words.release()
-        self._map.close()
+        self._memory.close()
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -177,12 +173,12 @@ class HostPage:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the directory, against other threads and other ranks. It is released if the rank dies."""
-        with self._lock:
-            fcntl.lockf(self._memory, fcntl.LOCK_EX)
+        with self._memory.lock:
+            fcntl.lockf(self._memory.descriptor, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                fcntl.lockf(self._memory, fcntl.LOCK_UN)
+                fcntl.lockf(self._memory.descriptor, fcntl.LOCK_UN)
 
     def _find(self, group: int) -> int:
         """Return the number of a group's entry in the directory, which the first member that asks makes."""

@@ -36,10 +36,10 @@ class PageChannel(Channel):
     """The exchanges of one group whose members are all on this host."""
 
     def __init__(self, group: int, ranks: Sequence[int], links: Links, page: HostPage) -> None:
+        self._window = page.attach(group, len(ranks))  # before the links know of the group: it may raise
         super().__init__(group, ranks, links)
         self._page = page
         self._indices = [page.ranks.index(rank) for rank in ranks]
-        self._window = page.attach(group, len(ranks))
         # The last exchange whose frames were those of all members: none of them reads the frames before any more.
         self._last_complete = 0
 

@@ -7,7 +7,6 @@ collectives differ, it waits forever. This module does no I/O.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import pickle
 import socket
 import struct
@@ -28,7 +27,7 @@ _HEADER: Final = struct.Struct("<QQQBB16sH")
 _KIND_OFFSET: Final = 24
 # Before each frame of a bundle: the group rank of its member.
 _MEMBER: Final = struct.Struct("<I")
-_Buffer: TypeAlias = bytes | bytearray | mmap.mmap
+_Buffer: TypeAlias = bytes | bytearray | memoryview
 _NO_DIGEST: Final = bytes(16)
 _MAX_CALL_BYTES: Final = 1000
 # The traceback of a failed rank must fit into the buffers of its sockets, since that rank waits for no reader.

@@ -7,12 +7,12 @@ in turn: the frame of an exchange may be read until all members have come to the
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import threading
 from collections.abc import Sequence
 from typing import Final
 
+from rankwise._comm.control.page_memory import PageMemory
 from rankwise._comm.control.protocol import Frame, FrameKind, decode_frame, frame_size
 
 _FRAME_BYTES: Final = 8192
@@ -32,23 +32,14 @@ RING_ENTRIES: Final = 1 << 10
 FILE_BYTES: Final = 1 << 60
 # The largest number of ranks on a host: two descriptors for each are sent in one message, which carries at most 253.
 MAX_RANKS: Final = 126
-# The length of the parts in which memory is freed: the address space of a process may be limited.
-_FREED_BYTES: Final = 1 << 30
 _SEQUENCE: Final = struct.Struct("<Q")
-# The first word is not zero after any member has failed, timed out or left. Then there are rows with a word for each
-# slot: the last exchange of each parity that has a frame there; the last one with a frame in the ring; the last one
-# that the member has failed in or timed out in; the last one that it has finished; whether it has left; and whether any
-# body did not fit into the slot.
+# The first two words are not zero after any member has failed, timed out or left, and after any frame went to a ring.
+# Then there are rows with a word for each slot: the last exchange of each parity that has a frame there; the last one
+# with a frame in the ring; the last one that the member has failed in or timed out in; the last one that it has
+# finished; whether it has left; whether any body did not fit into the slot; and whether the member sleeps.
 _ANY_PROBLEM: Final = 0
 _ANY_RING: Final = 1
 _FIRST_WORD: Final = 8
-_FRAMES: Final = 0
-_RING: Final = 2
-_PROBLEM: Final = 3
-_FINISHED: Final = 4
-_LEFT: Final = 5
-_IS_LARGE: Final = 6
-_SLEEPING: Final = 7
 _ROWS: Final = 8
 
 # The kinds of frames after which the members do not wait for the frames of the others.
@@ -70,24 +61,27 @@ class Window:
         verdict_slot: The index of the slot of the verdict.
     """
 
-    def __init__(self, memory: int, number: int, offset: int, num_members: int, unmapping: threading.Lock) -> None:
-        """Map the window.
+    def __init__(self, memory: PageMemory, number: int, num_members: int) -> None:
+        """Open the window.
 
         Args:
-            memory: The descriptor of the page.
+            memory: The memory of the page.
             number: The number of the window in the page.
-            offset: Its offset in the page.
             num_members: The number of members.
-            unmapping: Held while memory is unmapped: that closes a descriptor of the page, and with any of them the
-                process loses its lock on the directory of the page.
+
+        Raises:
+            OSError: It cannot be mapped.
         """
         self.number = number
         self.verdict_slot = num_members
         self._memory = memory
-        self._unmapping = unmapping
         self._slots = num_members + 1
-        self._map = mmap.mmap(memory, window_bytes(num_members), offset=offset)
-        self._words = memoryview(self._map)[: _words_bytes(num_members)].cast("Q")
+        self._view = memory.open_window(number)
+        self._words = self._view[: _words_bytes(num_members)].cast("Q")
+        *self._frames, self._ring, self._problem, self._finished, self._left, self._is_large, self._sleeping = (
+            self._words[first : first + self._slots]
+            for first in range(_FIRST_WORD, _FIRST_WORD + _ROWS * self._slots, self._slots)
+        )
         self._starts = [_words_bytes(num_members) + slot * _SLOT_BYTES for slot in range(self._slots)]
         self._own_lock = threading.Lock()
         self._own_lock.acquire()
@@ -108,100 +102,93 @@ class Window:
             self._free_before(sequence - 1)
             header, _ = frame_size(data)
             if len(data) > _FRAME_BYTES:
-                self._words[self._word(_IS_LARGE, slot)] = 1
+                self._is_large[slot] = 1
                 self._write_behind(self._body_offset(slot, parity), data[header:], sequence)
                 data = data[:header]
             start = self._starts[slot] + parity * _FRAME_BYTES
-            self._map[start : start + len(data)] = data
+            self._view[start : start + len(data)] = data
         else:
             self._write_behind(self._entry_offset(slot, sequence), data, sequence)
             self._words[_ANY_RING] = 1
         if frame.kind in _PROBLEMS:
-            self._set_problem(_PROBLEM, slot, sequence)
+            self._set_problem(self._problem, slot, sequence)
         self.fence()
-        self._words[self._word(_FRAMES + parity if has_room else _RING, slot)] = sequence
+        (self._frames[parity] if has_room else self._ring)[slot] = sequence
 
     def read(self, slot: int, sequence: int) -> Frame:
         """Return the frame of an exchange that this member has not finished, and that has arrived."""
         parity = sequence & 1
-        if self._words[self._word(_FRAMES + parity, slot)] != sequence:
+        if self._frames[parity][slot] != sequence:
             return self._read_ring(slot, sequence)
         start = self._starts[slot] + parity * _FRAME_BYTES
-        header, length = frame_size(self._map, start)
+        header, length = frame_size(self._view, start)
         if header + length <= _FRAME_BYTES:
-            body = self._map[start + header : start + header + length]
+            body = bytes(self._view[start + header : start + header + length])
         else:
-            body = _read_at(self._memory, length, self._body_offset(slot, parity))
-        return decode_frame(self._map, start, body)
+            body = self._memory.read(self._body_offset(slot, parity), length)
+        return decode_frame(self._view, start, body)
 
     def num_arrived(self, sequence: int) -> int:
         """Return how many slots have a frame of an exchange, which this member has not finished."""
-        in_slots = self._row(_FRAMES + (sequence & 1))
         if not self._words[_ANY_RING]:
-            return in_slots.count(sequence)
-        return sum(
-            last == sequence or later >= sequence for last, later in zip(in_slots, self._row(_RING), strict=True)
-        )
+            return self._frames[sequence & 1].tolist().count(sequence)
+        return sum(self.has_arrived(slot, sequence) for slot in range(self._slots))
 
     def has_arrived(self, slot: int, sequence: int) -> bool:
         """Return whether there is a frame of an exchange, which this member has not finished."""
-        words = self._words
-        return (
-            words[self._word(_FRAMES + (sequence & 1), slot)] == sequence or words[self._word(_RING, slot)] >= sequence
-        )
+        return self._frames[sequence & 1][slot] == sequence or self._ring[slot] >= sequence
 
     def last_call(self, slot: int) -> str:
         """Return the text of the last call of a member, which may write at the same time; "" if there is none."""
-        *in_slot, in_ring = (self._words[self._word(row, slot)] for row in (_FRAMES, _FRAMES + 1, _RING))
-        last = max(*in_slot, in_ring)
+        in_ring = self._ring[slot]
+        last = max(self._frames[0][slot], self._frames[1][slot], in_ring)
         if not last:
             return ""
         if in_ring == last:
-            data = os.pread(self._memory, _FRAME_BYTES, self._entry_offset(slot, last))
+            data = self._memory.read(self._entry_offset(slot, last), _FRAME_BYTES)
         else:
             start = self._starts[slot] + (last & 1) * _FRAME_BYTES
-            data = self._map[start : start + _FRAME_BYTES]
+            data = bytes(self._view[start : start + _FRAME_BYTES])
         return decode_frame(data, 0, b"").call
 
     def set_sleeping(self, slot: int, *, is_sleeping: bool) -> None:
         """Record that a member sleeps until it is woken, before it looks a last time whether it has to."""
-        self._words[self._word(_SLEEPING, slot)] = is_sleeping
+        self._sleeping[slot] = is_sleeping
         if is_sleeping:
             self.fence()
 
     def sleeping(self, slots: Sequence[int]) -> list[int]:
         """Return those of some members that sleep."""
-        row = self._row(_SLEEPING)
-        return [slot for slot in slots if row[slot]]
+        return [slot for slot in slots if self._sleeping[slot]]
 
     def set_finished(self, slot: int, sequence: int) -> None:
         """Record that a member reads nothing any more of an exchange and those before it."""
         self.fence()
-        self._words[self._word(_FINISHED, slot)] = sequence
+        self._finished[slot] = sequence
 
     def finished(self) -> list[int]:
         """Return for each slot the last exchange that the member has finished."""
-        return self._row(_FINISHED)
+        return self._finished.tolist()
 
     def has_problem(self, sequence: int) -> bool:
         """Return whether a member may have failed in an exchange, may have timed out in it, or has left."""
         if not self._words[_ANY_PROBLEM]:
             return False
-        return max(self._row(_PROBLEM)) >= sequence or any(self._row(_LEFT))
+        return max(self._problem) >= sequence or any(self._left)
 
     def set_timed_out(self, slot: int, sequence: int, text: str) -> None:
         """Record that a member has waited longer than its timeout in an exchange."""
         record = _SEQUENCE.pack(sequence) + _encoded(text)
         self._write_behind(self._entry_offset(slot, sequence) + _TEXT_OFFSET, record, sequence)
         self.fence()
-        self._set_problem(_PROBLEM, slot, sequence)
+        self._set_problem(self._problem, slot, sequence)
         self.fence()
 
     def timed_out(self, sequence: int) -> str:
         """Return the error message of a member that has timed out in an exchange; "" if none has."""
-        for slot, last in enumerate(self._row(_PROBLEM)):
+        for slot, last in enumerate(self._problem):
             if last >= sequence:
-                record = os.pread(self._memory, _REASON_BYTES, self._entry_offset(slot, sequence) + _TEXT_OFFSET)
+                record = self._memory.read(self._entry_offset(slot, sequence) + _TEXT_OFFSET, _REASON_BYTES)
                 if _SEQUENCE.unpack_from(record)[0] == sequence:
                     return record[_SEQUENCE.size :].rstrip(b"\0").decode(errors="replace")
         return ""
@@ -209,17 +196,17 @@ class Window:
     def set_left(self, slot: int, reason: str) -> None:
         """Record why a member takes part in no further exchange."""
         start = self._starts[slot] + 2 * _FRAME_BYTES
-        self._map[start : start + _REASON_BYTES] = _encoded(reason).ljust(_REASON_BYTES, b"\0")
+        self._view[start : start + _REASON_BYTES] = _encoded(reason).ljust(_REASON_BYTES, b"\0")
         self.fence()
-        self._set_problem(_LEFT, slot, 1)
+        self._set_problem(self._left, slot, 1)
 
     def left(self, slot: int) -> str:
         """Return why a member takes part in no further exchange; "" if it does."""
-        if not self._words[self._word(_LEFT, slot)]:
+        if not self._left[slot]:
             return ""
         self.fence()
         start = self._starts[slot] + 2 * _FRAME_BYTES
-        return self._map[start : start + _REASON_BYTES].rstrip(b"\0").decode(errors="replace")
+        return bytes(self._view[start : start + _REASON_BYTES]).rstrip(b"\0").decode(errors="replace")
 
     def fence(self) -> None:
         """Order this thread's earlier reads and writes of memory before its later ones, as other processes see them."""
@@ -229,28 +216,22 @@ class Window:
 
     def free(self) -> None:
         """Free the memory, which is zero for the next group; no member reads it any more."""
-        for slot, (last, is_large) in enumerate(zip(self._row(_PROBLEM), self._row(_IS_LARGE), strict=True)):
-            if last or self._words[self._word(_RING, slot)]:
-                self._free_behind(self._entry_offset(slot, 0), RING_ENTRIES * _ENTRY_BYTES)
-            if is_large:
-                self._free_behind(self._body_offset(slot, 0), 2 * _BODY_BYTES)
-        self._map.madvise(mmap.MADV_REMOVE)
+        for slot in range(self._slots):
+            if self._problem[slot] or self._ring[slot]:
+                self._memory.free(self._entry_offset(slot, 0), RING_ENTRIES * _ENTRY_BYTES)
+            if self._is_large[slot]:
+                self._memory.free(self._body_offset(slot, 0), 2 * _BODY_BYTES)
+        self._memory.free(self._memory.window_offset(self.number), window_bytes(self._slots - 1))
 
     def close(self) -> None:
-        """Close this process's access; the caller holds the lock for unmapping."""
-        self._words.release()
-        self._map.close()
+        """Close this process's access."""
+        rows = self._ring, self._problem, self._finished, self._left, self._is_large, self._sleeping
+        for view in (*self._frames, *rows, self._words, self._view):
+            view.release()
+        self._memory.close_window(self.number)
 
-    def _word(self, row: int, slot: int) -> int:
-        return _FIRST_WORD + row * self._slots + slot
-
-    def _row(self, row: int) -> list[int]:
-        first = self._word(row, 0)
-        words: list[int] = self._words[first : first + self._slots].tolist()
-        return words
-
-    def _set_problem(self, row: int, slot: int, value: int) -> None:
-        self._words[self._word(row, slot)] = value
+    def _set_problem(self, row: memoryview, slot: int, value: int) -> None:
+        row[slot] = value
         self._words[_ANY_PROBLEM] = 1
 
     def _slot_number(self, slot: int) -> int:
@@ -264,17 +245,15 @@ class Window:
 
     def _read_ring(self, slot: int, sequence: int) -> Frame:
         offset = self._entry_offset(slot, sequence)
-        data = os.pread(self._memory, _FRAME_BYTES, offset)
+        data = self._memory.read(offset, _FRAME_BYTES)
         header, length = frame_size(data)
-        return decode_frame(data, 0, _read_at(self._memory, length, offset + header))
+        return decode_frame(data, 0, self._memory.read(offset + header, length))
 
     def _write_behind(self, offset: int, data: bytes, sequence: int) -> None:
         if offset in self._written:
             self._free_written(offset)
         self._written[offset] = len(data), sequence
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.pwrite(self._memory, rest, offset + len(data) - len(rest)) :]
+        self._memory.write(offset, data)
 
     def _free_before(self, sequence: int) -> None:
         """Free what this member has written for exchanges before this one, and not for slots."""
@@ -283,13 +262,7 @@ class Window:
 
     def _free_written(self, offset: int) -> None:
         length, _ = self._written.pop(offset)
-        with self._unmapping:
-            self._free_behind(offset, length)
-
-    def _free_behind(self, offset: int, length: int) -> None:
-        for start in range(offset, offset + length, _FREED_BYTES):
-            with mmap.mmap(self._memory, min(_FREED_BYTES, offset + length - start), offset=start) as area:
-                area.madvise(mmap.MADV_REMOVE)
+        self._memory.free(offset, length)
 
 
 def _encoded(text: str) -> bytes:
@@ -303,12 +276,3 @@ def _words_bytes(num_members: int) -> int:
 
 def _round_up(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _read_at(file: int, length: int, offset: int) -> bytes:
-    pieces = []
-    while length:
-        piece = os.pread(file, length, offset)
-        pieces.append(piece)
-        offset, length = offset + len(piece), length - len(piece)
-    return b"".join(pieces)
