@@ -135,7 +135,7 @@ def test_a_timeout_is_raised_on_every_member(group: list[Member]) -> None:
 def test_a_failure_ends_an_exchange_without_waiting_for_the_rest(group: list[Member]) -> None:
     """Whoever fails, and whoever waits; the one that comes last raises too, and the next exchange works."""
     for odd in range(SIZE):
-        with group[odd].channel.lock:
+        with group[odd].channel.held():
             group[odd].channel.post(failed(), timeout=100.0)
         first, last = (member for member in range(SIZE) if member != odd)
         for member in (last, first):
@@ -148,7 +148,7 @@ def test_a_failure_ends_an_exchange_without_waiting_for_the_rest(group: list[Mem
 def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]) -> None:
     for _ in range(3000):
         for member in group:
-            with member.channel.lock:
+            with member.channel.held():
                 member.channel.post(failed(), timeout=100.0)
     assert stored_bytes(group) < 50_000
     assert_connected(group)
@@ -157,14 +157,14 @@ def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]
 def test_a_member_that_fails_repeatedly_waits_for_members_that_read_nothing(group: list[Member]) -> None:
     for member in (0, 1):
         with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks? 1.* read nothing for 0\.2 s"):  # noqa: SIM117
-            with group[member].channel.lock:
+            with group[member].channel.held():
                 for _ in range(100_000):
                     group[member].channel.post(failed(), timeout=0.2)
         posted = group[member].channel.sequence
 
         def catch_up(group_rank: int) -> Outcome:
             for _ in range(posted - group[group_rank].channel.sequence):  # noqa: B023
-                with group[group_rank].channel.lock:
+                with group[group_rank].channel.held():
                     group[group_rank].channel.post(failed(), timeout=100.0)
             return agree(group[group_rank]).outcome
 

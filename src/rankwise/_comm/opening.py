@@ -16,7 +16,8 @@ from rankwise._comm.data.plane import DataPlane
 from rankwise._comm.data.serial import SerialPlane
 from rankwise._comm.data.socket_plane import SocketPlane
 from rankwise._comm.data.torch_backend import TorchPlane
-from rankwise._comm.registry import GroupLink, GroupRegistry
+from rankwise._comm.group_link import GroupLink
+from rankwise._comm.registry import GroupRegistry
 from rankwise._torch import gloo_on_loopback
 from rankwise.errors import CollectiveError, NotJoinedError
 
@@ -43,7 +44,7 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
         ranks: The global ranks of the members.
         registry: The groups of the session.
     """
-    link = registry.link(ranks)
+    link = GroupLink.of_ranks(registry, ranks)
     is_member = registry.rank in ranks
     exchange = link if uses_frames(registry, len(ranks)) else None
     planes: list[DataPlane] = []
@@ -96,8 +97,8 @@ def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:
 
 def _open_pair(registry: GroupRegistry, group: GroupLink, members: Sequence[int]) -> Comm:
     """Open the group of two members of a group, this rank among them."""
-    ranks = tuple(group.ranks[member] for member in members)
-    link = registry.pair_link(group.group, members, ranks)
+    link = GroupLink.of_pair(registry, group, members)
+    ranks = link.ranks
     return Comm(
         ranks=ranks,
         global_rank=registry.rank,

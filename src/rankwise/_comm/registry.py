@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,15 +17,15 @@ from rankwise._comm.control.channel import Channel, try_lock
 from rankwise._comm.control.connect import connect
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.page_channel import PageChannel
-from rankwise._comm.control.protocol import Call, Frame, FrameKind, WaitingInOtherGroup
+from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
+from rankwise._comm.control.rank_state import RankState
 from rankwise._comm.control.socket_channel import SocketChannel
-from rankwise._comm.control.verdict import Combine, Verdict
 from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._comm.work_queue import has_pending_works
-from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
+from rankwise.errors import CollectiveError, RankwiseError
 
-# The ids of groups of two ranks that communicate alone, beyond those of other groups.
-_PAIRS: Final = 1 << 62
+# The ids of groups of two ranks that communicate alone begin here, beyond those of other groups.
+PAIRS: Final = 1 << 62
 
 
 @dataclass(kw_only=True)
@@ -66,34 +66,10 @@ class GroupRegistry:
     unreferenced: list[int] = field(default_factory=list)
     _links: Links | None = None
 
-    def link(self, ranks: Sequence[int]) -> GroupLink:
-        """Return the access of a new group to the connections; all ranks make all groups, in the same order."""
-        link = GroupLink(self, self.num_groups, ranks)
-        self.num_groups += 1
-        # Opened before its first collective: another group may have to notify it of a deadlock before that.
-        if self._links is not None and self.rank in ranks and len(ranks) > 1:
-            link.open()
-        return link
-
-    def pair_link(self, group: int, members: Sequence[int], ranks: Sequence[int]) -> GroupLink:
-        """Return the access of two members of a group to the connection between them. Local.
-
-        Args:
-            group: The id of their group.
-            members: Their group ranks, in ascending order.
-            ranks: Their global ranks.
-
-        Raises:
-            CollectiveError: The ranks of the session are not connected.
-        """
-        if self._links is None:
-            raise CollectiveError(
-                "the ranks are not connected: call a collective of all ranks first, such as rankwise.barrier(); and "
-                "two ranks of a group of more than 64 ranks on several hosts cannot communicate alone"
-            )
-        link = GroupLink(self, _PAIRS + ((group << 32) | (members[0] << 16) | members[1]), ranks)
-        link.open()
-        return link
+    @property
+    def is_connected(self) -> bool:
+        """The ranks of the session are connected."""
+        return self._links is not None
 
     def open_channel(self, group: int, ranks: Sequence[int]) -> Channel:
         """Open the channel of a group.
@@ -125,7 +101,9 @@ class GroupRegistry:
         ranks = self.ranks
 
         def check_alive(awaited: Callable[[], Sequence[int]]) -> None:
-            dead = self._dead_ranks(ranks) and self._dead_ranks(awaited())  # `awaited` asks the store: only if needed
+            dead = self.find_dead_ranks(ranks) and self.find_dead_ranks(
+                awaited()
+            )  # `awaited` asks the store: only if needed
             if dead:
                 raise CollectiveError(f"a group of {len(ranks)} ranks could not be made: {dead}")
 
@@ -146,9 +124,16 @@ class GroupRegistry:
                 f"a group of {len(ranks)} ranks could not be made: the store of the ranks failed: {error}"
             ) from error
 
-    def _dead_ranks(self, ranks: Sequence[int]) -> str:
-        """Return the ranks that have died before they connected, with reasons."""
-        return self.find_dead_ranks(ranks)
+    def rank_states(self) -> list[RankState]:
+        """Return for each rank of the session whether it is alive, and the calls of this rank's groups that it is in.
+
+        Local; does not wait, and any thread may ask. A rank that moves data of a large tensor has ended the call.
+        """
+        links = self._links
+        if links is None:
+            return [RankState(rank, self.find_dead_ranks([rank]), []) for rank in self.ranks]
+        links.loop.wait(links.loop.num_events, 0.0)  # handles what has arrived
+        return [links.state(rank) for rank in self.ranks]
 
     def moves_data_itself(self) -> bool:
         """Return whether groups need no process group: all tensors are on the CPU, and all ranks on this host."""
@@ -226,98 +211,12 @@ class GroupRegistry:
 
         Members of both groups must take part in the same number of exchanges, or the groups could not be used again.
         """
-        if waiting.group >= _PAIRS and self.rank in waiting.ranks:  # this rank may not have used it yet
+        if waiting.group >= PAIRS and self.rank in waiting.ranks:  # this rank may not have used it yet
             self.open_channel(waiting.group, waiting.ranks)
         with try_lock(self.channels.get(waiting.group)) as locked:
             # Only if this rank has not entered that exchange, or posted to it, before.
             if locked is not None and locked.sequence == waiting.sequence - 1:
                 locked.post(_waiting_frame(channel, call))
-
-
-class GroupLink:
-    """A group's access to the connections of its session, which are made when the first group needs them.
-
-    Attributes:
-        group: The id of the group.
-        ranks: The global ranks of the members.
-    """
-
-    def __init__(self, registry: GroupRegistry, group: int, ranks: Sequence[int]) -> None:
-        self.group = group
-        self.ranks = ranks
-        self._registry = registry
-        self._channel: Channel | None = None
-        self._is_closed = False
-
-    @property
-    def same_host(self) -> bool:
-        """All members are known to be on this host."""
-        return self._channel is not None and self._channel.same_host
-
-    def open(self) -> Channel:
-        """Open the channel if it is not open.
-
-        Local, but Collective over the session for its first group.
-
-        Raises:
-            CollectiveError: The ranks could not be reached, or did not come in time.
-            NotJoinedError: The group is closed.
-        """
-        if self._channel is None:
-            if self._is_closed:
-                raise NotJoinedError("this group cannot be used any more: it was closed")
-            self._channel = self._registry.open_channel(self.group, self.ranks)
-        return self._channel
-
-    def agree(
-        self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
-    ) -> Verdict:
-        """Exchange frames with the other members; see `Channel.agree`."""
-        channel = self.open()
-        suspects: set[int] = set()
-        verdict = channel.agree(
-            call,
-            message,
-            combine=combine,
-            read=read,
-            timeout=self._registry.timeout if timeout is None else timeout,
-            on_pause=lambda late: self._registry.detect_cross_group_deadlock(channel, call.text, late, suspects),
-        )
-        for waiting in verdict.waiting:
-            self._registry.notify_other_group(channel, call.text, waiting)
-        return verdict
-
-    def post(self, frame: Frame) -> None:
-        """Take part in the next exchange with a frame, without waiting for the frames of the others."""
-        channel = self.open()
-        with channel.lock:
-            channel.post(frame, timeout=self._registry.timeout)
-
-    def dead_ranks(self, ranks: Container[int] | None = None) -> str:
-        """Return the dead members, of `ranks` or of all, with reasons; "" if none is known. Does not wait."""
-        with try_lock(self._channel) as channel:
-            return "" if channel is None else channel.dead_ranks(ranks)
-
-    def pending_call_from(self, rank: int) -> bool:
-        """Return whether a rank has made a call in this group that this rank has not made. Does not wait."""
-        with try_lock(self._channel) as channel:
-            return channel is not None and channel.pending_call(rank) is not None
-
-    def transfer(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview]) -> None:
-        """Send data to members and fill buffers with theirs, by group rank; both sides know the lengths."""
-        self.open().transfer(outgoing, incoming, timeout=self._registry.timeout)
-
-    def close(self, reason: str) -> None:
-        """Send the other members the reason why this rank leaves."""
-        self._is_closed = True
-        self._channel = None
-        self._registry.close_channel(self.group, reason)
-
-    def shutdown(self, reason: str) -> None:
-        """Leave, and release the connections if this is the group of all ranks of a session."""
-        self.close(reason)
-        if self.group == 0:
-            self._registry.close(reason)
 
 
 def _waiting_frame(channel: Channel, call: str) -> Frame:

@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from rankwise._comm.control.links import SLICE_SECONDS, Links
 from rankwise._comm.control.protocol import Call, Details, Frame, FrameKind
+from rankwise._comm.control.rank_state import OngoingCall
 from rankwise._comm.control.transfer import transfer
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
@@ -66,31 +66,6 @@ class Exchange:
         return f"{self.frame.call}: not all ranks came within {self.timeout:g} s. Missing: {'; '.join(missing)}"
 
 
-class ChannelLock:
-    """Held by the thread that is in an exchange. A channel that was closed meanwhile is freed when it is released."""
-
-    def __init__(self, on_release: Callable[[], None]) -> None:
-        self._lock = threading.Lock()
-        self._on_release = on_release
-
-    def acquire(self, *, blocking: bool = True) -> bool:
-        """Take the lock; return False if another thread has it and this one does not wait."""
-        return self._lock.acquire(blocking=blocking)
-
-    def release(self) -> None:
-        """Release the lock."""
-        self._lock.release()
-        self._on_release()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.release()
-
-
 class Channel(ABC):
     """The exchanges of one group.
 
@@ -99,7 +74,8 @@ class Channel(ABC):
         ranks: The global ranks of the members, by group rank.
         own: The group rank of this process.
         sequence: The number of the last exchange that this member entered.
-        lock: Held by the thread that is in an exchange; others must not read the frames that it waits for.
+        lock: Held by the thread that is in an exchange, which ends with `release`; others must not read the frames that
+            it waits for.
         same_host: All members are on this host.
         call: The text of the last call.
         closed: This member has left the group.
@@ -110,12 +86,14 @@ class Channel(ABC):
         self.ranks = ranks
         self.own = ranks.index(links.rank)
         self.sequence = 0
-        self.lock = ChannelLock(self._free_if_closed)
+        self.lock = threading.Lock()
         self.call = ""
         self.closed = False
+        self._started = 0.0
         self._freed = False
+        self._freeing = threading.RLock()  # also held by threads that are not in an exchange, while they read
         self._links = links
-        links.open_channel(group)
+        links.open_channel(group, self)
 
     @property
     @abstractmethod
@@ -145,8 +123,10 @@ class Channel(ABC):
             CollectiveError: A member is gone.
             CollectiveTimeoutError: Some members did not come in time, here or for another member.
         """
-        with self.lock:
+        self.lock.acquire()
+        try:
             self._require_open(call.text)
+            self._started = time.monotonic()
             verdict = self._exchange(
                 Exchange(
                     frame=call.frame(body=body),
@@ -169,6 +149,8 @@ class Channel(ABC):
                         start=time.monotonic(),
                     )
                 )
+        finally:
+            self.release()
         return verdict
 
     @abstractmethod
@@ -209,7 +191,7 @@ class Channel(ABC):
             CollectiveError: A member is gone.
             CollectiveTimeoutError: No byte was sent or received for that long.
         """
-        with self.lock:
+        with self.held():
             transfer(
                 self._links,
                 self.group,
@@ -221,12 +203,42 @@ class Channel(ABC):
                 require_open=lambda: self._require_open(self.call),
             )
 
+    def ongoing_call(self, rank: int) -> OngoingCall | None:
+        """Return the call that a member is in, None if none is known; any thread may ask. Does not wait."""
+        with self._freeing:
+            if self._freed or rank not in self.ranks:
+                return None
+            member = self.ranks.index(rank)
+            if member != self.own:
+                found = self._entered(member)
+            else:
+                found = (self.call, self.sequence, self._started) if self.lock.locked() else None
+        if found is None:
+            return None
+        text, sequence, started = found
+        return OngoingCall(text, self.group, self.ranks, sequence, time.monotonic() - started)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock, in a block."""
+        self.lock.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Release the lock; free a channel that was closed meanwhile."""
+        self.lock.release()
+        if self.closed:
+            self._free_if_closed()
+
     def close(self, reason: str) -> None:
         """Send the others the reason why this member leaves. An exchange of another thread raises."""
         if self.closed or self._links.closed:
             return
         self.closed = True
-        self._links.groups.discard(self.group)
+        self._links.channels.pop(self.group, None)
         self._leave(reason)
         self._free_if_closed()
         if not self._freed:
@@ -235,8 +247,9 @@ class Channel(ABC):
     def _free_if_closed(self) -> None:
         """Free what the channel has, if it was closed and no thread uses it."""
         if self.closed and not self._freed and self.lock.acquire(blocking=False):
-            self._freed = True
-            self._free()
+            with self._freeing:
+                self._freed = True
+                self._free()
             self._links.close_channel()
 
     @abstractmethod
@@ -262,10 +275,23 @@ class Channel(ABC):
     def _last_call(self, member: int) -> str:
         """Return the last call of this group that a member was seen in, or ""."""
 
-    def _name_and_last_call(self, member: int) -> str:
+    @abstractmethod
+    def _entered(self, member: int) -> tuple[str, int, float] | None:
+        """Return the call of another member that it has not finished, as far as is known; None if there is none.
+
+        Any thread may ask, while the channel is not freed.
+
+        Returns:
+            The text of the call, the number of the exchange, and when it began, on the monotonic clock.
+        """
+
+    def _name_and_calls(self, member: int) -> str:
+        """Return a missing member, its last call in this group, and the calls of other groups that it is in now."""
         last = self._last_call(member)
         seen = f"last seen in {last}" if last else "not seen in any collective here"
-        return f"{self._links.name(self.ranks[member])}, {seen}"
+        calls = self._links.state(self.ranks[member]).calls
+        now = "".join(f", now in {call}" for call in calls if call.group != self.group)
+        return f"{self._links.name(self.ranks[member])}, {seen}{now}"
 
     def _lost_error(self, call: str, members: Sequence[int]) -> CollectiveError:
         """Return the error of an exchange for which lost members are missing."""
@@ -277,7 +303,7 @@ class Channel(ABC):
         return CollectiveError(f"{call} failed: {'; '.join(texts)}")
 
     def _timeout_error(self, exchange: Exchange, missing: Sequence[int]) -> CollectiveTimeoutError:
-        return CollectiveTimeoutError(exchange.timeout_text(list(map(self._name_and_last_call, missing))))
+        return CollectiveTimeoutError(exchange.timeout_text(list(map(self._name_and_calls, missing))))
 
 
 @contextmanager
@@ -289,4 +315,4 @@ def try_lock(channel: Channel | None) -> Iterator[Channel | None]:
     try:
         yield None if channel.closed else channel
     finally:
-        channel.lock.release()
+        channel.release()

@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -25,10 +23,6 @@ from rankwise.errors import CollectiveError
 _SPIN_SECONDS: Final = 0.0001
 # The number of entries of the directory, in use or free again.
 _COUNT_WORD: Final = 0
-# The record of a rank, in words: the group whose collective it is in, or 0; the number of the exchange; since when, on
-# the monotonic clock, in nanoseconds.
-_RANK_WORDS: Final = 8
-_RANKS_OFFSET: Final = 4096
 # The names of the sockets on which the ranks listen for connections, which carry data.
 _NAMES_OFFSET: Final = 1 << 17
 _NAME_BYTES: Final = 128
@@ -37,21 +31,6 @@ _GROUP_WORDS: Final = 2
 _GROUPS_OFFSET: Final = 1 << 20
 _MAX_GROUPS: Final = 1 << 16
 _DIRECTORY_BYTES: Final = _GROUPS_OFFSET + 8 * _GROUP_WORDS * _MAX_GROUPS
-
-
-@dataclass(frozen=True, slots=True)
-class RankState:
-    """The collective that a rank is in.
-
-    Attributes:
-        group: The id of the group; None if it is in no collective.
-        sequence: The number of the exchange in the group.
-        since: When it began, on the monotonic clock, in seconds.
-    """
-
-    group: int | None
-    sequence: int
-    since: float
 
 
 class HostPage:
@@ -130,22 +109,9 @@ class HostPage:
                 self._words[word - 1] = self._words[word] = 0
         window.close()
 
-    def enter(self, group: int, sequence: int) -> None:
-        """Record that this rank is in a collective of a group."""
-        word = _RANKS_OFFSET // 8 + _RANK_WORDS * self.index
-        self._words[word + 1] = sequence
-        self._words[word + 2] = time.monotonic_ns()
-        self._words[word] = group + 1
-
-    def leave(self) -> None:
-        """Record that this rank is in no collective."""
-        self._words[_RANKS_OFFSET // 8 + _RANK_WORDS * self.index] = 0
-
-    def state(self, index: int) -> RankState:
-        """Return the collective that a rank is in."""
-        word = _RANKS_OFFSET // 8 + _RANK_WORDS * index
-        group, sequence, since = self._words[word : word + 3].tolist()
-        return RankState(group - 1 if group else None, sequence, since / 1e9)
+    def is_dead(self, rank: int) -> bool:
+        """Return whether a rank is one of this host, and has ended."""
+        return rank in self.ranks and self.ranks.index(rank) in self.dead
 
     def publish_name(self, name: str) -> None:
         """Publish the name of the socket on which this rank listens."""

@@ -16,17 +16,14 @@ from functools import partial
 from typing import Final
 
 from rankwise._comm.control.host_page import HostPage
-from rankwise._comm.control.peer import Peer
+from rankwise._comm.control.peer import CLOSED, Peer
+from rankwise._comm.control.rank_state import OngoingCalls, RankState
 from rankwise._comm.control.sockets import admit, listen_locally, local_name
 from rankwise._net.polling import SharedEventLoop
 from rankwise.errors import CollectiveError
 
 # The longest single wait. Between waits, signal handlers run (Ctrl-C) and lost ranks are noticed.
 SLICE_SECONDS: Final = 0.5
-# After a lost connection, wait so long for others: the member that left because another died may be noticed first.
-_LOSS_SECONDS: Final = 0.1
-# The wait while a connection transfers data of another group, in another thread.
-_BUSY_SECONDS: Final = 0.001
 _NO_INTEREST: Final = (False, False)
 # The global rank of the process that connects.
 _GREETING: Final = struct.Struct("<I")
@@ -43,7 +40,7 @@ class Links:
         rank: The global rank of this process.
         loop: The event loop of the session.
         page: The page of this host; None if ranks agree over connections.
-        groups: The ids of the groups of which this rank is a member.
+        channels: The open channels of the groups of which this rank is a member, by the id of the group.
         num_transfers: The number of transfers of data that threads of this rank are in.
         closed: This rank has closed its connections, or is about to, once no thread is in an exchange any more.
     """
@@ -72,7 +69,7 @@ class Links:
         self.rank = rank
         self.loop = SharedEventLoop()
         self.page = page
-        self.groups: set[int] = set()
+        self.channels: dict[int, OngoingCalls] = {}
         self.closed = False
         self.num_transfers = 0
         self._num_channels = 0
@@ -84,8 +81,7 @@ class Links:
         self._connecting = threading.Lock()
         self._listener: socket.socket | None = None
         self._freed = False
-        # Accepted connections whose greeting has not arrived.
-        self._unidentified: list[socket.socket] = []
+        self._unidentified: list[socket.socket] = []  # accepted, but their greeting has not arrived
         self._peers: dict[int, Peer] = {}
         # The interest of the event loop in each peer: whether it reads, and writes.
         self._interest: dict[int, tuple[bool, bool]] = {}
@@ -93,10 +89,10 @@ class Links:
             self._add(other, connection)
         if page is not None:
             page.register(self.loop)
-        if page is not None and self._connects_late:
-            self._listener = listen_locally()
-            self._listener.setblocking(False)
-            page.publish_name(local_name(self._listener))
+            if not hosts:
+                self._listener = listen_locally()
+                self._listener.setblocking(False)
+                page.publish_name(local_name(self._listener))
         _open_links.add(self)
 
     @property
@@ -180,9 +176,15 @@ class Links:
         with self._count_lock:
             self.num_transfers += change
 
-    def open_channel(self, group: int) -> None:
+    def state(self, rank: int) -> RankState:
+        """Return the state of a rank, as far as is known; any thread may ask. Does not wait."""
+        lost = CLOSED if self.page is not None and self.page.is_dead(rank) else self.lost_reason(rank)
+        calls = (channel.ongoing_call(rank) for channel in list(self.channels.values()) if not lost)
+        return RankState(rank, lost, [call for call in calls if call is not None])
+
+    def open_channel(self, group: int, channel: OngoingCalls) -> None:
         """Register the channel of a group that this rank is a member of."""
-        self.groups.add(group)
+        self.channels[group] = channel
         with self._count_lock:
             self._num_channels += 1
 
@@ -227,9 +229,9 @@ class Links:
             self.page.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
-        self._peers[rank] = Peer(rank, self.host_name(rank), connection, expects_data=self.groups.__contains__)
+        peer = self._peers[rank] = Peer(rank, self.host_name(rank), connection, expects_data=self.channels.__contains__)
         if not self._connects_late:
-            self.update_interest(self._peers[rank])
+            self.update_interest(peer)
 
     def _connect(self, page: HostPage, rank: int) -> None:
         """Connect to a lower rank; do nothing if it accepts no connection now: it may have no room, or be gone."""

@@ -97,7 +97,6 @@ class PageChannel(Channel):
         self.sequence += 1
         self.call = frame.call
         frame.group, frame.sequence = self.group, self.sequence
-        self._page.enter(self.group, self.sequence)
         self._window.write(self.own, frame, has_room=self._has_room())
         if frame.kind is not FrameKind.CALL and frame.kind is not FrameKind.DETAILS:
             self._wake_others()  # those that wait without a leader, too
@@ -107,7 +106,6 @@ class PageChannel(Channel):
     def _finish(self) -> None:
         """Record that this member reads nothing any more of the exchange."""
         self._window.set_finished(self.own, self.sequence)
-        self._page.leave()
 
     def _has_room(self) -> bool:
         """Return whether no member reads the frames of the exchange any more whose room those of this one need."""
@@ -255,3 +253,6 @@ class PageChannel(Channel):
 
     def _last_call(self, member: int) -> str:
         return self._window.last_call(member)
+
+    def _entered(self, member: int) -> tuple[str, int, float] | None:
+        return self._window.ongoing_call(member)

@@ -11,6 +11,7 @@ import pickle
 import socket
 import struct
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,10 @@ class FrameKind(IntEnum):
     ARRIVED = 9  # it is in the exchange; another member forwards its frame
 
 
+# The frames of members that wait for the frames of the others.
+WAITING_KINDS: Final = frozenset({FrameKind.CALL, FrameKind.DETAILS, FrameKind.ARRIVED})
+
+
 @dataclass(slots=True)
 class Frame:
     """One message between two members.
@@ -61,6 +66,7 @@ class Frame:
         main: The call was made by the main thread, and this rank waits in no other group.
         group: The id of the group; set when the frame is sent, as is the sequence number.
         sequence: The number of the exchange in the group.
+        arrived: When it was received over a connection, on the monotonic clock.
     """
 
     kind: FrameKind
@@ -70,6 +76,7 @@ class Frame:
     main: bool = True
     group: int = 0
     sequence: int = 0
+    arrived: float = 0.0
 
     def encode(self) -> bytes:
         call = self.call.encode(errors="backslashreplace")[:_MAX_CALL_BYTES]
@@ -99,6 +106,7 @@ def pop_frame(inbox: bytearray) -> Frame | None:
         return None
     frame = decode_frame(inbox, 0, bytes(inbox[start : start + length]))
     del inbox[: start + length]
+    frame.arrived = time.monotonic()
     return frame
 
 
@@ -128,6 +136,7 @@ def decode_bundle(body: bytes) -> dict[int, Frame]:
         offset += _MEMBER.size
         header, length = frame_size(body, offset)
         frames[member] = decode_frame(body, offset, body[offset + header : offset + header + length])
+        frames[member].arrived = time.monotonic()
         offset += header + length
     return frames
 

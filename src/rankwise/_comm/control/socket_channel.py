@@ -15,7 +15,7 @@ from typing import Final
 
 from rankwise._comm.control.channel import Channel, Exchange
 from rankwise._comm.control.links import SLICE_SECONDS, Links
-from rankwise._comm.control.protocol import Frame, FrameKind, decode_bundle, encode_bundle
+from rankwise._comm.control.protocol import WAITING_KINDS, Frame, FrameKind, decode_bundle, encode_bundle
 from rankwise._comm.control.route import Route
 from rankwise._comm.control.verdict import Outcome, Verdict, conclude
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
@@ -252,6 +252,21 @@ class SocketChannel(Channel):
     def _refresh(self) -> None:
         for peer in self._peers.values():
             self._links.receive(peer)
+
+    def _entered(self, member: int) -> tuple[str, int, float] | None:
+        # Members wait for this rank in the exchanges that it has not finished. `copy`: another thread may add frames.
+        inbox = self._inboxes[member]
+        first = self.sequence if self.lock.locked() else self.sequence + 1
+        last = max(
+            (frame for frame in (inbox.arrivals.copy() | inbox.frames.copy()).values() if frame.sequence >= first),
+            key=lambda frame: frame.sequence,
+            default=None,
+        )
+        if last is None or last.kind not in WAITING_KINDS or inbox.left:
+            return None
+        if any(last.sequence in other.errors for other in self._inboxes.values()):
+            return None
+        return last.call, last.sequence, last.arrived
 
     def _last_call(self, member: int) -> str:
         return self._inboxes[member].last_call if member != self.own else ""

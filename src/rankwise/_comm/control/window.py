@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,11 +37,12 @@ _SEQUENCE: Final = struct.Struct("<Q")
 # The first two words are not zero after any member has failed, timed out or left, and after any frame went to a ring.
 # Then there are rows with a word for each slot: the last exchange of each parity that has a frame there; the last one
 # with a frame in the ring; the last one that the member has failed in or timed out in; the last one that it has
-# finished; whether it has left; whether any body did not fit into the slot; and whether the member sleeps.
+# finished; whether it has left; whether any body did not fit into the slot; whether the member sleeps; and when its
+# last frame was written, on the monotonic clock of the host, in nanoseconds.
 _ANY_PROBLEM: Final = 0
 _ANY_RING: Final = 1
 _FIRST_WORD: Final = 8
-_ROWS: Final = 8
+_ROWS: Final = 9
 
 # The kinds of frames after which the members do not wait for the frames of the others.
 _PROBLEMS: Final = frozenset({FrameKind.FAILED, FrameKind.WAITING_IN_OTHER_GROUP})
@@ -78,10 +80,10 @@ class Window:
         self._slots = num_members + 1
         self._view = memory.open_window(number)
         self._words = self._view[: _words_bytes(num_members)].cast("Q")
-        *self._frames, self._ring, self._problem, self._finished, self._left, self._is_large, self._sleeping = (
-            self._words[first : first + self._slots]
-            for first in range(_FIRST_WORD, _FIRST_WORD + _ROWS * self._slots, self._slots)
-        )
+        firsts = range(_FIRST_WORD, _FIRST_WORD + _ROWS * self._slots, self._slots)
+        self._rows = [self._words[first : first + self._slots] for first in firsts]
+        *self._frames, self._ring, self._problem, self._finished = self._rows[:5]
+        self._left, self._is_large, self._sleeping, self._written_at = self._rows[5:]
         self._starts = [_words_bytes(num_members) + slot * _SLOT_BYTES for slot in range(self._slots)]
         self._own_lock = threading.Lock()
         self._own_lock.acquire()
@@ -97,6 +99,7 @@ class Window:
             has_room: No member reads the frame of the last exchange but one any more, so the slot has room.
         """
         sequence, parity = frame.sequence, frame.sequence & 1
+        self._written_at[slot] = time.monotonic_ns()
         data = frame.encode()
         if has_room:
             self._free_before(sequence - 1)
@@ -140,16 +143,29 @@ class Window:
 
     def last_call(self, slot: int) -> str:
         """Return the text of the last call of a member, which may write at the same time; "" if there is none."""
-        in_ring = self._ring[slot]
-        last = max(self._frames[0][slot], self._frames[1][slot], in_ring)
+        last = self._last_entered(slot)
         if not last:
             return ""
-        if in_ring == last:
+        if self._ring[slot] == last:
             data = self._memory.read(self._entry_offset(slot, last), _FRAME_BYTES)
         else:
             start = self._starts[slot] + (last & 1) * _FRAME_BYTES
             data = bytes(self._view[start : start + _FRAME_BYTES])
         return decode_frame(data, 0, b"").call
+
+    def ongoing_call(self, slot: int) -> tuple[str, int, float] | None:
+        """Return the call that a member has entered and not finished; None if there is none. Any thread may ask.
+
+        Returns:
+            The text of the call, the number of the exchange, and when it began, on the monotonic clock.
+        """
+        sequence = self._last_entered(slot)
+        if sequence <= self._finished[slot]:
+            return None
+        call = self.last_call(slot), sequence, self._written_at[slot] / 1e9
+        _fence()
+        # Otherwise it has written over a part of it.
+        return call if self._last_entered(slot) == sequence > self._finished[slot] else None
 
     def set_sleeping(self, slot: int, *, is_sleeping: bool) -> None:
         """Record that a member sleeps until it is woken, before it looks a last time whether it has to."""
@@ -225,10 +241,12 @@ class Window:
 
     def close(self) -> None:
         """Close this process's access."""
-        rows = self._ring, self._problem, self._finished, self._left, self._is_large, self._sleeping
-        for view in (*self._frames, *rows, self._words, self._view):
+        for view in (*self._rows, self._words, self._view):
             view.release()
         self._memory.close_window(self.number)
+
+    def _last_entered(self, slot: int) -> int:
+        return int(max(self._frames[0][slot], self._frames[1][slot], self._ring[slot]))
 
     def _set_problem(self, row: memoryview, slot: int, value: int) -> None:
         row[slot] = value
@@ -263,6 +281,14 @@ class Window:
     def _free_written(self, offset: int) -> None:
         length, _ = self._written.pop(offset)
         self._memory.free(offset, length)
+
+
+def _fence() -> None:
+    """Order memory as `Window.fence` does, in a thread that is not in an exchange of the group."""
+    lock = threading.Lock()
+    for _ in range(2):
+        with lock:
+            pass
 
 
 def _encoded(text: str) -> bytes:

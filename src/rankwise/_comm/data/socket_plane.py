@@ -15,8 +15,8 @@ import torch
 from rankwise._comm.buffers import as_bytes, memory_of
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.data.plane import DataPlane, Operation, Pieces, Support
+from rankwise._comm.group_link import GroupLink
 from rankwise._comm.reduce_ops import Op, fold
-from rankwise._comm.registry import GroupLink
 
 # The size of the piece that each rank reduces at a time; it needs a buffer of this size for every other rank.
 _PIECE_BYTES: Final = 1 << 20

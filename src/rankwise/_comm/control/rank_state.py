@@ -1,0 +1,53 @@
+"""The state of a rank as another one knows it: whether it is alive, and the calls that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rankwise._text import ranks_text
+
+
+@dataclass(frozen=True, slots=True)
+class OngoingCall:
+    """A call of a group that a rank is in.
+
+    Attributes:
+        text: The operation and its call site: "all_reduce at train.py:88".
+        group: The id of the group.
+        ranks: The global ranks of its members.
+        sequence: The number of the exchange in the group.
+        seconds: How long the rank has been in it; over a connection, since its frame has arrived here.
+    """
+
+    text: str
+    group: int
+    ranks: Sequence[int]
+    sequence: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.text} in the group of {ranks_text(self.ranks)}, for {self.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """The state of a rank.
+
+    Attributes:
+        rank: The global rank.
+        lost_reason: Why it is gone; "" while it is alive, as far as is known.
+        calls: The calls that it is in, of the groups that both ranks are members of: one for each of its threads.
+    """
+
+    rank: int
+    lost_reason: str
+    calls: Sequence[OngoingCall]
+
+
+class OngoingCalls(Protocol):
+    """The calls of one group."""
+
+    def ongoing_call(self, rank: int) -> OngoingCall | None:
+        """Return the call that a rank is in, None if none is known; any thread may ask. Does not wait."""
