@@ -82,7 +82,7 @@ class GroupLink:
         self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
     ) -> Verdict:
         """Exchange frames with the other members; see `Channel.agree`."""
-        channel = self.open()
+        channel = self._channel or self.open()
         suspects: set[int] = set()
         verdict = channel.agree(
             call,

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rankwise._comm.control.links import SLICE_SECONDS, Links
@@ -44,7 +44,7 @@ class Exchange:
     read: Collection[int]
     timeout: float
     on_pause: Callable[[Sequence[int]], None]
-    start: float
+    start: float = field(default_factory=time.monotonic)
 
     @property
     def waited(self) -> float:
@@ -54,16 +54,11 @@ class Exchange:
     @property
     def is_expired(self) -> bool:
         """This member has waited for longer than its timeout."""
-        return self.waited > self.timeout
+        return time.monotonic() > self.start + self.timeout
 
     def pause(self) -> float:
         """Return the length of the next wait: short at first, so that a deadlock is detected soon."""
-        waited = self.waited
-        return min(max(_FIRST_SLICE_SECONDS, waited), SLICE_SECONDS, self.timeout - waited + 0.001)
-
-    def timeout_text(self, missing: Sequence[str]) -> str:
-        """Return the error message of the timeout."""
-        return f"{self.frame.call}: not all ranks came within {self.timeout:g} s. Missing: {'; '.join(missing)}"
+        return min(max(_FIRST_SLICE_SECONDS, self.waited), SLICE_SECONDS, self.timeout - self.waited + 0.001)
 
 
 class Channel(ABC):
@@ -123,32 +118,15 @@ class Channel(ABC):
             CollectiveError: A member is gone.
             CollectiveTimeoutError: Some members did not come in time, here or for another member.
         """
+        exchange = Exchange(frame=call.frame(body=body), combine=combine, read=read, timeout=timeout, on_pause=on_pause)
         self.lock.acquire()
         try:
-            self._require_open(call.text)
-            self._started = time.monotonic()
-            verdict = self._exchange(
-                Exchange(
-                    frame=call.frame(body=body),
-                    combine=combine,
-                    read=read,
-                    timeout=timeout,
-                    on_pause=on_pause,
-                    start=time.monotonic(),
-                )
-            )
+            self._require_open(exchange.frame.call)
+            self._started = exchange.start
+            verdict = self._exchange(exchange)
             if verdict.outcome is Outcome.DIFFERENT:
                 details = call.frame(FrameKind.DETAILS, pickle.dumps(Details.of(call)))
-                verdict = self._exchange(
-                    Exchange(
-                        frame=details,
-                        combine=None,
-                        read=(),
-                        timeout=timeout,
-                        on_pause=on_pause,
-                        start=time.monotonic(),
-                    )
-                )
+                verdict = self._exchange(replace(exchange, frame=details, read=(), start=time.monotonic()))
         finally:
             self.release()
         return verdict
@@ -208,11 +186,8 @@ class Channel(ABC):
         with self._freeing:
             if self._freed or rank not in self.ranks:
                 return None
-            member = self.ranks.index(rank)
-            if member != self.own:
-                found = self._entered(member)
-            else:
-                found = (self.call, self.sequence, self._started) if self.lock.locked() else None
+            own = (self.call, self.sequence, self._started) if self.lock.locked() else None
+            found = own if rank == self.ranks[self.own] else self._entered(self.ranks.index(rank))
         if found is None:
             return None
         text, sequence, started = found
@@ -303,7 +278,10 @@ class Channel(ABC):
         return CollectiveError(f"{call} failed: {'; '.join(texts)}")
 
     def _timeout_error(self, exchange: Exchange, missing: Sequence[int]) -> CollectiveTimeoutError:
-        return CollectiveTimeoutError(exchange.timeout_text(list(map(self._name_and_calls, missing))))
+        return CollectiveTimeoutError(
+            f"{exchange.frame.call}: not all ranks came within {exchange.timeout:g} s. "
+            f"Missing: {'; '.join(map(self._name_and_calls, missing))}"
+        )
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class PageChannel(Channel):
         self._enter(frame)
         if self.own == _LEADER:
             self._publish(conclude(self.ranks, self._frames() | {self.own: frame}, None))
-        self._finish()
+        self._window.set_finished(self.own, self.sequence)
         start = time.monotonic()
         while timeout is not None and (slow := self._behind(self.sequence - _MAX_EXCHANGES_AHEAD)):
             if time.monotonic() - start > timeout:
@@ -85,9 +85,14 @@ class PageChannel(Channel):
     def _exchange(self, exchange: Exchange) -> Verdict:
         self._enter(exchange.frame)
         try:
-            return self._lead(exchange) if self.own == _LEADER else self._follow(exchange)
+            verdict = self._lead(exchange) if self.own == _LEADER else self._follow(exchange)
+            if verdict.outcome is not Outcome.ERROR:
+                self._last_complete = self.sequence
+            if verdict.outcome is Outcome.AGREED:
+                verdict.bodies = {member: self._window.read(member, self.sequence).body for member in exchange.read}
+            return verdict
         finally:
-            self._finish()
+            self._window.set_finished(self.own, self.sequence)
 
     def _enter(self, frame: Frame) -> None:
         """Write this member's frame of the next exchange, and wake the leader."""
@@ -103,17 +108,13 @@ class PageChannel(Channel):
         elif self.own != _LEADER:
             self._wake_sleeping([_LEADER])
 
-    def _finish(self) -> None:
-        """Record that this member reads nothing any more of the exchange."""
-        self._window.set_finished(self.own, self.sequence)
-
     def _has_room(self) -> bool:
         """Return whether no member reads the frames of the exchange any more whose room those of this one need."""
         return self._last_complete == self.sequence - 1 or not self._behind(self.sequence - 2)
 
     def _behind(self, sequence: int) -> list[int]:
         """Return the members that have not finished an exchange yet, and will."""
-        finished = self._window.finished()[: len(self.ranks)]
+        finished = self._window.finished[: len(self.ranks)].tolist()
         behind = [member for member, last in enumerate(finished) if last < sequence]
         return [member for member in behind if member != self.own and not self.lost_reason(member)]
 
@@ -132,26 +133,21 @@ class PageChannel(Channel):
                 verdict = Verdict(Outcome.ERROR, error=self._timeout_error(exchange, self._missing()))
             if verdict is not None:
                 self._publish(verdict)
-                return self._accepted(verdict, exchange)
-            self._wait(exchange, seen, partial(self._has_arrivals_after, num_arrived))
-
-    def _has_arrivals_after(self, num_arrived: int) -> bool:
-        """Return whether not exactly so many frames of the exchange have arrived."""
-        return self._window.num_arrived(self.sequence) != num_arrived
+                return verdict
+            self._wait(exchange, seen, partial(self._window.has_arrivals, self.sequence, num_arrived))
 
     def _follow(self, exchange: Exchange) -> Verdict:
         """Wait for the verdict."""
         while True:
             seen = self._links.loop.num_events
             verdict = self._verdict()
-            if verdict is None and not self._is_led():
-                problem = self._problem()
+            if verdict is None and (problem := self._problem()) is not None and not self._is_led():
                 verdict = self._verdict() or problem  # of a leader that came, published, and left since the first look
             if verdict is None and exchange.is_expired:
                 verdict = self._verdict_after_timeout(self._timeout_error(exchange, self._missing() or [_LEADER]))
             if verdict is not None:
-                return self._accepted(verdict, exchange)
-            self._wait(exchange, seen, lambda: self._window.has_arrived(self._window.verdict_slot, self.sequence))
+                return verdict
+            self._wait(exchange, seen, partial(self._window.has_arrived, self._window.verdict_slot, self.sequence))
 
     def _wait(self, exchange: Exchange, seen: int, has_news: Callable[[], bool]) -> None:
         """Wait until another member may have written something, first without sleeping."""
@@ -160,12 +156,13 @@ class PageChannel(Channel):
         while time.perf_counter() < until:
             if has_news():
                 return
-        self._window.set_sleeping(self.own, is_sleeping=True)
+        self._window.sleeping[self.own] = True
+        self._window.fence()  # before the last look
         try:
             if not has_news() and not self._links.loop.wait(seen, exchange.pause()):
                 exchange.on_pause([self.ranks[member] for member in self._missing()])
         finally:
-            self._window.set_sleeping(self.own, is_sleeping=False)
+            self._window.sleeping[self.own] = False
 
     def _problem(self) -> Verdict | None:
         """Return the verdict on an exchange that a member has ended, or that a missing one will never enter."""
@@ -218,14 +215,6 @@ class PageChannel(Channel):
         else:
             self._wake_sleeping(range(1, len(self.ranks)))
 
-    def _accepted(self, verdict: Verdict, exchange: Exchange) -> Verdict:
-        """Return a verdict with the bodies that this member needs."""
-        if verdict.outcome is not Outcome.ERROR:
-            self._last_complete = self.sequence
-            if verdict.outcome is Outcome.AGREED:
-                verdict.bodies = {member: self._window.read(member, self.sequence).body for member in exchange.read}
-        return verdict
-
     def _frames(self) -> dict[int, Frame]:
         """Return the frames of the exchange that have been written, by group rank."""
         members = range(len(self.ranks))
@@ -240,8 +229,9 @@ class PageChannel(Channel):
     def _wake_sleeping(self, members: Sequence[int]) -> None:
         """Wake those of these members that sleep, or are about to, after something was written for them."""
         self._window.fence()
-        for member in self._window.sleeping(members):
-            self._page.wake(self._indices[member])
+        for member in members:
+            if self._window.sleeping[member]:
+                self._page.wake(self._indices[member])
 
     def _wake_others(self) -> None:
         for member, index in enumerate(self._indices):

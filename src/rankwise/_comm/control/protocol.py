@@ -84,27 +84,23 @@ class Frame:
         return b"".join((header, call, self.body))
 
 
-def frame_size(data: _Buffer, offset: int = 0) -> tuple[int, int]:
-    """Return the sizes of header and call, and of the body, of an encoded frame; at least its header is there."""
-    fields = _HEADER.unpack_from(data, offset)
-    return _HEADER.size + fields[6], fields[0]
-
-
-def decode_frame(data: _Buffer, offset: int, body: bytes) -> Frame:
-    """Return an encoded frame with a body that the caller has read."""
-    _, group, sequence, kind, main, digest, call_length = _HEADER.unpack_from(data, offset)
-    call = bytes(data[offset + _HEADER.size : offset + _HEADER.size + call_length]).decode(errors="replace")
-    return Frame(FrameKind(kind), call, digest, body, bool(main), group, sequence)
+def decode_frame(data: _Buffer, offset: int = 0) -> tuple[Frame, int, int]:
+    """Return an encoded frame without its body, the length of what precedes the body, and that of the body."""
+    length, group, sequence, kind, main, digest, call_length = _HEADER.unpack_from(data, offset)
+    body_start = _HEADER.size + call_length
+    call = bytes(data[offset + _HEADER.size : offset + body_start]).decode(errors="replace")
+    return Frame(FrameKind(kind), call, digest, b"", bool(main), group, sequence), body_start, length
 
 
 def pop_frame(inbox: bytearray) -> Frame | None:
     """Remove the first frame from received bytes; None if it is incomplete, or if data comes next."""
     if len(inbox) < _HEADER.size or data_next(inbox) is not None:
         return None
-    start, length = frame_size(inbox)
-    if len(inbox) < start + length:
+    length, *_, call_length = _HEADER.unpack_from(inbox)
+    if len(inbox) < _HEADER.size + call_length + length:
         return None
-    frame = decode_frame(inbox, 0, bytes(inbox[start : start + length]))
+    frame, start, _ = decode_frame(inbox)
+    frame.body = bytes(inbox[start : start + length])
     del inbox[: start + length]
     frame.arrived = time.monotonic()
     return frame
@@ -134,9 +130,10 @@ def decode_bundle(body: bytes) -> dict[int, Frame]:
     while offset < len(body):
         (member,) = _MEMBER.unpack_from(body, offset)
         offset += _MEMBER.size
-        header, length = frame_size(body, offset)
-        frames[member] = decode_frame(body, offset, body[offset + header : offset + header + length])
-        frames[member].arrived = time.monotonic()
+        frame, header, length = decode_frame(body, offset)
+        frame.body = body[offset + header : offset + header + length]
+        frame.arrived = time.monotonic()
+        frames[member] = frame
         offset += header + length
     return frames
 

@@ -10,11 +10,10 @@ import mmap
 import struct
 import threading
 import time
-from collections.abc import Sequence
 from typing import Final
 
 from rankwise._comm.control.page_memory import PageMemory
-from rankwise._comm.control.protocol import Frame, FrameKind, decode_frame, frame_size
+from rankwise._comm.control.protocol import Frame, FrameKind, decode_frame
 
 _FRAME_BYTES: Final = 8192
 _REASON_BYTES: Final = 4096
@@ -61,6 +60,8 @@ class Window:
     Attributes:
         number: The number of the window in the page.
         verdict_slot: The index of the slot of the verdict.
+        finished: For each slot the last exchange that the member has finished: it reads nothing of it any more.
+        sleeping: For each slot whether the member sleeps until it is woken, or is about to.
     """
 
     def __init__(self, memory: PageMemory, number: int, num_members: int) -> None:
@@ -82,8 +83,8 @@ class Window:
         self._words = self._view[: _words_bytes(num_members)].cast("Q")
         firsts = range(_FIRST_WORD, _FIRST_WORD + _ROWS * self._slots, self._slots)
         self._rows = [self._words[first : first + self._slots] for first in firsts]
-        *self._frames, self._ring, self._problem, self._finished = self._rows[:5]
-        self._left, self._is_large, self._sleeping, self._written_at = self._rows[5:]
+        *self._frames, self._ring, self._problem, self.finished = self._rows[:5]
+        self._left, self._is_large, self.sleeping, self._written_at = self._rows[5:]
         self._starts = [_words_bytes(num_members) + slot * _SLOT_BYTES for slot in range(self._slots)]
         self._own_lock = threading.Lock()
         self._own_lock.acquire()
@@ -102,9 +103,10 @@ class Window:
         self._written_at[slot] = time.monotonic_ns()
         data = frame.encode()
         if has_room:
-            self._free_before(sequence - 1)
-            header, _ = frame_size(data)
+            if self._written:
+                self._free_before(sequence - 1)
             if len(data) > _FRAME_BYTES:
+                header = len(data) - len(frame.body)
                 self._is_large[slot] = 1
                 self._write_behind(self._body_offset(slot, parity), data[header:], sequence)
                 data = data[:header]
@@ -124,18 +126,22 @@ class Window:
         if self._frames[parity][slot] != sequence:
             return self._read_ring(slot, sequence)
         start = self._starts[slot] + parity * _FRAME_BYTES
-        header, length = frame_size(self._view, start)
+        frame, header, length = decode_frame(self._view, start)
         if header + length <= _FRAME_BYTES:
-            body = bytes(self._view[start + header : start + header + length])
+            frame.body = bytes(self._view[start + header : start + header + length])
         else:
-            body = self._memory.read(self._body_offset(slot, parity), length)
-        return decode_frame(self._view, start, body)
+            frame.body = self._memory.read(self._body_offset(slot, parity), length)
+        return frame
 
     def num_arrived(self, sequence: int) -> int:
         """Return how many slots have a frame of an exchange, which this member has not finished."""
         if not self._words[_ANY_RING]:
             return self._frames[sequence & 1].tolist().count(sequence)
         return sum(self.has_arrived(slot, sequence) for slot in range(self._slots))
+
+    def has_arrivals(self, sequence: int, num_arrived: int) -> bool:
+        """Return whether not exactly so many slots have a frame of an exchange, as `num_arrived` returned."""
+        return self.num_arrived(sequence) != num_arrived
 
     def has_arrived(self, slot: int, sequence: int) -> bool:
         """Return whether there is a frame of an exchange, which this member has not finished."""
@@ -151,7 +157,8 @@ class Window:
         else:
             start = self._starts[slot] + (last & 1) * _FRAME_BYTES
             data = bytes(self._view[start : start + _FRAME_BYTES])
-        return decode_frame(data, 0, b"").call
+        frame, _, _ = decode_frame(data)
+        return frame.call
 
     def ongoing_call(self, slot: int) -> tuple[str, int, float] | None:
         """Return the call that a member has entered and not finished; None if there is none. Any thread may ask.
@@ -160,31 +167,17 @@ class Window:
             The text of the call, the number of the exchange, and when it began, on the monotonic clock.
         """
         sequence = self._last_entered(slot)
-        if sequence <= self._finished[slot]:
+        if sequence <= self.finished[slot]:
             return None
         call = self.last_call(slot), sequence, self._written_at[slot] / 1e9
         _fence()
         # Otherwise it has written over a part of it.
-        return call if self._last_entered(slot) == sequence > self._finished[slot] else None
-
-    def set_sleeping(self, slot: int, *, is_sleeping: bool) -> None:
-        """Record that a member sleeps until it is woken, before it looks a last time whether it has to."""
-        self._sleeping[slot] = is_sleeping
-        if is_sleeping:
-            self.fence()
-
-    def sleeping(self, slots: Sequence[int]) -> list[int]:
-        """Return those of some members that sleep."""
-        return [slot for slot in slots if self._sleeping[slot]]
+        return call if self._last_entered(slot) == sequence > self.finished[slot] else None
 
     def set_finished(self, slot: int, sequence: int) -> None:
         """Record that a member reads nothing any more of an exchange and those before it."""
         self.fence()
-        self._finished[slot] = sequence
-
-    def finished(self) -> list[int]:
-        """Return for each slot the last exchange that the member has finished."""
-        return self._finished.tolist()
+        self.finished[slot] = sequence
 
     def has_problem(self, sequence: int) -> bool:
         """Return whether a member may have failed in an exchange, may have timed out in it, or has left."""
@@ -263,9 +256,9 @@ class Window:
 
     def _read_ring(self, slot: int, sequence: int) -> Frame:
         offset = self._entry_offset(slot, sequence)
-        data = self._memory.read(offset, _FRAME_BYTES)
-        header, length = frame_size(data)
-        return decode_frame(data, 0, self._memory.read(offset + header, length))
+        frame, header, length = decode_frame(self._memory.read(offset, _FRAME_BYTES))
+        frame.body = self._memory.read(offset + header, length)
+        return frame
 
     def _write_behind(self, offset: int, data: bytes, sequence: int) -> None:
         if offset in self._written:
