@@ -21,7 +21,7 @@ from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGrou
 from rankwise._comm.control.rank_state import RankState
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.gloo_threads import await_idle_threads
-from rankwise._comm.work_queue import has_pending_works
+from rankwise._comm.work_queue import busy_queues
 from rankwise.errors import CollectiveError, RankwiseError
 
 # The ids of groups of two ranks that communicate alone begin here, beyond those of other groups.
@@ -193,7 +193,7 @@ class GroupRegistry:
         # One look proves nothing: the rank may have finished here, with its frame still on the way, and gone on to the
         # other group. At the second look the frame would have arrived. And only calls of main threads count: with a
         # group for each thread, or non-blocking calls pending, a rank may wait in several groups without a deadlock.
-        is_main = threading.current_thread() is threading.main_thread() and not has_pending_works()
+        is_main = threading.current_thread() is threading.main_thread() and not busy_queues
         for other in list(self.channels.values()) if is_main else ():
             with try_lock(None if other is channel else other) as locked:
                 if locked is None:

@@ -19,9 +19,9 @@ from rankwise._comm.work import UntakenWorks, Work, WorkState
 
 T = TypeVar("T")
 
-# The queues that were used, and whose group was not closed; and those with pending calls.
+# The queues of this process with pending calls; and those that were used, and whose group was not closed.
+busy_queues: Final[set[WorkQueue]] = set()
 _open_queues: Final[set[WorkQueue]] = set()
-_busy_queues: Final[set[WorkQueue]] = set()
 
 
 class WorkQueue:
@@ -61,12 +61,12 @@ class WorkQueue:
             self._works.append((state, work))
             if self._untaken.thread is None:
                 self._untaken.thread = thread
-                _busy_queues.add(self)
+                busy_queues.add(self)
                 try:
                     thread.start()
                 except BaseException:
                     self._untaken.thread = None
-                    _busy_queues.discard(self)
+                    busy_queues.discard(self)
                     self._works.pop()
                     raise
             self._last = state
@@ -110,17 +110,12 @@ class WorkQueue:
             with self._lock:
                 if not self._works:
                     self._untaken.thread = self._running = None
-                    _busy_queues.discard(self)
+                    busy_queues.discard(self)
                     return
                 self._running, work = self._works.popleft()
                 self._untaken.running = self._running.text
             work.execute()
             del work  # and with it the result, if nothing else refers to it
-
-
-def has_pending_works() -> bool:
-    """Return whether a non-blocking call of any group is pending in this process."""
-    return bool(_busy_queues)
 
 
 def _finish_at_interpreter_exit() -> None:
@@ -134,7 +129,7 @@ def _finish_at_interpreter_exit() -> None:
 
 def _forget_in_forked_child() -> None:
     _open_queues.clear()
-    _busy_queues.clear()
+    busy_queues.clear()
 
 
 atexit.register(_finish_at_interpreter_exit)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, TypeAlias
 
-from rankwise._comm.work_queue import has_pending_works
+from rankwise._comm.work_queue import busy_queues
 from rankwise._text import ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
@@ -191,7 +191,7 @@ class Call:
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
         """Return a frame about this call."""
         # With non-blocking calls pending, a rank may wait in several groups without a deadlock.
-        main = threading.current_thread() is threading.main_thread() and not has_pending_works()
+        main = threading.current_thread() is threading.main_thread() and not busy_queues
         return Frame(kind, self.text, self.digest(), body, main)
 
 

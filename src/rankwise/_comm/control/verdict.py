@@ -63,20 +63,16 @@ def conclude(ranks: Sequence[int], frames: Mapping[int, Frame], combine: Combine
         frames: Their frames, by group rank; some may be missing if one of the others reports an error.
         combine: Computes the result.
     """
-    error = reported_error(ranks, frames)
-    if error is not None:
-        bodies = [frame.body for frame in frames.values() if frame.kind is FrameKind.WAITING_IN_OTHER_GROUP]
-        return Verdict(Outcome.ERROR, error=error, waiting=[pickle.loads(body) for body in bodies])
     members = range(len(ranks))
-    first = frames[0]
-    if first.kind is FrameKind.DETAILS:
-        details = [pickle.loads(frames[member].body) for member in members]
-        return Verdict(Outcome.ERROR, error=mismatch_error(ranks, details))
-    digest = first.digest
-    for frame in frames.values():
-        if frame.digest != digest:
+    if all(frame.kind is FrameKind.CALL for frame in frames.values()):
+        if len({frame.digest for frame in frames.values()}) > 1:
             return Verdict(Outcome.DIFFERENT)
-    return combined([frames[member].body for member in members], combine)
+        return combined([frames[member].body for member in members], combine)
+    error = reported_error(ranks, frames)
+    if error is None:
+        error = mismatch_error(ranks, [pickle.loads(frames[member].body) for member in members])
+    bodies = [frame.body for frame in frames.values() if frame.kind is FrameKind.WAITING_IN_OTHER_GROUP]
+    return Verdict(Outcome.ERROR, error=error, waiting=[pickle.loads(body) for body in bodies])
 
 
 def combined(bodies: Sequence[bytes], combine: Combine | None) -> Verdict:
