@@ -203,3 +203,21 @@ def test_closing_in_another_thread_ends_an_exchange(group: list[Member]) -> None
     _, error = in_threads(run, 2)
     assert isinstance(error, rw.CollectiveError)
     assert "this rank has left the group, in another thread" in str(error)
+
+
+def test_a_call_that_begins_after_the_channel_was_closed_raises(group: list[Member]) -> None:
+    """Another thread has closed it after this one had found it."""
+    group[1].channel.close("closed in another thread")
+    buffer = memoryview(bytearray(8))
+
+    def use(number: int) -> None:
+        if number == 0:
+            agree(group[1])
+        else:
+            group[1].channel.transfer({0: buffer}, {}, timeout=20.0)
+
+    for error in in_threads(use, 2):
+        assert isinstance(error, rw.CollectiveError), error
+        assert "this rank has left the group, in another thread" in str(error)
+    assert list(group[1].links.channels) == []
+    group[1].channel.close("again")

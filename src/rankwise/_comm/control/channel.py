@@ -220,12 +220,16 @@ class Channel(ABC):
             self._links.interrupt()
 
     def _free_if_closed(self) -> None:
-        """Free what the channel has, if it was closed and no thread uses it."""
-        if self.closed and not self._freed and self.lock.acquire(blocking=False):
-            with self._freeing:
-                self._freed = True
-                self._free()
-            self._links.close_channel()
+        if not self.closed or not self.lock.acquire(blocking=False):
+            return
+        try:
+            if not self._freed:
+                with self._freeing:
+                    self._freed = True
+                    self._free()
+                self._links.close_channel()
+        finally:
+            self.lock.release()  # for a thread that has found the channel before it was closed: it raises
 
     @abstractmethod
     def _leave(self, reason: str) -> None: ...
