@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from rankwise._comm.control import connect, route
+from rankwise._comm.control import connect
+from rankwise._comm.control import route as frame_route
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.page_channel import PageChannel
 from tests.comm import members
@@ -21,26 +22,33 @@ def no_page(*_: Any, **_more: Any) -> None:
 
 
 def network_of_a_pair() -> str:
-    """Stand for the network of a host: the first two members are on one, and the third one is on another."""
+    """Stand for the network of a host: each has two members, but the last one may have one."""
     return str(int(threading.current_thread().name) // 2)
 
 
 @pytest.fixture(params=["page", "sockets", "led sockets", "several hosts", "led hosts"])
-def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Links]]:
-    """The connected ranks of a session."""
-    if request.param == "several hosts":
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the ranks of a session agree."""
+    route: str = request.param
+    if route == "several hosts":
         monkeypatch.setattr(connect, "network_id", lambda: threading.current_thread().name)
-    if request.param == "led hosts":
+    if route == "led hosts":
         monkeypatch.setattr(connect, "network_id", network_of_a_pair)
-    if request.param.startswith("led"):
-        monkeypatch.setattr(route, "MAX_DIRECT_SIZE", 1)
-    if request.param != "page":
+    if route.startswith("led"):
+        monkeypatch.setattr(frame_route, "MAX_DIRECT_SIZE", 1)
+    if route != "page":
         monkeypatch.setattr(connect, "share_page", no_page)
-    store = HashStore()
-    connected: list[Links] = members.in_threads(lambda group_rank: members.connect(group_rank, store))
+    return route
+
+
+@pytest.fixture
+def links(request: pytest.FixtureRequest, route: str) -> Iterator[list[Links]]:
+    """The connected ranks of a session: three, or as many as the test passes as a parameter."""
+    store, size = HashStore(), getattr(request, "param", members.SIZE)
+    connected: list[Links] = members.in_threads(lambda group_rank: members.connect(group_rank, store, size), size)
     for own in connected:
-        assert own.same_host is ("hosts" not in request.param)
-        assert (own.page is not None) is (request.param == "page")
+        assert own.same_host is ("hosts" not in route)
+        assert (own.page is not None) is (route == "page")
     yield connected
     for own in connected:
         own.close()

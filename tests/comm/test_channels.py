@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import socket
+import threading
 import time
 
 import pytest
@@ -92,6 +93,30 @@ def test_frames_that_arrive_together_with_data_are_read(group: list[Member]) -> 
 
     assert [type(result) for result in in_threads(exchange)] == [Verdict] * SIZE
     assert buffer == data
+
+
+@pytest.mark.parametrize("route", ["sockets"], indirect=True)
+def test_threads_of_two_groups_keep_a_connection_registered(
+    group: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread stops to wait for a connection while another one begins to."""
+    links, entered = group[0].links, threading.Event()
+    peer, unregister = links.peer(11), links.loop.unregister
+
+    def unregister_late(connection: socket.socket) -> None:
+        entered.set()
+        time.sleep(0.1)  # so that the other thread is here as well, unless it waits for this one
+        unregister(connection)
+
+    monkeypatch.setattr(links.loop, "unregister", unregister_late)
+
+    def update(thread: int) -> None:
+        assert not thread or entered.wait(100)
+        peer._incoming = None if thread else (0, 8)  # data of the group: only a transfer reads it
+        links.update_interest(peer)
+
+    assert in_threads(update, 2) == [None, None]
+    assert_connected(group)
 
 
 def test_the_reason_of_a_member_that_left_is_in_the_error(group: list[Member]) -> None:

@@ -17,7 +17,7 @@ from rankwise._comm.control.protocol import Failure, Frame, FrameKind
 from rankwise._comm.control.window import RING_ENTRIES
 from tests.comm.members import CALL, RANKS, SIZE, Member, agree, assert_connected, in_threads, open_group
 
-pytestmark = pytest.mark.parametrize("links", ["page"], indirect=True)
+pytestmark = pytest.mark.parametrize("route", ["page"], indirect=True)
 
 
 def fail(member: Member, traceback: str = "trace") -> None:

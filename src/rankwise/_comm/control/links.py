@@ -83,8 +83,9 @@ class Links:
         self._freed = False
         self._unidentified: list[socket.socket] = []  # accepted, but their greeting has not arrived
         self._peers: dict[int, Peer] = {}
-        # The interest of the event loop in each peer: whether it reads, and writes.
+        # The interest of the event loop in each peer: whether it reads, and writes. Threads of two groups update it.
         self._interest: dict[int, tuple[bool, bool]] = {}
+        self._interest_lock = threading.RLock()
         for other, connection in connections.items():
             self._add(other, connection)
         if page is not None:
@@ -118,17 +119,18 @@ class Links:
 
     def update_interest(self, peer: Peer) -> None:
         """Make the event loop wait for what can be read from a peer, and sent to it, now."""
-        wanted = peer.is_readable, peer.is_writable
-        if wanted == self._interest.get(peer.rank, _NO_INTEREST):
-            return
-        self._interest[peer.rank] = wanted
-        if wanted == _NO_INTEREST:
-            self.loop.unregister(peer.connection)
-        else:
-            reads, writes = wanted
-            self.loop.register(
-                peer.connection, partial(self.receive, peer) if reads else None, peer.flush if writes else None
-            )
+        with self._interest_lock:
+            wanted = peer.is_readable, peer.is_writable
+            if wanted == self._interest.get(peer.rank, _NO_INTEREST):
+                return
+            self._interest[peer.rank] = wanted
+            if wanted == _NO_INTEREST:
+                self.loop.unregister(peer.connection)
+            else:
+                reads, writes = wanted
+                self.loop.register(
+                    peer.connection, partial(self.receive, peer) if reads else None, peer.flush if writes else None
+                )
 
     def receive(self, peer: Peer) -> None:
         """Read the frames that have arrived from a peer."""
