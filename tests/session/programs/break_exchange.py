@@ -1,6 +1,7 @@
-"""Collectives in ranks that are stopped, killed or interrupted at a step of an exchange; each prints how it ended.
+"""A rank is stopped or killed at a point of an exchange; each prints how this call ended, and the next one.
 
-Arguments: the step, the rank, and the way ("stop", "kill"). A stopped rank is continued by another process.
+Arguments: the point, the rank, "stop" or "kill", and a folder. A stopped rank continues when the call of all others has
+ended, so if one of them waited for it, none of them would end.
 """
 
 from __future__ import annotations
@@ -8,50 +9,63 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import torch
 
 import rankwise as rw
 from rankwise._comm.control.page_channel import PageChannel
+from rankwise._comm.control.peer import Peer
 from rankwise._comm.control.window import Window
 
-step, who, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-owners: dict[str, Any] = {
-    "_enter": PageChannel,
-    "_finish": PageChannel,
-    "_publish": PageChannel,
-    "_verdict": PageChannel,
-    "_accepted": PageChannel,
-    "_wake_others": PageChannel,
-    "write": Window,
-    "fence": Window,
+# The class, its method, and whether the rank stops after the first call of it.
+POINTS: dict[str, tuple[type, str, bool]] = {
+    "before its frame": (Window, "write", False),
+    "after its frame": (Window, "write", True),
+    "before the verdict": (PageChannel, "_publish", False),
+    "after the verdict": (PageChannel, "_publish", True),
+    "before reading": (Window, "read", False),
+    "after reading": (Window, "read", True),
+    "in data": (Peer, "send_data", True),
 }
+point, who, way, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+owner, name, is_after = POINTS[point]
+original = getattr(owner, name)
 
 
-def outcome(value: int) -> str:
+def broken(self: Any, *args: Any, **more: Any) -> Any:
+    """Stop, or die, before or after the method, once."""
+    setattr(owner, name, original)
+    result = original(self, *args, **more) if is_after else None
+    os.kill(os.getpid(), signal.SIGSTOP if way == "stop" else signal.SIGKILL)
+    return result if is_after else original(self, *args, **more)
+
+
+def outcome(call: Callable[[], object]) -> str:
     try:
-        return str(rw.all_reduce(value))
+        return f"result {call()}"
     except rw.CollectiveError as error:
         return f"{type(error).__name__} {error}".replace("\n", " ")
 
 
-with rw.init(timeout=float(sys.argv[4])):
-    rank = rw.get_rank()
-    rw.barrier()
-    original = getattr(owners[step], step)
-    places = iter(range(100))
+def first() -> object:
+    if point == "in data":
+        return rw.all_reduce(torch.ones(1_000_000))[0].item()
+    return rw.barrier(timeout=1.0)
 
-    def broken(self: Any, *args: Any, **more: Any) -> Any:
-        place = next(places)
-        if place == 0 and "before" in sys.argv[5]:
-            os.kill(os.getpid(), signal.SIGSTOP if way == "stop" else signal.SIGKILL)
-        result = original(self, *args, **more)
-        if place == 0 and "after" in sys.argv[5]:
-            os.kill(os.getpid(), signal.SIGSTOP if way == "stop" else signal.SIGKILL)
-        return result
 
+torch.set_num_threads(1)
+with rw.init(timeout=10 if point == "in data" else 150):
+    rank, size = rw.get_rank(), rw.get_world_size()
+    processes = rw.all_gather(os.getpid())
+    rw.all_reduce(torch.ones(1_000_000))  # connects the ranks
     if rank == who:
-        setattr(owners[step], step, broken)
-    print("first", outcome(1), flush=True)
-    setattr(owners[step], step, original)
-    print("second", outcome(2), flush=True)
-    print("third", outcome(3), flush=True)
+        setattr(owner, name, broken)
+    print(outcome(first), flush=True)
+    if rank != who and way == "stop":
+        (folder / str(rank)).touch()
+        if len(list(folder.iterdir())) == size - 1:
+            os.kill(processes[who], signal.SIGCONT)
+    print(outcome(lambda: rw.all_reduce(1)), flush=True)
