@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.compat.adapted import PROGRAMS, adapted
+from tests.session.worlds import PROGRAMS as SESSION_PROGRAMS
 from tests.session.worlds import clean_environ
 
 HERE = Path(__file__).parent
+SCALE = str(SESSION_PROGRAMS / "scale.py")
 NEEDED = ("unshare", "ip", "mount", "hostname")
 
 needs_namespaces = pytest.mark.skipif(
@@ -74,3 +76,11 @@ def test_a_rank_that_dies_on_one_machine_ends_the_world_on_both(tmp_path: Path) 
     ended = on_two_hosts(tmp_path, command, str(PROGRAMS / "die_in_barrier.py"))
     assert "rank 3 of 4 on right was killed by SIGKILL" in ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["0 ended with 1", "1 ended with 137"], ended.stderr
+
+
+@pytest.mark.slow
+def test_groups_within_and_across_hosts_when_a_rank_is_killed(tmp_path: Path) -> None:
+    """Two ranks on each host; the last one is killed, and the ranks of the first host go on in their group."""
+    start = 'RANK=$((2 * HOST + LOCAL)) WORLD_SIZE=4 MASTER_ADDR=left MASTER_PORT=29500 "$PYTHON" "$1" two_hosts &'
+    ended = on_two_hosts(tmp_path, f"for LOCAL in 0 1; do {start} done; wait", SCALE)
+    assert ended.stdout == "named\n" * 3, ended.stderr
