@@ -88,3 +88,10 @@ def test_a_rank_that_fails_between_the_meeting_and_the_end_of_joining_is_named(h
         assert f"rank {who}" in process.stdout
         if how == "raises":
             assert f"rank {who}: RuntimeError: the driver has no memory" in process.stdout
+
+
+def test_a_rank_that_dies_while_torch_makes_a_group_is_named() -> None:
+    port = free_port()
+    killed, other = run_ranks("die_in_new_group.py", [plain(rank, 2, port) for rank in range(2)])
+    assert killed.returncode == -9, killed.stderr
+    assert other.stdout.startswith(f"new_group failed on rank 1 of 2: rank 0 {CAUSES['killed']}"), other

@@ -118,8 +118,8 @@ def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.Pr
         except (RuntimeError, ValueError) as error:
             if not dist.is_initialized():
                 raise NotJoinedError.destroyed() from error
+            why = registry.dead_ranks() or "a rank died, or did not take part in time"
             raise CollectiveError(
-                f"new_group failed on rank {registry.rank} of {len(registry.ranks)}: a rank died, or did not take part "
-                f"in time. torch reports: {error}"
+                f"new_group failed on rank {registry.rank} of {len(registry.ranks)}: {why}. torch reports: {error}"
             ) from error
     return group if isinstance(group, dist.ProcessGroup) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ from rankwise.errors import CollectiveError, RankwiseError
 
 # The ids of groups of two ranks that communicate alone begin here, beyond those of other groups.
 PAIRS: Final = 1 << 62
+# After torch has failed, wait so long for the report that a rank has died, which may be why.
+_CAUSE_SECONDS: Final = 0.5
 
 
 @dataclass(kw_only=True)
@@ -134,6 +137,16 @@ class GroupRegistry:
             return [RankState(rank, self.find_dead_ranks([rank]), []) for rank in self.ranks]
         links.loop.wait(links.loop.num_events, 0.0)  # handles what has arrived
         return [links.state(rank) for rank in self.ranks]
+
+    def dead_ranks(self) -> str:
+        """Return the ranks of the session that have died or left, with reasons; "" if none is found within a moment."""
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while True:
+            with try_lock(self.channels.get(0)) as channel:
+                dead = "" if channel is None else channel.dead_ranks()
+            if dead or time.monotonic() > deadline:
+                return dead
+            time.sleep(_CAUSE_SECONDS / 50)
 
     def moves_data_itself(self) -> bool:
         """Return whether groups need no process group: all tensors are on the CPU, and all ranks on this host."""
