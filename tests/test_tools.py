@@ -77,3 +77,11 @@ def test_paths_of_other_collectives_are_found(session: rw.Session) -> None:
     for operation in hops.OPERATIONS[1:]:
         paths = hops.shortest_path(operation)
         assert all(len(path) > 1 and path[0].depth == 0 for path in paths.values()), operation
+
+
+def test_an_exception_has_four_forms_on_its_way_to_the_terminal() -> None:
+    forms = hops.forms_of_failure()
+    assert forms["rank 1"][0] == "ValueError", "the original"
+    assert {form for of_process in forms.values() for form in of_process} == {
+        "ValueError", "RemoteRankError", "RankFailure", "RankFailedError",
+    }  # fmt: skip

@@ -3,15 +3,22 @@
 python -m tools.hops                      # a 16-byte all_reduce on 2 ranks
 python -m tools.hops barrier --ranks 4
 python -m tools.hops all_reduce --quiet   # the numbers alone
+python -m tools.hops --failure            # the forms of an exception of one rank, on the way to the terminal
 
 Counted are the Python functions that run in the calling thread and whose code is in the package, each once. Their
 comprehensions are not: newer versions of Python run those in the function itself.
+
+A form of an exception is a class, an exception or one of rankwise's, of which an object in a local variable of rankwise
+has the exception's message in its own text or attributes. Pickled values are not, nor objects that only refer to one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +28,14 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
+from rankwise.extend.collectives import collective
 
 OPERATIONS = ("all_reduce", "all_reduce_number", "barrier", "broadcast", "all_gather")
 # The first calls import modules and fill caches. Of the others the shortest counts: how often a rank looks for the
 # frames of the others depends on the scheduler.
 WARM_UP = 3
 CALLS = 20
+MESSAGE = "this batch has no data"
 _FOLDERS = {"rankwise": Path(rw.__file__).parent, "torch": Path(torch.__file__).parent}
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
@@ -122,12 +131,65 @@ def measure(operation: str) -> dict[str, list[Hop]]:
         return shortest_path(operation)
 
 
+def record_forms(add: Callable[[str], object]) -> None:
+    """Pass the name of each form of `fail`'s exception to a function, from now on in this thread, maybe repeatedly."""
+    prefix = f"{_FOLDERS['rankwise']}/"
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "return" and frame.f_code.co_filename.startswith(prefix):
+            for value in (*frame.f_locals.values(), argument):
+                if _is_form(value):
+                    add(type(value).__name__)
+
+    sys.setprofile(profile)
+
+
+def _is_form(value: object) -> bool:
+    kind = type(value)
+    if isinstance(value, BaseException):
+        return MESSAGE in str(value)
+    if kind.__module__.partition(".")[0] != "rankwise":
+        return False
+    names = {*getattr(value, "__dict__", ()), *getattr(kind, "__slots__", ())}
+    return any(isinstance(text := getattr(value, name, None), str) and MESSAGE in text for name in names)
+
+
+def fail(folder: str) -> None:
+    """Raise on rank 1 before it can take part in a collective, with the forms of each rank in a file of its name."""
+    rw.init()
+    file = os.open(Path(folder) / f"rank {rw.get_rank()}", os.O_WRONLY | os.O_CREAT)
+    record_forms(lambda form: os.write(file, f"{form}\n".encode()))
+    with collective("check") as members:
+        if rw.get_rank() == 1:
+            raise ValueError(MESSAGE)
+        members.verify()
+
+
+def forms_of_failure() -> dict[str, list[str]]:
+    """Return the classes that an exception of rank 1 passes through, in each of three processes."""
+    launcher: list[str] = []
+    record_forms(launcher.append)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            with contextlib.suppress(rw.RankFailedError):
+                rw.launch(fail, folder, nproc=2)
+            found = {path.name: path.read_text().split() for path in sorted(Path(folder).iterdir(), reverse=True)}
+    finally:
+        sys.setprofile(None)
+    return {process: list(dict.fromkeys(forms)) for process, forms in {**found, "launcher": launcher}.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operation", nargs="?", choices=OPERATIONS, default="all_reduce")
     parser.add_argument("--ranks", type=int, default=2, metavar="N")
     parser.add_argument("--quiet", action="store_true", help="print the numbers alone")
+    parser.add_argument("--failure", action="store_true", help="the forms of an exception of a rank instead")
     arguments = parser.parse_args()
+    if arguments.failure:
+        for process, forms in forms_of_failure().items():
+            print(f"{process}: {', '.join(forms)}")
+        return
     of_ranks = rw.launch(measure, arguments.operation, nproc=arguments.ranks)
     for package in _FOLDERS:
         hops = max((paths[package] for paths in of_ranks), key=len)

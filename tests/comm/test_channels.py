@@ -12,14 +12,16 @@ import time
 import pytest
 
 import rankwise as rw
-from rankwise._comm.control.protocol import Call, Failure, Frame, FrameKind
+from rankwise._comm.control.protocol import Call, Frame, FrameKind
 from rankwise._comm.control.verdict import Outcome, Verdict
 from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, in_threads
 
 
-def failed() -> Frame:
+def failed(member: Member) -> Frame:
     """Return the frame of a member that has raised."""
-    return Frame(FrameKind.FAILED, CALL, body=pickle.dumps(Failure("node", "ValueError: bad batch", "x" * 800)))
+    rank = member.channel.ranks[member.channel.own]
+    error = rw.RemoteRankError(rank=rank, host="node", raised="ValueError: bad batch", traceback="x" * 800)
+    return Frame(FrameKind.FAILED, CALL, body=pickle.dumps(error))
 
 
 def host_suffix(group: list[Member]) -> str:
@@ -161,7 +163,7 @@ def test_a_failure_ends_an_exchange_without_waiting_for_the_rest(group: list[Mem
     """Whoever fails, and whoever waits; the one that comes last raises too, and the next exchange works."""
     for odd in range(SIZE):
         with group[odd].channel.held():
-            group[odd].channel.post(failed(), timeout=100.0)
+            group[odd].channel.post(failed(group[odd]), timeout=100.0)
         first, last = (member for member in range(SIZE) if member != odd)
         for member in (last, first):
             errors = in_threads(lambda _: agree(group[member]), 1)  # noqa: B023
@@ -174,7 +176,7 @@ def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]
     for _ in range(3000):
         for member in group:
             with member.channel.held():
-                member.channel.post(failed(), timeout=100.0)
+                member.channel.post(failed(member), timeout=100.0)
     assert stored_bytes(group) < 50_000
     assert_connected(group)
 
@@ -184,13 +186,13 @@ def test_a_member_that_fails_repeatedly_waits_for_members_that_read_nothing(grou
         with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks? 1.* read nothing for 0\.2 s"):  # noqa: SIM117
             with group[member].channel.held():
                 for _ in range(100_000):
-                    group[member].channel.post(failed(), timeout=0.2)
+                    group[member].channel.post(failed(group[member]), timeout=0.2)
         posted = group[member].channel.sequence
 
         def catch_up(group_rank: int) -> Outcome:
             for _ in range(posted - group[group_rank].channel.sequence):  # noqa: B023
                 with group[group_rank].channel.held():
-                    group[group_rank].channel.post(failed(), timeout=100.0)
+                    group[group_rank].channel.post(failed(group[group_rank]), timeout=100.0)
             return agree(group[group_rank]).outcome
 
         assert in_threads(catch_up) == [Outcome.AGREED] * SIZE

@@ -13,7 +13,7 @@ import pytest
 import rankwise as rw
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.page_memory import PageMemory
-from rankwise._comm.control.protocol import Failure, Frame, FrameKind
+from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.window import RING_ENTRIES
 from tests.comm.members import CALL, RANKS, SIZE, Member, agree, assert_connected, in_threads, open_group
 
@@ -22,9 +22,15 @@ pytestmark = pytest.mark.parametrize("route", ["page"], indirect=True)
 
 def fail(member: Member, traceback: str = "trace") -> None:
     """Raise in a call, as a rank does that catches the exception."""
-    body = pickle.dumps(Failure("node", "ValueError: bad batch", traceback))
     with member.channel.held():
-        member.channel.post(Frame(FrameKind.FAILED, CALL, body=body), timeout=100.0)
+        member.channel.post(failed(member, traceback), timeout=100.0)
+
+
+def failed(member: Member, traceback: str = "trace") -> Frame:
+    """Return the frame of a member that has raised."""
+    rank = member.channel.ranks[member.channel.own]
+    error = rw.RemoteRankError(rank=rank, host="node", raised="ValueError: bad batch", traceback=traceback)
+    return Frame(FrameKind.FAILED, CALL, body=pickle.dumps(error))
 
 
 def memory_bytes(member: Member) -> int:
@@ -78,10 +84,9 @@ def test_timeouts_of_members_that_are_ahead_are_raised_on_the_late_one(group: li
 
 
 def test_a_member_that_is_too_far_ahead_leaves_the_group(group: list[Member]) -> None:
-    body = pickle.dumps(Failure("node", "ValueError: bad batch", "trace"))
     with group[1].channel.held(), pytest.raises(rw.CollectiveError, match="this rank has left the group"):
         for _ in range(2 * RING_ENTRIES):
-            group[1].channel.post(Frame(FrameKind.FAILED, CALL, body=body))
+            group[1].channel.post(failed(group[1]))
 
 
 def test_groups_that_are_closed_leave_nothing(group: list[Member]) -> None:

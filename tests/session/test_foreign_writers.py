@@ -39,7 +39,7 @@ def test_what_another_user_writes_into_the_store_leads_no_rank_to_unpickle_it(ho
         ("[" * 60_000, "cannot be read in the store"),
         ('{"rank": 0}', "cannot be read in the store"),
         (
-            '{"failed": true, "rank": 0, "host": "h\\u001b[2J", "raised": "x", "traceback": ""}',
+            '{"rank": 0, "host": "h\\u001b[2J", "raised": "x", "traceback": ""}',
             r"rank 0 on h\\x1b\[2J raised x",
         ),
     ],

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from rankwise._launch.launched_rank import LaunchedRank
@@ -65,7 +66,7 @@ def _failed_before(rank: LaunchedRank, time_ns: int) -> bool:
     if not rank.result.status:
         return False
     # Most interrupted ranks raise KeyboardInterrupt; the others raise an error because those have left. Neither counts.
-    raised = rank.result.status > 0 and rank.result.traceback and not rank.result.consequence
+    raised = rank.result.status > 0 and rank.result.failure and not rank.result.consequence
     return rank.result.time_ns < time_ns or bool(raised)
 
 
@@ -127,18 +128,14 @@ def _ended_ns(rank: LaunchedRank) -> int:
 
 
 def _failure(number: int, rank: LaunchedRank) -> RankFailure:
-    raised = "" if rank.result is None else rank.result.raised
-    traceback = "" if rank.result is None else rank.result.traceback
     exitcode = rank.exitcode or 0
     if rank.result is not None and rank.result.status and (-exitcode in rank.signals or rank.lingers):
         exitcode = rank.result.status  # it was stopped while it was ending by itself
+    if rank.result is not None and rank.result.failure is not None:
+        return replace(rank.result.failure, exitcode=exitcode, stopped=rank.was_stopped)
+    crash = rank.crash.decode(errors="replace") if rank.has_crashed else ""
     return RankFailure(
-        rank=number,
-        host=socket.gethostname(),
-        exitcode=exitcode,
-        raised=raised,
-        traceback=traceback or (rank.crash.decode(errors="replace") if rank.has_crashed else ""),
-        stopped=rank.was_stopped,
+        rank=number, host=socket.gethostname(), exitcode=exitcode, traceback=crash, stopped=rank.was_stopped
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -35,18 +36,31 @@ def decode_line(kind: type[T], line: str | bytes) -> T:
     Raises:
         ValueError: The line does not hold such a dataclass.
     """
+    return kind(**decode_fields({field.name: str(field.type) for field in fields(kind)}, line, of=kind))
+
+
+def decode_fields(types: Mapping[str, str], line: str | bytes, *, of: type) -> dict[str, Any]:
+    """Return the fields in a line, with the control characters in strings escaped.
+
+    Args:
+        types: Their types by name: "int", "int | None", "str" or "bool".
+        line: The line.
+        of: Their class, for error messages.
+
+    Raises:
+        ValueError: The line does not hold such fields.
+    """
     value_by_name = parse_object(line)
-    expected = {field.name: str(field.type) for field in fields(kind)}
-    if value_by_name.keys() != expected.keys():
-        raise ValueError(f"its fields are not those of {kind.__name__}")
+    if value_by_name.keys() != types.keys():
+        raise ValueError(f"its fields are not those of {of.__name__}")
     for name, value in value_by_name.items():
-        if type(value) not in _TYPES[expected[name]]:
+        if type(value) not in _TYPES[types[name]]:
             raise ValueError(f"{name} is a {type(value).__name__}")
         if isinstance(value, int) and not -_INT_LIMIT <= value < _INT_LIMIT:
             raise ValueError(f"{name} is out of range")
         if isinstance(value, str):
             value_by_name[name] = printable(value)
-    return kind(**value_by_name)
+    return value_by_name
 
 
 def parse_object(line: str | bytes) -> dict[str, Any]:

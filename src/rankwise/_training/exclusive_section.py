@@ -7,17 +7,17 @@ by its closed connection, or, in groups too large for connections between all ra
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from torch.distributed import Store
 
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call, Failure
-from rankwise._net.json_lines import decode_line, encode_line
+from rankwise._comm.control.protocol import Call, remote_error
+from rankwise._net.json_lines import decode_fields
 from rankwise.errors import CollectiveError, RemoteRankError
 
 _HEARTBEAT_SECONDS: Final = 2.0
@@ -25,21 +25,9 @@ _HEARTBEAT_SECONDS: Final = 2.0
 _HEARTBEAT_TIMEOUT_SECONDS: Final = 60.0
 # The interval between two polls of the store is a tenth of the time waited so far, but within these limits.
 _POLL_SECONDS: Final = (0.001, 1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    """The result of a section, as an entry in the store.
-
-    Attributes:
-        failed: Whether the section raised an error; the other fields are those of `RemoteRankError`.
-    """
-
-    failed: bool = False
-    rank: int = 0
-    host: str = ""
-    raised: str = ""
-    traceback: str = ""
+# The entry in the store of a section that has ended without an error; else it has the attributes of the error.
+_SUCCESS: Final = "{}"
+_ATTRIBUTES: Final = {"rank": "int", "host": "str", "raised": "str", "traceback": "str"}
 
 
 class ExclusiveSection:
@@ -103,23 +91,12 @@ class ExclusiveSection:
         if self._heartbeat_thread is not None:
             self._ended.set()
             self._heartbeat_thread.join()
-        result = _Result()
-        if isinstance(error, RemoteRankError):  # another rank failed before this one: the others get the first error
-            result = _Result(
-                failed=True, rank=error.rank, host=error.host, raised=error.raised, traceback=error.traceback
-            )
-        elif error is not None:
-            failure = Failure.of(error, self._call.text)
-            result = _Result(
-                failed=True,
-                rank=self._owner_rank,
-                host=failure.host,
-                raised=failure.raised,
-                traceback=failure.traceback,
-            )
+        # If another rank failed before this one, the others get the first error.
+        if error is not None and not isinstance(error, RemoteRankError):
+            error = remote_error(error, self._owner_rank, self._call.text)
         if self._store is not None and self._readers:
             with contextlib.suppress(RuntimeError):  # the process that serves the store has ended, and so nobody waits
-                self._store.set(self._key, encode_line(result))
+                self._store.set(self._key, _encoded(error))
                 # `set` does not wait for the store, so that a later message of this rank on another connection might
                 # arrive before the entry. The reply to `check`, on the same connection, comes after the entry is there.
                 self._store.check([self._key])
@@ -134,16 +111,16 @@ class ExclusiveSection:
         if self._store is None:
             return
         try:
-            result = self._poll_result(self._store)
+            failure = self._poll_result(self._store)
         except RuntimeError as error:
             if isinstance(error, CollectiveError):
                 raise
             cause = self._comm.dead_ranks([self._owner_rank]) or "the rank that serves the store is dead"
             raise CollectiveError(f"{self._call.text} waits for rank {self._owner_rank} in vain: {cause}") from error
-        if result.failed:
-            raise RemoteRankError(rank=result.rank, host=result.host, raised=result.raised, traceback=result.traceback)
+        if failure is not None:
+            raise failure
 
-    def _poll_result(self, store: Store) -> _Result:
+    def _poll_result(self, store: Store) -> RemoteRankError | None:
         start = last_heartbeat = time.monotonic()
         heartbeats = 0
         shortest, longest = _POLL_SECONDS
@@ -169,7 +146,7 @@ class ExclusiveSection:
             for key in (self._key, f"{self._key}/readers", f"{self._key}/heartbeat"):
                 store.delete_key(key)
         try:
-            return decode_line(_Result, text)
+            return _decoded(text.decode())
         except ValueError as error:
             raise CollectiveError(
                 f"{self._call.text}: the result of rank {self._owner_rank} cannot be read in the store: {error}; "
@@ -180,3 +157,16 @@ class ExclusiveSection:
         with contextlib.suppress(RuntimeError):
             while not self._ended.wait(_HEARTBEAT_SECONDS):
                 store.add(f"{self._key}/heartbeat", 1)
+
+
+def _encoded(failure: RemoteRankError | None) -> str:
+    return _SUCCESS if failure is None else json.dumps({name: getattr(failure, name) for name in _ATTRIBUTES})
+
+
+def _decoded(entry: str) -> RemoteRankError | None:
+    """Return the error in an entry.
+
+    Raises:
+        ValueError: The entry is none of a section.
+    """
+    return None if entry == _SUCCESS else RemoteRankError(**decode_fields(_ATTRIBUTES, entry, of=RemoteRankError))

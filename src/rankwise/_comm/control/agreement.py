@@ -25,7 +25,7 @@ from torch.distributed import Store
 from rankwise._arguments import as_integer
 from rankwise._comm.buffers import require_memory_of_new
 from rankwise._comm.control.call_guard import CallGuard
-from rankwise._comm.control.protocol import Call, Details, Failure, FrameKind, mismatch_error
+from rankwise._comm.control.protocol import Call, Details, FrameKind, mismatch_error, remote_error
 from rankwise._comm.control.transports import FrameExchange, MessageTransport, Prepared
 from rankwise._comm.control.verdict import Combine, Verdict, combined
 from rankwise._comm.reduce_ops import Op
@@ -237,15 +237,15 @@ class Agreement(ABC):
             raise
         return verdict
 
-    def _verify_by_digest(self, call: Call, error: Exception | None = None) -> None:
+    def _verify_by_digest(self, call: Call, failure: RemoteRankError | None = None) -> None:
         # A failed rank takes part with a random digest: the mismatch makes all members exchange details.
-        words = _DIGEST_WORDS.unpack(call.digest() if error is None else secrets.token_bytes(_DIGEST_WORDS.size))
+        words = _DIGEST_WORDS.unpack(call.digest() if failure is None else secrets.token_bytes(_DIGEST_WORDS.size))
         # The minimum of a word, and of its complement, gives the least and the greatest word in one reduction.
         least = torch.tensor([*words, *(~word for word in words)], device=self._transport.message_device)
         self._transport.all_reduce(least, Op.MIN)()
         first, second, not_first, not_second = least.tolist()
         if (first, second) != (~not_first, ~not_second):
-            answers = self.all_gather_unverified(pickle.dumps(Details.of(call, error)))
+            answers = self.all_gather_unverified(pickle.dumps(Details.of(call, failure)))
             raise mismatch_error(self.ranks, [pickle.loads(answer) for answer in answers])
 
     def _handle_failure(self, call: Call, error: BaseException) -> None:
@@ -262,11 +262,12 @@ class Agreement(ABC):
         call.agreement_started = True
         if self.size == 1:
             return
+        failure = remote_error(error, self.ranks[self.require_member()], call.text)
         if self._exchange is not None:
-            self._exchange.post(call.frame(FrameKind.FAILED, pickle.dumps(Failure.of(error, call.text))))
+            self._exchange.post(call.frame(FrameKind.FAILED, pickle.dumps(failure)))
         else:
             with suppress(CollectiveError, RemoteRankError):
-                self._verify_by_digest(call, error)
+                self._verify_by_digest(call, failure)
 
     def _mark_broken(self, reason: str) -> None:
         """Leave the group permanently: the next step of this rank is no longer the next step of the others."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rankwise._comm.control.protocol import Frame, FrameKind
+from rankwise._comm.control.protocol import Frame, FrameKind, without_traceback
 from rankwise.errors import RankwiseError
 
 # The number of exchanges that a member may be ahead before tracebacks of its failures are dropped. Only a member that
@@ -51,7 +51,7 @@ class Inbox:
             # A frame of a finished exchange comes from a member that was late for an exchange that failed here.
             if frame.sequence >= self.first_sequence:
                 if frame.kind is FrameKind.FAILED and len(self.frames) >= _MAX_TRACEBACKS:
-                    frame.body = pickle.dumps(replace(pickle.loads(frame.body), traceback=frame.call))
+                    frame.body = without_traceback(frame.body, frame.call)
                 (self.arrivals if frame.kind is FrameKind.ARRIVED else self.frames)[frame.sequence] = frame
 
     def discard_before(self, sequence: int) -> None:

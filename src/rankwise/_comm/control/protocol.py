@@ -39,7 +39,7 @@ class FrameKind(IntEnum):
     """The kind of a frame."""
 
     CALL = 0  # the call of this rank
-    FAILED = 1  # this rank raised before it could take part; the body is a `Failure`
+    FAILED = 1  # this rank raised before it could take part; the body is the `RemoteRankError` of the others
     WAITING_IN_OTHER_GROUP = 2  # it waits in a collective of another group; the body is a `WaitingInOtherGroup`
     DETAILS = 3  # the digests differed; the body is a `Details`
     ENDED = 4  # it has ended the exchange for all; the body is the error that all raise
@@ -195,22 +195,16 @@ class Call:
         return Frame(kind, self.text, self.digest(), body, main)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The exception that a rank raised before it could take part."""
+def remote_error(error: BaseException, rank: int, call: str) -> RemoteRankError:
+    """Return what the others raise when an exception has ended the call of this rank."""
+    text = shortened("".join(traceback.format_exception(error)), _MAX_TRACEBACK)
+    return RemoteRankError(rank=rank, host=socket.gethostname(), raised=summary(error), traceback=f"{call}\n{text}")
 
-    host: str
-    raised: str
-    traceback: str
 
-    @classmethod
-    def of(cls, error: BaseException, call: str) -> Failure:
-        text = "".join(traceback.format_exception(error))
-        return cls(socket.gethostname(), summary(error), f"{call}\n{shortened(text, _MAX_TRACEBACK)}")
-
-    def as_error(self, rank: int) -> RemoteRankError:
-        """Return the exception that the other ranks raise."""
-        return RemoteRankError(rank=rank, host=self.host, raised=self.raised, traceback=self.traceback)
+def without_traceback(body: bytes, call: str) -> bytes:
+    """Return the body of a frame of a failed rank without the traceback, which takes most of it."""
+    error: RemoteRankError = pickle.loads(body)
+    return pickle.dumps(RemoteRankError(rank=error.rank, host=error.host, raised=error.raised, traceback=call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +223,11 @@ class Details:
     title: str
     site: str
     parts: Mapping[str, str]
-    failure: Failure | None = None
+    failure: RemoteRankError | None = None
 
     @classmethod
-    def of(cls, call: Call, error: BaseException | None = None) -> Details:
-        return cls(call.title, call.site, dict(call.parts()), None if error is None else Failure.of(error, call.text))
+    def of(cls, call: Call, failure: RemoteRankError | None = None) -> Details:
+        return cls(call.title, call.site, dict(call.parts()), failure)
 
 
 def reported_error(ranks: Sequence[int], frames: Mapping[int, Frame]) -> RankwiseError | None:
@@ -243,10 +237,10 @@ def reported_error(ranks: Sequence[int], frames: Mapping[int, Frame]) -> Rankwis
         ranks: The global ranks of the members.
         frames: Their frames, by group rank.
     """
-    for group_rank, frame in sorted(frames.items()):
+    for _, frame in sorted(frames.items()):
         if frame.kind is FrameKind.FAILED:
-            failure: Failure = pickle.loads(frame.body)
-            return failure.as_error(ranks[group_rank])
+            failure: RemoteRankError = pickle.loads(frame.body)
+            return failure
     if all(frame.kind is not FrameKind.WAITING_IN_OTHER_GROUP for frame in frames.values()):
         return None
     ranks_by_call: dict[str, list[int]] = {}
@@ -260,9 +254,9 @@ def reported_error(ranks: Sequence[int], frames: Mapping[int, Frame]) -> Rankwis
 
 def mismatch_error(ranks: Sequence[int], details: Sequence[Details]) -> RankwiseError:
     """Return the error of ranks whose calls differ, or of the first one that failed."""
-    for rank, detail in zip(ranks, details, strict=True):
+    for detail in details:
         if detail.failure is not None:
-            return detail.failure.as_error(rank)
+            return detail.failure
     ranks_by_call: dict[tuple[str, str], list[int]] = {}
     for rank, detail in zip(ranks, details, strict=True):
         ranks_by_call.setdefault((detail.title, detail.site), []).append(rank)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import Any, Final
 
+from rankwise.errors import RankFailure
+
 # Command or event, rank, value, time in nanoseconds.
 CONTROL_MESSAGE: Final = struct.Struct("<BIiq")
 _HEADER: Final = struct.Struct("<Q")
@@ -75,8 +77,7 @@ class WorkerResult:
     Attributes:
         value: The return value of the function, pickled; b"" if there is none.
         error: The exception, pickled; b"" if it cannot be pickled, or nothing was raised.
-        raised: The class of the exception and the first line of its message; "" if nothing was raised.
-        traceback: The traceback as text; "" if nothing was raised.
+        failure: The exception as the report shows it; None if nothing was raised.
         status: The exit status of the process, which is about to end.
         consequence: The exception is a consequence of another rank's end.
         time_ns: When the target ended, on the host's monotonic clock.
@@ -84,8 +85,7 @@ class WorkerResult:
 
     value: bytes = b""
     error: bytes = b""
-    raised: str = ""
-    traceback: str = ""
+    failure: RankFailure | None = None
     status: int = 0
     consequence: bool = False
     time_ns: int

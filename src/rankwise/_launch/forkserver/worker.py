@@ -30,7 +30,7 @@ from rankwise._launch.main_module import prepare_script
 from rankwise._launch.omp_num_threads import late_setting_warning
 from rankwise._launch.process_title import set_title
 from rankwise._launch.rank_traceback import format_traceback, is_consequence, without_launcher_frames
-from rankwise.errors import message_of, summary
+from rankwise.errors import RankFailure, message_of, summary
 
 _NOT_RUN: Final = 126
 # Signals that the interpreter ignores from its start, and that programs do not expect to be ignored.
@@ -187,8 +187,13 @@ def _status(error: BaseException, request: StartRequest, connection: socket.sock
     status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     result = WorkerResult(
         error=pickle_error(error) if request.kind is TargetKind.FUNCTION else b"",
-        raised=summary(error),
-        traceback=format_traceback(error),
+        failure=RankFailure(
+            rank=int(request.environ.get("RANK", 0)),
+            host=socket.gethostname(),
+            exitcode=status,
+            raised=summary(error),
+            traceback=format_traceback(error),
+        ),
         status=status,
         consequence=is_consequence(error),
         time_ns=time.monotonic_ns(),

@@ -156,8 +156,8 @@ class PhaseRunner:
         elif isinstance(message, Aborted):
             self._pytest_exit = self._pytest_exit or message.pytest_exit
             self._handle_end(rank, result, message.text)
-        elif message.traceback:  # the fork server's WorkerResult: the function that runs the tests has raised
-            self._handle_end(rank, result, f"failed outside of the test\n{message.traceback}")
+        elif message.failure:  # the fork server's WorkerResult: the function that runs the tests has raised
+            self._handle_end(rank, result, f"failed outside of the test\n{message.failure.traceback}")
 
     def _handle_start(self, rank: int) -> None:
         self._started.add(rank)

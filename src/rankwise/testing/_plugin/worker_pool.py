@@ -51,7 +51,7 @@ class PooledRank(RankProcess):
         """Return the errors that occurred when the rank ended."""
         texts = [message.text for message in self.messages if isinstance(message, Aborted)]
         results = [message for message in self.messages if isinstance(message, WorkerResult)]
-        texts += [f"failed at its end\n{result.traceback}" for result in results if result.traceback]
+        texts += [f"failed at its end\n{result.failure.traceback}" for result in results if result.failure]
         if not texts and not self.is_over:
             if self.is_running:
                 texts = [f"did not tear down its fixtures of wider scope within {timeouts.TEARDOWN_SECONDS:g} s"]
