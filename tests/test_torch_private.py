@@ -112,6 +112,35 @@ def optimized_module() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@checks("torch._C._dynamo.eval_frame._FrameAction")
+@checks("torch._C._dynamo.eval_frame._FrameExecStrategy")
+def frame_strategy() -> None:
+    """A strategy has an action for a frame, and one for those below it."""
+    from torch._C._dynamo import eval_frame  # noqa: PLC0415
+
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    assert strategy.cur_action == strategy.recursive_action == skip
+
+
+@checks("torch._dynamo.eval_frame._torchdynamo_disable")
+def uncompiled() -> None:
+    """A function is called as it is by compiled code, with those that it calls; `id` would not be compiled."""
+    program = """
+import torch
+from rankwise._torch import run_uncompiled
+def innermost(x): return not torch.compiler.is_dynamo_compiling() and x.shape[0] == 3 and id(x) == id(x)
+def inner(x): return innermost(x)
+run_uncompiled(inner)
+compiled = torch.compile(lambda x: (inner(x * 2), x + 1), backend="eager")
+frames = torch._dynamo.utils.counters["frames"]
+assert compiled(torch.ones(3))[0] is True
+assert frames["ok"] == frames["total"] == 2, frames
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 @checks("torch._C._len_torch_dispatch_stack")
 def dispatch_stack() -> None:
     """It counts the dispatch modes in force."""

@@ -195,6 +195,8 @@ _HOMES = {
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
     "_training.gradients": ("sync_grads", "sync_params"),
 }
+# The compiler of torch would follow calls of these functions into the exchange of frames, and fail there.
+_WITH_COLLECTIVES = ("_collectives.", "_training.")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
@@ -202,6 +204,10 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is not None:
         value = getattr(_imported(f"{__name__}.{home}", f"{__name__}.{name}"), name)
+        if home.startswith(_WITH_COLLECTIVES):
+            from rankwise._torch import run_uncompiled  # noqa: PLC0415 - getters do not need it
+
+            run_uncompiled(value)
     elif name == "__version__":
         value = _version()
     else:

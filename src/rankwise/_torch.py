@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -96,6 +97,19 @@ def is_compiled(module: torch.nn.Module) -> bool:
     """
     home = sys.modules.get("torch._dynamo.eval_frame")
     return home is not None and isinstance(module, home.OptimizedModule)
+
+
+def run_uncompiled(function: FunctionType) -> None:
+    """Make code that `torch.compile` has compiled call a function as it is: as `torch.compiler.disable` does.
+
+    Checked on 2.13: the attribute ends the graph before a call, and the strategy is for the frames below the call.
+    `torch.compiler.disable` puts another function around it, and imports the compiler, which takes a second.
+    """
+    from torch._C._dynamo import eval_frame  # noqa: PLC0415 - only callers that have torch come here
+
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
 def makes_fake_tensors() -> bool:
