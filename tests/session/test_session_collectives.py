@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import resource
 import signal
 
 import pytest
+import torch
 
 import rankwise as rw
 from tests.session.worlds import clean_environ, free_port, plain, run_ranks
@@ -53,3 +56,29 @@ def test_what_to_check_is_read_from_the_environment() -> None:
         assert session.comm.check is True
     with pytest.raises(rw.LauncherEnvironmentError, match="RANKWISE_CHECK='yes' is neither 0 nor 1"):
         rw.init(environ=clean_environ(RANKWISE_CHECK="yes"))
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_group_that_one_rank_cannot_open_is_opened_by_none(session: rw.Session) -> None:
+    """Without room for the descriptor of its memory; and the ranks go on with others."""
+    last = session.world_size - 1
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    rw.barrier()
+    for failing in ([last], [0, last]):
+        fails = session.rank in failing
+        if fails:
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, usual[1]))
+        try:
+            expected = rw.CollectiveError if fails else rw.RemoteRankError
+            with pytest.raises(expected, match="cannot be mapped"):
+                rw.new_group([0, last])
+            with pytest.raises(expected, match="cannot be mapped"):
+                rw.node_group()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        assert rw.all_reduce(1) == last + 1
+        with rw.new_group(range(last + 1)) as group:
+            assert rw.all_reduce(torch.ones(10_000), group=group)[0] == last + 1
+    assert rw.node_group().size == last + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Literal, TypeAlias, overload
 
@@ -15,6 +15,7 @@ from rankwise._collectives.non_blocking import start
 from rankwise._collectives.torch_groups import comm_of_torch_group
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group import Group, comm_behind
 from rankwise._comm.work import Work
 from rankwise._session.current import joined_session
@@ -107,7 +108,8 @@ def new_group(ranks: Iterable[int]) -> Group:
     Raises:
         InvalidArgumentError: `ranks` is empty, or contains a duplicate, a value that is not an integer, or a rank that
             does not exist.
-        RemoteRankError: This error occurred on another rank.
+        RemoteRankError: This error, or the next one, occurred on another rank.
+        CollectiveError: This rank cannot open the group, for example since it has too many open files.
         MismatchError: The ranks pass different lists, or another rank calls another collective.
         NotJoinedError: The world has more than one rank, and this process has not joined it.
 
@@ -128,7 +130,7 @@ def new_group(ranks: Iterable[int]) -> Group:
             comm.group_rank_of(rank, "ranks")
         call.settings = {"ranks": sorted(members)}
         comm.verify(call)
-        return Group(comm.new_group(sorted(members)))
+    return Group(_opened(comm, call, sorted(members)))
 
 
 def node_group() -> Group:
@@ -191,13 +193,29 @@ def _made_once(name: str, partition: Callable[[list[list[int]]], list[list[int]]
         nodes: dict[bytes, list[int]] = {}
         for rank, other in zip(session.comm.ranks, session.comm.all_gather_bytes(call, node), strict=True):
             nodes.setdefault(other, []).append(rank)
-        # Every rank takes part in making every group. torch can also make a group among its members alone, but it then
-        # names the group after the number of groups in the process: members with different numbers would deadlock.
-        groups = [session.comm.new_group(ranks) for ranks in partition(list(nodes.values()))]
+    # Every rank takes part in making every group. torch can also make a group among its members alone, but it then
+    # names the group after the number of groups in the process: members with different numbers would deadlock.
+    groups = [_opened(session.comm, call, ranks) for ranks in partition(list(nodes.values()))]
     comm = next(comm for comm in groups if comm.rank is not None)
     refusal = f"the group of {name}() is made once, and closed with its session: rankwise.finalize()"
     session.node_groups[name] = group = Group(comm, close_refusal=refusal)
     return group
+
+
+def _opened(comm: Comm, call: Call, ranks: Sequence[int]) -> Comm:
+    """Return a new group of some of the ranks; if one rank cannot open it, all raise."""
+    opened: list[Comm] = []
+
+    def prepare() -> Prepared[Comm]:
+        opened.append(comm.new_group(ranks))
+        return opened.pop
+
+    try:
+        return comm.run_prepared(call, prepare)
+    except BaseException:
+        for group in opened:
+            group.close_locally("was not opened by all ranks")
+        raise
 
 
 def _by_position(nodes: list[list[int]]) -> list[list[int]]:

@@ -87,10 +87,13 @@ def uses_frames(registry: GroupRegistry, size: int) -> bool:
 
 def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:
     """Open a group of some of the ranks, with a process group if its data does not move on this host's CPU alone."""
-    registry.close_unreferenced()
-    group = None if registry.moves_data_itself() else _new_process_group(registry, ranks)
     number = registry.num_groups
-    comm = open_comm(group, ranks=tuple(ranks), registry=registry)
+    try:
+        registry.close_unreferenced()
+        group = None if registry.moves_data_itself() else _new_process_group(registry, ranks)
+        comm = open_comm(group, ranks=tuple(ranks), registry=registry)
+    finally:
+        registry.num_groups = number + 1  # also if it has failed here, since it may not have failed on other ranks
     registry.track_group(number, group, comm)
     return comm
 
