@@ -217,7 +217,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-        if failed and self._close is not None and self.world_size > 1:
+        if failed and self._close is not None and self.world_size > 1 and self._pid == os.getpid():
             # Closing aborts the collectives of the others, and their errors may end this process before Python prints
             # this one, which is the cause. So it is logged first.
             log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary_with_location(error))

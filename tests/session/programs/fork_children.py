@@ -63,10 +63,11 @@ def main() -> None:
         dist.destroy_process_group()
         fork(rw.get_rank, "a foreign group that is gone")  # before this process looks again
         check("a foreign group that is gone")
-    with rw.init(device="cpu"):
+    with rw.init(device="cpu") as session:
         part = rw.new_group([1])
         dist.new_group([0])
         check("a session")
+        fork(lambda: session.__exit__(SystemExit, SystemExit(3), None), "leaves the block of its parent")
         assert list(DataLoader(TensorDataset(torch.arange(4)), collate_fn=len, num_workers=2)) == [1, 1, 1, 1]
         rw.barrier()
         if rank == 1:
