@@ -168,3 +168,17 @@ def test_out_of_memory_in_a_group_without_frames(comm: Comm) -> None:
             error = attempt(call, value, OutOfMemory(0, least=10_000) if fails else None)
             assert isinstance(error, MemoryError if fails else rw.RemoteRankError), collective
             assert attempt(call, make(comm), None) is None
+
+
+class TooLarge:
+    """A value for whose pickle there is no memory."""
+
+    def __reduce__(self) -> str:
+        raise MemoryError("none is left")
+
+
+def test_out_of_memory_in_pickling_is_no_error_of_the_type(comm: Comm) -> None:
+    fails = rw.get_rank() == 1
+    with pytest.raises(MemoryError if fails else rw.RemoteRankError, match="none is left"):
+        rw.all_gather(TooLarge() if fails else 0)
+    assert rw.all_reduce(1) == comm.size

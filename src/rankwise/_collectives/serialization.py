@@ -114,6 +114,8 @@ def serialize(value: object, *, most_inline: int = INLINE_BYTES) -> Serialized:
     pickler = _Pickler(stream)
     try:
         pickler.dump(value)
+    except MemoryError:  # which is not about the value's type
+        raise
     except Exception as error:
         raise PayloadTypeError(
             f"a {type(value).__qualname__} cannot be sent to other ranks, since it cannot be pickled: {error}"
