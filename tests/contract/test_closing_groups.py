@@ -83,6 +83,24 @@ def test_unreferenced_groups_are_closed_by_the_next_new_group(comm: Comm) -> Non
     assert held() == before
 
 
+@pytest.mark.ranks(2, 3)
+def test_unreferenced_groups_are_closed_with_the_pairs_that_have_communicated_alone(comm: Comm) -> None:
+    def send() -> None:
+        group = rw.new_group(range(comm.size))
+        if group.rank == 0:
+            rw.send("value", dst=1, group=group)
+        elif group.rank == 1:
+            assert rw.recv(src=0, group=group) == "value"
+
+    rw.new_group([0]).close()
+    before = held()
+    for _ in range(5):
+        send()
+    gc.collect()
+    rw.new_group([0]).close()  # which closes them
+    assert held() == before
+
+
 def test_closing_on_one_rank_only_is_a_mismatch_on_both(comm: Comm) -> None:
     group = rw.new_group(range(comm.size))
     if comm.size == 1:

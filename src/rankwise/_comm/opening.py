@@ -102,7 +102,7 @@ def _open_pair(registry: GroupRegistry, group: GroupLink, members: Sequence[int]
     """Open the group of two members of a group, this rank among them."""
     link = GroupLink.of_pair(registry, group, members)
     ranks = link.ranks
-    return Comm(
+    comm = Comm(
         ranks=ranks,
         global_rank=registry.rank,
         device=registry.device,
@@ -111,6 +111,8 @@ def _open_pair(registry: GroupRegistry, group: GroupLink, members: Sequence[int]
         context=GroupContext(open_group=partial(_open_group, registry)),
         check=registry.check,
     )
+    registry.track_group(link.group, None, comm)
+    return comm
 
 
 def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.ProcessGroup | None:
