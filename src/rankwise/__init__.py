@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from rankwise._collectives.all_to_all import all_to_all
     from rankwise._collectives.groups import barrier, new_group, node_group, one_per_node_group
     from rankwise._collectives.point_to_point import recv, send
-    from rankwise._collectives.reduce import all_reduce, all_reduce_, reduce_scatter
-    from rankwise._collectives.rooted import broadcast, gather, reduce, scatter
+    from rankwise._collectives.reduce import all_reduce, all_reduce_
+    from rankwise._collectives.reduce_scatter import reduce_scatter
+    from rankwise._collectives.reduce_to_one import reduce
+    from rankwise._collectives.rooted import broadcast, gather, scatter
     from rankwise._comm.group import Comm, Group
     from rankwise._comm.group_rank import GroupRank
     from rankwise._comm.work import Work
@@ -143,9 +145,11 @@ _HOMES = {
     "_collectives.all_gather": ("all_gather", "all_gather_cat"),
     "_collectives.all_to_all": ("all_to_all",),
     "_collectives.groups": ("barrier", "new_group", "node_group", "one_per_node_group"),
-    "_collectives.rooted": ("broadcast", "gather", "reduce", "scatter"),
+    "_collectives.rooted": ("broadcast", "gather", "scatter"),
     "_collectives.point_to_point": ("recv", "send"),
-    "_collectives.reduce": ("all_reduce", "all_reduce_", "reduce_scatter"),
+    "_collectives.reduce": ("all_reduce", "all_reduce_"),
+    "_collectives.reduce_scatter": ("reduce_scatter",),
+    "_collectives.reduce_to_one": ("reduce",),
     "_comm.group": ("Comm", "Group"),
     "_comm.group_rank": ("GroupRank",),
     "_comm.work": ("Work",),
