@@ -20,9 +20,10 @@ from rankwise._collectives.serialization import (
     serialize,
 )
 from rankwise._comm.buffers import same_memory, to_tensor
-from rankwise._comm.comm import Comm, dense
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op, require_differentiable
 from rankwise._comm.work import Work
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown

@@ -10,9 +10,10 @@ import torch
 
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, from_bytes
-from rankwise._comm.comm import Comm, require_dense
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
+from rankwise._comm.dense_tensors import require_dense
 from rankwise._comm.group_rank import GroupRank
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 

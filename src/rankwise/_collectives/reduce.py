@@ -1,4 +1,4 @@
-"""Reductions of tensors, numbers, arrays and containers of them on all ranks: all_reduce; all_reduce_ of a tensor in place."""
+"""Reductions on all ranks: all_reduce of tensors, numbers, arrays and containers of them; all_reduce_ of one tensor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
-from rankwise._comm.comm import dense
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._comm.work import Work
 from rankwise.errors import PayloadTypeError

@@ -20,8 +20,9 @@ from rankwise._collectives.numpy_arrays import array_from_tensor, is_array, tens
 from rankwise._collectives.pytree import PyTree, describe
 from rankwise._collectives.scalars import all_reduce_numbers, fold_numbers, to_python_number
 from rankwise._comm.buffers import as_bytes, contents, same_memory
-from rankwise._comm.comm import INLINE_BYTES, Comm, dense
+from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import OPS, Op, ReductionRecipe, fold, plan, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 

@@ -10,8 +10,8 @@ import torch
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
-from rankwise._comm.comm import dense
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._comm.work import Work
 from rankwise.errors import InvalidArgumentError, PayloadTypeError

@@ -16,9 +16,10 @@ import torch
 from rankwise._collectives.all_gather import all_gather
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
-from rankwise._comm.comm import Comm, dense, require_dense
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion, Prepared
+from rankwise._comm.dense_tensors import dense, require_dense
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
 

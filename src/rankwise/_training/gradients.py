@@ -10,8 +10,8 @@ from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
-from rankwise._comm.comm import dense
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group_rank import GroupRank
 from rankwise._training.gradient_averaging import (
     DENSE,

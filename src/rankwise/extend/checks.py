@@ -10,7 +10,7 @@ import torch
 from rankwise._arguments import as_bool, as_integer, as_seconds, as_text, integer
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded
-from rankwise._comm.comm import require_dense
+from rankwise._comm.dense_tensors import require_dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._text import ranks_text
 from rankwise._torch import is_compiled

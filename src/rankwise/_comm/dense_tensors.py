@@ -1,0 +1,53 @@
+"""Tensors that can be reduced: dense ones, with memory of their own, as plain tensors without gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from rankwise._comm.buffers import require_memory
+from rankwise._torch import without_class
+from rankwise.errors import PayloadTypeError
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without its gradient and its class, and with conjugation and negation applied to its memory.
+
+    Raises:
+        PayloadTypeError: The tensor cannot be reduced; see `require_dense`.
+    """
+    return require_dense(tensor).detach().resolve_conj().resolve_neg()
+
+
+def require_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that can be reduced, without its class.
+
+    Raises:
+        PayloadTypeError: It is sparse, quantized, nested or has no contents, or its class stores them elsewhere.
+    """
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        tensor = _plain(tensor)
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        form = "nested" if tensor.is_nested else str(tensor.layout)
+        raise PayloadTypeError(f"only dense tensors can be reduced, got {form} on {tensor.device}")
+    require_memory(tensor)
+    return tensor
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a subclass as a plain torch.Tensor.
+
+    Raises:
+        PayloadTypeError: The subclass has no memory of its own: it wraps other tensors, as DTensor does, or has no
+            data, as FakeTensor does.
+    """
+    name = type(tensor).__qualname__
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise PayloadTypeError(
+            f"a {name} has no memory of its own that could be reduced; pass the tensors that it wraps, such as "
+            "tensor.to_local() or tensor.full_tensor() of a DTensor"
+        )
+    if is_lazy(tensor):
+        raise PayloadTypeError(f"a {name} has no contents yet: call the module with a batch first")
+    return without_class(tensor)

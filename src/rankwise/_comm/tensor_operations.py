@@ -1,0 +1,165 @@
+"""The operations of a group on tensors.
+
+Checks, types and shapes are handled here, once; the data planes only move tensors and reduce them. So a world of one
+has the same errors and results as a larger world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rankwise._comm.buffers import as_bytes, from_bytes
+from rankwise._comm.control.byte_collectives import ByteCollectives
+from rankwise._comm.control.transports import Completion, FrameExchange, Prepared
+from rankwise._comm.data.plane import DataPlane, Operation
+from rankwise._comm.dense_tensors import dense
+from rankwise._comm.reduce_ops import Op, fold, plan
+from rankwise.errors import PayloadTypeError
+
+
+class TensorOperations(ByteCollectives):
+    """Operations that are prepared before the members agree on a call, and run afterwards.
+
+    Attributes:
+        planes: The data planes, in the order in which they are tried for an operation. The last one supports all.
+    """
+
+    def __init__(
+        self, *, ranks: Sequence[int], global_rank: int, exchange: FrameExchange | None, planes: Sequence[DataPlane]
+    ) -> None:
+        """Make the group of some ranks.
+
+        Args:
+            ranks: The global ranks of the members.
+            global_rank: The global rank of this process.
+            exchange: The exchange of frames; None if the group does not use frames, or has one member.
+            planes: The data planes.
+        """
+        super().__init__(ranks=ranks, global_rank=global_rank, exchange=exchange, transport=planes[-1])
+        self.planes = planes
+
+    @property
+    def backend(self) -> str | None:
+        """The backends of the group, as torch writes them; None alone, and if this rank is not a member."""
+        return self.planes[-1].backend
+
+    @property
+    def control_device(self) -> torch.device:
+        """The device of short messages, in groups that do not use frames."""
+        return self.planes[-1].message_device
+
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[Completion[torch.Tensor]]:
+        """Prepare the reduction of the members' tensors, which have the same shape and type.
+
+        Raises:
+            PayloadTypeError: The operation is not defined for the tensor's type or layout.
+        """
+        recipe = plan(tensor.dtype, op)
+        wire = recipe.start(dense(tensor))
+        reduce = self.reduce(wire, op)
+
+        def run() -> Completion[torch.Tensor]:
+            reduce()
+            return lambda: recipe.finish(wire, self.size).reshape(tensor.shape)
+
+        return run
+
+    def reduce(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
+        """Prepare to reduce a contiguous tensor in place, in the wire format of the operation.
+
+        What no data plane reduces is gathered, and reduced by every member.
+        """
+        if wire.is_complex() and op.is_linear:
+            wire = torch.view_as_real(wire)
+        plane = self._plane(Operation.ALL_REDUCE, wire.device)
+        return plane.all_reduce(wire, op) if wire.dtype in plane.support.dtypes else self._reduce_gathered(wire, op)
+
+    def _reduce_gathered(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
+        gather = self.all_gather(wire)
+
+        def run() -> None:
+            fold(gather(), op, out=wire)
+
+        return run
+
+    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: Op) -> Prepared[Completion[torch.Tensor]]:
+        """Prepare the reduction of the members' tensors for this rank; each member passes a tensor for each member.
+
+        The tensors have one type and one device.
+        """
+        own = self.require_member()
+        recipe = plan(tensors[0].dtype, op)
+        wires = [recipe.start(dense(tensor)).reshape(-1) for tensor in tensors]
+        sizes = [wire.numel() for wire in wires]
+        flat = torch.cat(wires)
+        shape = tensors[own].shape
+        plane = self._plane(Operation.REDUCE_SCATTER, flat.device)
+        if len(set(sizes)) == 1 and flat.dtype in plane.support.dtypes:
+            scatter = plane.reduce_scatter(flat.split(sizes), op)
+
+            def run_scatter() -> Completion[torch.Tensor]:
+                piece = scatter()
+                return lambda: recipe.finish(piece, self.size).reshape(shape)
+
+            return run_scatter
+
+        # No data plane scatters pieces of different sizes.
+        reduce = self.reduce(flat, op)
+
+        def run() -> Completion[torch.Tensor]:
+            reduce()
+            return lambda: recipe.finish(flat.split(sizes)[own].clone(), self.size).reshape(shape)
+
+        return run
+
+    def all_gather(self, tensor: torch.Tensor) -> Prepared[list[torch.Tensor]]:
+        """Prepare to gather the members' tensors, by group rank; they have the same shape and type."""
+        gather = self._plane(Operation.ALL_GATHER, tensor.device).all_gather(as_bytes(tensor))
+        return lambda: [from_bytes(part, tensor.dtype, tensor.shape) for part in gather()]
+
+    def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+        """Prepare to fill `data`, a flat uint8 tensor of one length on all members, from group rank `src`."""
+        return self._plane(Operation.BROADCAST, data.device).broadcast(data, src) if data.numel() else _do_nothing
+
+    def transfer(
+        self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
+    ) -> Prepared[None]:
+        """Prepare to send flat uint8 tensors to group ranks, and to fill others from group ranks.
+
+        Empty tensors are not sent.
+        """
+        outgoing = [(data, dst) for data, dst in outgoing if data.numel()]
+        incoming = [(data, src) for data, src in incoming if data.numel()]
+        pieces = [*outgoing, *incoming]
+        if not pieces:
+            return _do_nothing
+        device = pieces[0][0].device
+        return self._plane(Operation.TRANSFER, device).transfer(outgoing, incoming)
+
+    def all_to_all(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> Prepared[None]:
+        """Prepare to send a flat uint8 tensor to each other member, and to fill one from each, by group rank.
+
+        Those at this rank's index are neither sent nor filled.
+        """
+        others = [other for other in range(self.size) if other != self.require_member()]
+        return self.transfer(
+            [(outgoing[other], other) for other in others], [(incoming[other], other) for other in others]
+        )
+
+    def _plane(self, operation: Operation, device: torch.device) -> DataPlane:
+        """Return the first data plane that supports an operation on tensors of a device.
+
+        Raises:
+            PayloadTypeError: None does.
+        """
+        for plane in self.planes:
+            if plane.support.covers(operation, device):
+                return plane
+        name = operation.name.lower()
+        raise PayloadTypeError(f"{name} of tensors on {device.type} is not supported in this group")
+
+
+def _do_nothing() -> None:
+    """Transfer no data."""
