@@ -69,6 +69,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "gather": lambda _, **more: rw.gather(torch.ones(LARGE), **more),
     "broadcast": lambda _, **more: rw.broadcast(torch.ones(LARGE), **more),
     "scatter": lambda size, **more: rw.scatter([torch.ones(LARGE)] * size, **more),
+    "reduce": lambda _, **more: rw.reduce(torch.ones(LARGE), **more),
+    "all_to_all": lambda size, **more: rw.all_to_all([torch.ones(LARGE)] * size, **more),
     "barrier": lambda _, **more: rw.barrier(**more),
 }
 

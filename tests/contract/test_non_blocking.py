@@ -47,6 +47,10 @@ COLLECTIVES: dict[str, Callable[[Comm, dict[str, Any]], Any]] = {
     "broadcast": lambda _, more: rw.broadcast(["a", rw.get_rank()], **more),
     "broadcast of much": lambda _, more: rw.broadcast(torch.full((LARGE,), rw.get_rank()), **more),
     "scatter": lambda comm, more: rw.scatter([f"for {rank}" for rank in range(comm.size)], **more),
+    "reduce": lambda comm, more: rw.reduce({"loss": 0.5, "t": torch.ones(2)}, "mean", dst=comm.ranks[-1], **more),
+    "reduce of much": lambda _, more: rw.reduce(torch.ones(LARGE), **more),
+    "all_to_all": lambda comm, more: rw.all_to_all([(rw.get_rank(), rank) for rank in range(comm.size)], **more),
+    "all_to_all of much": lambda comm, more: rw.all_to_all(torch.ones(comm.size, LARGE) * rw.get_rank(), **more),
     "barrier": lambda _, more: rw.barrier("here", timeout=60, **more),
 }
 
@@ -123,6 +127,12 @@ def test_an_error_of_one_rank_is_raised_by_wait_on_all(comm: Comm) -> None:
         (
             lambda: rw.scatter([3] * 9, src=last, async_op=True),
             lambda: rw.scatter(None, src=last, async_op=True),
+            ValueError,
+        ),
+        (lambda: rw.reduce(1, dst=99, async_op=True), lambda: rw.reduce(1, async_op=True), ValueError),
+        (
+            lambda: rw.all_to_all([1] * 9, async_op=True),
+            lambda: rw.all_to_all([1] * comm.size, async_op=True),
             ValueError,
         ),
         (lambda: rw.barrier(3, async_op=True), lambda: rw.barrier(async_op=True), ValueError),  # type: ignore[call-overload]
@@ -266,6 +276,8 @@ def test_results_do_not_depend_on_the_thread(comm: Comm, mode: str) -> None:
         lambda value, **more: rw.all_reduce(value, "sum", **more),
         lambda value, **more: rw.all_reduce(value, "mean", **more),
         lambda value, **more: rw.all_reduce(value, "product", **more),
+        lambda value, **more: rw.reduce(value, dst=rw.get_world_size() - 1, **more),
+        lambda value, **more: rw.all_to_all([value] * rw.get_world_size(), **more),
         rw.all_gather,
         rw.broadcast,
     ]

@@ -35,6 +35,8 @@ def random_call(choose: random.Random, members: list[int], rank: int) -> tuple[C
         (lambda **more: rw.all_gather((rank, factor), **more), [(member, factor) for member in members]),
         (lambda **more: rw.all_gather_cat(own, **more), torch.cat(rows)),
         (lambda **more: rw.gather(own, dst=root, **more), rows if rank == root else None),
+        (lambda **more: rw.reduce(own, dst=root, **more), torch.full((length,), total) if rank == root else None),
+        (lambda **more: rw.all_to_all([own] * len(members), **more), rows),
         (lambda **more: rw.broadcast(own, src=root, **more), torch.full((length,), float(root * factor))),
         (lambda **more: rw.scatter(pieces, src=root, **more), torch.full((length,), number)),
         (lambda **more: rw.barrier(str(factor), **more), None),

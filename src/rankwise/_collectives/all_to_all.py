@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Final, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
+from rankwise._collectives.non_blocking import start
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -26,6 +27,7 @@ from rankwise._comm.buffers import to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
+from rankwise._comm.work import Work
 
 T = TypeVar("T")
 
@@ -34,10 +36,26 @@ _MOST_MESSAGE_BYTES: Final = 2 * INLINE_BYTES
 
 
 @overload
-def all_to_all(values: torch.Tensor, *, group: GroupLike | None = ...) -> list[torch.Tensor]: ...
+def all_to_all(
+    values: torch.Tensor, *, group: GroupLike | None = ..., async_op: Literal[False] = ...
+) -> list[torch.Tensor]: ...
 @overload
-def all_to_all(values: Sequence[T], *, group: GroupLike | None = ...) -> list[T]: ...
-def all_to_all(values: Sequence[T] | torch.Tensor, *, group: GroupLike | None = None) -> list[T] | list[torch.Tensor]:
+def all_to_all(values: Sequence[T], *, group: GroupLike | None = ..., async_op: Literal[False] = ...) -> list[T]: ...
+@overload
+def all_to_all(
+    values: torch.Tensor, *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[list[torch.Tensor]]: ...
+@overload
+def all_to_all(values: Sequence[T], *, group: GroupLike | None = ..., async_op: Literal[True]) -> Work[list[T]]: ...
+@overload
+def all_to_all(
+    values: torch.Tensor, *, group: GroupLike | None = ..., async_op: bool
+) -> list[torch.Tensor] | Work[list[torch.Tensor]]: ...
+@overload
+def all_to_all(values: Sequence[T], *, group: GroupLike | None = ..., async_op: bool) -> list[T] | Work[list[T]]: ...
+def all_to_all(
+    values: Sequence[Any] | torch.Tensor, *, group: GroupLike | None = None, async_op: bool = False
+) -> list[Any] | Work[list[Any]]:
     """Return the values that the ranks pass for this rank, in the order of ranks.
 
     Collective over the session, or over `group`. Values are as for `all_gather`: tensors of any dtype and shape, or any
@@ -46,6 +64,7 @@ def all_to_all(values: Sequence[T] | torch.Tensor, *, group: GroupLike | None = 
     Args:
         values: One value for each member, in the order of ranks, or a tensor or array with one row for each.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: The number of values is not the number of members.
@@ -62,6 +81,8 @@ def all_to_all(values: Sequence[T] | torch.Tensor, *, group: GroupLike | None = 
         ['0 to 0']
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, all_to_all, values, async_op=async_op)
     call = Call("all_to_all")
     with comm.collective(call) as rank:
         payloads = serialize_each(values, comm.size, call.operation, most_inline=INLINE_BYTES // comm.size)

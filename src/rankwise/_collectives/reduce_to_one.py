@@ -7,10 +7,12 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
+from rankwise._collectives.non_blocking import start
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.reduce_ops import Op
+from rankwise._comm.work import Work
 
 T = TypeVar("T")
 
@@ -43,7 +45,57 @@ def reduce(
 def reduce(value: int, op: str, *, dst: int | GroupRank = ..., group: GroupLike | None = ...) -> int | float | None: ...
 @overload
 def reduce(value: T, op: str = ..., *, dst: int | GroupRank = ..., group: GroupLike | None = ...) -> T | None: ...
-def reduce(value: T, op: str = "sum", *, dst: int | GroupRank = 0, group: GroupLike | None = None) -> T | Any | None:
+@overload
+def reduce(
+    value: torch.Tensor,
+    op: str = ...,
+    *,
+    dst: int | GroupRank = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
+) -> Work[torch.Tensor | None]: ...
+@overload
+def reduce(
+    value: bool,
+    op: Literal["min", "max", "and", "or"],
+    *,
+    dst: int | GroupRank = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
+) -> Work[bool | None]: ...
+@overload
+def reduce(
+    value: int,
+    op: Literal["mean"],
+    *,
+    dst: int | GroupRank = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
+) -> Work[float | None]: ...
+@overload
+def reduce(
+    value: int,
+    op: Literal["sum", "product", "min", "max"] = ...,
+    *,
+    dst: int | GroupRank = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
+) -> Work[int | None]: ...
+@overload
+def reduce(
+    value: int, op: str, *, dst: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[int | float | None]: ...
+@overload
+def reduce(
+    value: T, op: str = ..., *, dst: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[T | None]: ...
+@overload
+def reduce(
+    value: T, op: str = ..., *, dst: int | GroupRank = ..., group: GroupLike | None = ..., async_op: bool
+) -> T | Any | None: ...  # noqa: ANN401 - it depends on op too
+def reduce(
+    value: T, op: str = "sum", *, dst: int | GroupRank = 0, group: GroupLike | None = None, async_op: bool = False
+) -> T | Any | None:
     """Return the reduction of every rank's value on one rank, and None on the others.
 
     Collective over the session, or over `group`. Values, results and errors are those of `all_reduce`, to the last bit.
@@ -53,6 +105,7 @@ def reduce(value: T, op: str = "sum", *, dst: int | GroupRank = 0, group: GroupL
         op: As for `all_reduce`.
         dst: The global rank that receives the result, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `op` is unknown, or `dst` is not a member.
@@ -69,6 +122,8 @@ def reduce(value: T, op: str = "sum", *, dst: int | GroupRank = 0, group: GroupL
         {'loss': 0.5, 'seen': 8}
     """
     comm = comm_of(group)
+    if async_op is not False:
+        return start(comm, reduce, value, op, dst=dst, async_op=async_op)
     call = Call("reduce")
     with comm.collective(call) as rank:
         parsed = Op.parse(op)
