@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,23 @@ def random_call(choose: random.Random, members: list[int], rank: int) -> tuple[C
     return choose.choice(kinds)
 
 
+def random_transfer(choose: random.Random, members: list[int], rank: int) -> tuple[Call, Any]:
+    """Return this rank's part in a transfer between two members, and its result; `no_part` if it has none."""
+    src, dst = choose.sample(members, 2)
+    value = torch.full((choose.choice(LENGTHS),), float(choose.randrange(100)))
+    is_wrong = choose.random() < 0.1
+    sent = threading.Lock() if is_wrong else value
+    if rank == src:
+        return (lambda **more: rw.send(sent, dst, **more)), rw.RankwiseError if is_wrong else None
+    if rank == dst:
+        return (lambda **more: rw.recv(src, **more)), rw.RankwiseError if is_wrong else value
+    return no_part, None
+
+
+def no_part(**_: Any) -> None:
+    """Take no part in a transfer between other ranks."""
+
+
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
@@ -69,11 +87,13 @@ def test_random_programs_have_the_results_of_blocking_calls(comm: Comm, seed: in
     pending: list[tuple[rw.Work[Any], Any]] = []
     for _ in range(60):
         group = everyone.choice(groups)
-        call, expected = random_call(everyone, list(group.ranks), rank)
+        is_transfer = group.size > 1 and everyone.random() < 0.3
+        call, expected = (random_transfer if is_transfer else random_call)(everyone, list(group.ranks), rank)
         fault = everyone.choice(["raise", "differ", *["none"] * 8])
+        fault = "none" if is_transfer else fault
         faulty = everyone.choice(list(group.ranks))
         blocking = everyone.random() < 0.3
-        if rank not in group.ranks:
+        if rank not in group.ranks or call is no_part:
             continue
         more = {"group": group}
         if fault != "none":

@@ -13,9 +13,9 @@ from tests.session.worlds import free_port, plain, run_ranks
 NEVER = r"started with async_op=True, and never waited for: "
 
 
-def run(how: str) -> tuple[tuple[int, str, str], tuple[int, str, str]]:
+def run(how: str, program: str = "pending.py") -> tuple[tuple[int, str, str], tuple[int, str, str]]:
     port = free_port()
-    zero, one = run_ranks("pending.py", [plain(rank, 2, port) for rank in range(2)], how, fresh=True)
+    zero, one = run_ranks(program, [plain(rank, 2, port) for rank in range(2)], how, fresh=True)
     return (zero.returncode, zero.stdout, zero.stderr), (one.returncode, one.stdout, one.stderr)
 
 
@@ -62,3 +62,32 @@ def test_the_death_of_a_rank_is_raised_by_wait() -> None:
     assert one[0] == -signal.SIGKILL
     assert re.search("all_reduce at pending.py:15 failed: rank 1", zero[1]), zero
     assert zero[0] == 0, zero[2]
+
+
+TRANSFER = r"send/recv from rank 0 to rank 1 at pending_transfer.py:14"
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("die", rf"CollectiveError {TRANSFER} failed: rank 0 .*"),
+        ("raise", rf"CollectiveError {TRANSFER} failed: rank 0 left with ValueError: no data.*"),
+        pytest.param("never", rf"CollectiveTimeoutError {TRANSFER}: .*Missing: rank 0.*", marks=pytest.mark.slow),
+        pytest.param("other", rf"CollectiveTimeoutError {TRANSFER}: .*Missing: rank 0.*", marks=pytest.mark.slow),
+    ],
+)
+def test_the_error_of_a_sender_is_raised_by_wait(how: str, expected: str) -> None:
+    zero, one = run(how, "pending_transfer.py")
+    assert zero[0] == {"die": -signal.SIGKILL, "raise": 1}.get(how, 0), zero[2]
+    assert one[0] == 0, one[2]
+    assert re.fullmatch(expected, one[1].strip()), one[1]
+
+
+@pytest.mark.parametrize("how", variants(["exit", "nothing"], fast={"exit"}))
+def test_the_interpreter_waits_for_a_pending_recv_until_the_value_is_there_or_the_sender_has_left(how: str) -> None:
+    zero, one = run(how, "pending_transfer.py")
+    assert (zero[0], one[0]) == (0, 0), zero[2] + one[2]
+    assert re.search(rf"{NEVER}recv at pending_transfer.py:14", one[2])
+    assert re.search(rf"{NEVER}send at pending_transfer.py:15", one[2])
+    failure = "recv at pending_transfer.py:14 failed, and was never waited for: .*rank 0 left the session"
+    assert bool(re.search(failure, one[2])) == (how == "nothing"), one[2]

@@ -27,6 +27,7 @@ from rankwise._comm.buffers import to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
+from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
 
 T = TypeVar("T")
@@ -127,9 +128,4 @@ def _exchange_buffers(
         )
         for device in devices
     ]
-
-    def run() -> None:
-        for move in moves:
-            move()
-
-    return run
+    return all_of(moves, None)

@@ -36,19 +36,41 @@ def start(
         InvalidArgumentError: `async_op` is not a bool, or excludes `differentiable`. The other ranks raise too.
         CollectiveError: The call is made inside of another one, or this process cannot start a thread.
     """
-    call = Call(collective.__name__)
+
+    def run() -> T:
+        return collective(*arguments, group=Group(comm), **settings)
+
+    differentiable = settings.get("differentiable", False)
+    return start_call(comm, collective.__name__, run, async_op=async_op, differentiable=differentiable)
+
+
+def start_call(
+    comm: Comm, operation: str, run: Callable[[], T], *, async_op: object, differentiable: object = False
+) -> T | Work[T]:
+    """Run a call after those of a group that are pending, and return its `Work`; at once if `async_op` is false.
+
+    Raises as `start`.
+
+    Args:
+        comm: The group in whose order the call is.
+        operation: The name of the public function.
+        run: Makes the call in that group.
+        async_op: The argument of the public function.
+        differentiable: Its argument of this name.
+    """
+    call = Call(operation)
     try:
         is_async = as_bool(async_op, "async_op")
-        differentiable = as_bool(settings.get("differentiable", False), "differentiable")
+        is_differentiable = as_bool(differentiable, "differentiable")
     except InvalidArgumentError as error:
         return _fail(comm, call, error)
-    if is_async and differentiable:
+    if is_async and is_differentiable:
         text = "differentiable=True and async_op=True cannot be combined: leave one of them out"
         return _fail(comm, call, InvalidArgumentError(text))
     if not is_async:
-        return collective(*arguments, group=Group(comm), **settings)
+        return run()
     try:
-        return comm.start(call, _in_state_of_caller(lambda: collective(*arguments, group=Group(comm), **settings)))
+        return comm.start(call, _in_state_of_caller(run))
     except RuntimeError as error:
         if isinstance(error, RankwiseError):
             raise

@@ -1,31 +1,57 @@
-"""Values sent from one rank to another: send and recv, checked between the two."""
+"""Values sent from one rank to another: send and recv, checked between the two.
+
+The calls from one rank to another have an order of their own. Those in the other direction, those of other ranks and
+the collectives of the group do not wait for them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal, overload
+
+import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
+from rankwise._collectives.non_blocking import start_call
 from rankwise._collectives.serialization import Header, deserialize, empty_buffers, serialize
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group_rank import GroupRank
+from rankwise._comm.tensor_operations import all_of
+from rankwise._comm.work import Work
 
-_OPERATION: Final = "send/recv"
+# The group ranks in the group of a sender and a receiver.
+_SENDER: Final = 0
+_RECEIVER: Final = 1
 
 
-def send(value: Any, dst: int | GroupRank, *, group: GroupLike | None = None) -> None:  # noqa: ANN401 - any value
+@overload
+def send(
+    value: object, dst: int | GroupRank, *, group: GroupLike | None = ..., async_op: Literal[False] = ...
+) -> None: ...
+@overload
+def send(
+    value: object, dst: int | GroupRank, *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[None]: ...
+@overload
+def send(
+    value: object, dst: int | GroupRank, *, group: GroupLike | None = ..., async_op: bool
+) -> Work[None] | None: ...
+def send(
+    value: object, dst: int | GroupRank, *, group: GroupLike | None = None, async_op: bool = False
+) -> Work[None] | None:
     """Send a value to another rank, which calls `recv`.
 
-    Collective over the two ranks: returns when the other rank has received the value. Values are as for `all_gather`.
-    Values between two ranks are received in the order in which they were sent. If every rank sends before it receives,
-    as in a ring, they wait for each other: let one of them receive first.
+    Collective over the two ranks: ends when the other rank has received the value. Values are as for `all_gather`.
+    Values from one rank to another are received in the order in which they were sent; nothing else waits for them. If
+    every rank sends before it receives, as in a ring, they wait for each other: pass `async_op=True`.
 
     Args:
         value: The value.
         dst: The rank that receives it: a global rank, or a `GroupRank`.
         group: The group that both ranks are members of: a `Group`, or a mesh or process group of torch; all ranks by
             default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns when the value was received.
 
     Raises:
         InvalidArgumentError: `dst` is not a member, or is this rank.
@@ -45,19 +71,29 @@ def send(value: Any, dst: int | GroupRank, *, group: GroupLike | None = None) ->
         ...         rankwise.recv(src=0)  # {'step': 7}
     """
     comm = comm_of(group)
-    other = comm.group_rank_of(dst, "dst")
-    _move(comm.pair(other), _call(comm, comm.require_member(), other), value, is_sender=True)
+    pair = comm.pair(comm.require_member(), comm.group_rank_of(dst, "dst"))
+    if async_op is not False:
+        return start_call(pair, "send", lambda: _send(pair, value), async_op=async_op)
+    _send(pair, value)
+    return None
 
 
-def recv(src: int | GroupRank, *, group: GroupLike | None = None) -> Any:  # noqa: ANN401 - any value
+@overload
+def recv(src: int | GroupRank, *, group: GroupLike | None = ..., async_op: Literal[False] = ...) -> Any: ...  # noqa: ANN401 - any value
+@overload
+def recv(src: int | GroupRank, *, group: GroupLike | None = ..., async_op: Literal[True]) -> Work[Any]: ...
+@overload
+def recv(src: int | GroupRank, *, group: GroupLike | None = ..., async_op: bool) -> Any: ...  # noqa: ANN401 - any value
+def recv(src: int | GroupRank, *, group: GroupLike | None = None, async_op: bool = False) -> Any:
     """Return the value that another rank sends to this one by `send`.
 
-    Collective over the two ranks.
+    Collective over the two ranks. Tensors are new ones, of the shape and dtype that were sent.
 
     Args:
         src: The rank that sends it: a global rank, or a `GroupRank`.
         group: The group that both ranks are members of: a `Group`, or a mesh or process group of torch; all ranks by
             default.
+        async_op: Whether to return at once, with a `Work` whose `wait()` returns the value.
 
     Raises:
         InvalidArgumentError: `src` is not a member, or is this rank.
@@ -67,46 +103,43 @@ def recv(src: int | GroupRank, *, group: GroupLike | None = None) -> Any:  # noq
             ranks has connected the ranks yet, in a session over a process group of other code.
         NotJoinedError: The world has more than one rank, and this process has not joined it.
 
-    Example:
+    Example, a ring of any number of ranks:
         >>> import rankwise
-        >>> if rankwise.get_world_size() == 2:
-        ...     if rankwise.get_rank() == 0:
-        ...         rankwise.send({"step": 7}, dst=1)
-        ...     else:
-        ...         rankwise.recv(src=0)  # {'step': 7}
+        >>> rank, world_size = rankwise.get_rank(), rankwise.get_world_size()
+        >>> if world_size > 1:
+        ...     sent = rankwise.send(f"from rank {rank}", dst=(rank + 1) % world_size, async_op=True)
+        ...     received = rankwise.recv(src=(rank - 1) % world_size)
+        ...     sent.wait()
     """
     comm = comm_of(group)
-    other = comm.group_rank_of(src, "src")
-    return _move(comm.pair(other), _call(comm, other, comm.require_member()), None, is_sender=False)
+    pair = comm.pair(comm.group_rank_of(src, "src"), comm.require_member())
+    if async_op is not False:
+        return start_call(pair, "recv", lambda: _recv(pair), async_op=async_op)
+    return _recv(pair)
 
 
-def _call(comm: Comm, src: int, dst: int) -> Call:
-    return Call(_OPERATION, {"src": comm.ranks[src], "dst": comm.ranks[dst]})
+def _call(pair: Comm) -> Call:
+    return Call(f"send/recv from rank {pair.ranks[_SENDER]} to rank {pair.ranks[_RECEIVER]}")
 
 
-def _move(pair: Comm, call: Call, value: object, *, is_sender: bool) -> Any:  # noqa: ANN401 - any value
-    """Send a value, or return the one that is received."""
-    with pair.collective(call) as rank:
-        sender = rank if is_sender else 1 - rank
-        payload = serialize(value) if is_sender else None
-        message = b"" if payload is None else payload.header.encode()
-        header = Header.decode(pair.broadcast_bytes(call, message, sender))
-    buffers = {} if payload is None else payload.buffers
+def _send(pair: Comm, value: object) -> None:
+    call = _call(pair)
+    with pair.collective(call):
+        payload = serialize(value)
+        pair.broadcast_bytes(call, payload.header.encode(), _SENDER)
+    if payload.header.sizes:
+        pair.run_prepared(
+            call, lambda: all_of([pair.transfer([(data, _RECEIVER)], []) for data in payload.buffers.values()], None)
+        )
 
-    def prepare() -> Prepared[None]:
-        if payload is None:
-            buffers.update(empty_buffers(header, pair))
-        moves = [
-            pair.transfer([(data, 1 - sender)], []) if is_sender else pair.transfer([], [(data, sender)])
-            for data in buffers.values()
-        ]
 
-        def run() -> None:
-            for move in moves:
-                move()
+def _recv(pair: Comm) -> Any:  # noqa: ANN401 - any value
+    call = _call(pair)
+    with pair.collective(call):
+        header = Header.decode(pair.broadcast_bytes(call, b"", _SENDER))
 
-        return run
+    def prepare() -> Prepared[dict[str, torch.Tensor]]:
+        buffers = empty_buffers(header, pair)
+        return all_of([pair.transfer([], [(data, _SENDER)]) for data in buffers.values()], buffers)
 
-    if header.sizes:
-        pair.run_prepared(call, prepare)
-    return None if is_sender else deserialize(header, buffers)
+    return deserialize(header, pair.run_prepared(call, prepare) if header.sizes else {})

@@ -27,6 +27,7 @@ from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group_rank import GroupRank
+from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
 
 T = TypeVar("T")
@@ -151,7 +152,7 @@ def broadcast(
 
     def prepare() -> Prepared[dict[str, torch.Tensor]]:
         buffers = empty_buffers(header, comm) if payload is None else payload.copy()
-        return _all_of([comm.broadcast(data, sender) for data in buffers.values()], buffers)
+        return all_of([comm.broadcast(data, sender) for data in buffers.values()], buffers)
 
     result: T = deserialize(header, comm.run_prepared(call, prepare) if header.sizes else {})
     return result
@@ -216,7 +217,7 @@ def scatter(
     def prepare() -> Prepared[dict[str, torch.Tensor]]:
         if rank != sender:
             buffers = empty_buffers(header, comm)
-            return _all_of([comm.transfer([], [(data, sender)]) for data in buffers.values()], buffers)
+            return all_of([comm.transfer([], [(data, sender)]) for data in buffers.values()], buffers)
         moves = []
         for device in buffer_devices([payload.header for payload in payloads]):
             outgoing = [
@@ -225,7 +226,7 @@ def scatter(
                 if member != rank and device in payload.buffers
             ]
             moves.append(comm.transfer(outgoing, []))
-        return _all_of(moves, payloads[rank].copy())
+        return all_of(moves, payloads[rank].copy())
 
     result: T = deserialize(header, comm.run_prepared(call, prepare) if following is Following.BUFFERS else {})
     return result
@@ -236,7 +237,7 @@ def _gather_buffers(
 ) -> Prepared[None]:
     """Prepare to gather buffers on the member with group rank `dst`, which alone has the headers."""
     if comm.rank != dst:
-        return _all_of([comm.transfer([(data, dst)], []) for data in payload.buffers.values()], None)
+        return all_of([comm.transfer([(data, dst)], []) for data in payload.buffers.values()], None)
     for member, (header, parts) in enumerate(zip(headers, buffers, strict=True)):
         parts.update(payload.copy() if member == dst else empty_buffers(header, comm))
     moves = []
@@ -245,15 +246,4 @@ def _gather_buffers(
             (parts[device], member) for member, parts in enumerate(buffers) if member != dst and device in parts
         ]
         moves.append(comm.transfer([], incoming))
-    return _all_of(moves, None)
-
-
-def _all_of(moves: Sequence[Prepared[None]], result: T) -> Prepared[T]:
-    """Return one move that does several, and returns the result."""
-
-    def run() -> T:
-        for move in moves:
-            move()
-        return result
-
-    return run
+    return all_of(moves, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,8 +35,8 @@ class GroupContext:
 
     Attributes:
         open_group: Returns a group of some of the members; Collective over all members.
-        open_pair: Returns the group of two members, given their group ranks in ascending order; Local. None if there is
-            no other member.
+        open_pair: Returns the group of two members in which the first one sends to the second, given their group ranks;
+            Local. None if there is no other member.
         store: Returns the store that the members share; None if there is no other member.
         destroy: Destroys the process group that was created for the group, if there is one.
         close_unreferenced: Closes the groups of the session to which nothing refers any more.
@@ -85,7 +87,8 @@ class Comm(TensorOperations):
         self.device = device
         self.check = check
         self._context = context
-        self._pairs: dict[int, Comm] = {}
+        self._pairs: dict[tuple[int, int], Comm] = {}
+        self._pairs_lock = threading.RLock()  # a signal handler may send
 
     def shared_store(self) -> Store | None:
         """Return the store that the members share; None if there is no other member."""
@@ -110,23 +113,29 @@ class Comm(TensorOperations):
         self.add_child(child)
         return child
 
-    def pair(self, other: int) -> Comm:
-        """Return the group of this member and another one, made by the first call. Local.
+    def pair(self, src: int, dst: int) -> Comm:
+        """Return the group in which a member sends to another one, made by the first call. Local.
+
+        The two directions have groups of their own, so that no call waits for one in the other direction. Both are made
+        at once: a rank that waits in one of them then notices that the other rank waits in the other.
 
         Args:
-            other: The group rank of the other member.
+            src: The group rank of the sender. It is the first member of the returned group.
+            dst: The group rank of the receiver. One of the two is this rank.
 
         Raises:
-            InvalidArgumentError: It is this member itself.
+            InvalidArgumentError: They are the same.
             CollectiveError: The ranks of the session are not connected yet.
         """
-        own = self.require_member()
-        if other == own or self._context.open_pair is None:
-            raise InvalidArgumentError(f"rank {self.ranks[own]} cannot send to itself, or receive from itself")
-        if other not in self._pairs:
-            pair = self._pairs[other] = self._context.open_pair(sorted((own, other)))
-            self.add_child(pair)
-        return self._pairs[other]
+        self.require_member()
+        if src == dst or self._context.open_pair is None:
+            raise InvalidArgumentError(f"rank {self.ranks[src]} cannot send to itself, or receive from itself")
+        with self._pairs_lock:
+            for direction in ((src, dst), (dst, src)):
+                if direction not in self._pairs:
+                    self._pairs[direction] = self._context.open_pair(direction)
+                    self.add_child(self._pairs[direction])
+            return self._pairs[src, dst]
 
     def close(self) -> None:
         """Close a group that users have made, as `Group.close` describes.
@@ -138,13 +147,21 @@ class Comm(TensorOperations):
         call = Call("close")
         try:
             if self.rank is not None and not self._broken_reason:
-                with self.collective(call):
-                    self.verify(call)
+                with self.collective(call) as own:
+                    pairs = [json.loads(one) for one in self.all_gather_bytes(call, self._partners())]
+                # A member that has not used a pair leaves it too, so that no call of the other one waits for it.
+                for other in [member for member, partners in enumerate(pairs) if own in partners]:
+                    self.pair(own, other)
+                self.finish_works(self._context.timeout)  # those of pairs, which are not in the order of this group
         except CollectiveError:
             if self.dead_ranks():  # the members will never agree
                 self.close_locally("closed the group")
             raise
         self.close_locally("closed the group")
+
+    def _partners(self) -> bytes:
+        """Return the group ranks of the members with which this one has pairs, as JSON."""
+        return json.dumps([dst for src, dst in self._pairs if src == self.rank]).encode()
 
     def leave(self, error: BaseException) -> None:
         """Close a group without waiting for the other members, after an error of this rank."""

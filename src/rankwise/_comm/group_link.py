@@ -43,7 +43,7 @@ class GroupLink:
         Args:
             registry: The groups of the session.
             group: The access of their group.
-            members: Their group ranks, in ascending order.
+            members: The group ranks of the sender and the receiver.
 
         Raises:
             CollectiveError: The ranks of the session are not connected.

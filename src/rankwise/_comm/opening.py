@@ -99,7 +99,7 @@ def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:
 
 
 def _open_pair(registry: GroupRegistry, group: GroupLink, members: Sequence[int]) -> Comm:
-    """Open the group of two members of a group, this rank among them."""
+    """Open the group of two members of a group in which the first one sends to the second; this rank is one of them."""
     link = GroupLink.of_pair(registry, group, members)
     ranks = link.ranks
     comm = Comm(
@@ -108,7 +108,7 @@ def _open_pair(registry: GroupRegistry, group: GroupLink, members: Sequence[int]
         device=registry.device,
         planes=[SocketPlane(link, ranks.index(registry.rank), is_only_plane=True)],
         exchange=link,
-        context=GroupContext(open_group=partial(_open_group, registry)),
+        context=GroupContext(open_group=partial(_open_group, registry), timeout=registry.timeout),
         check=registry.check,
     )
     registry.track_group(link.group, None, comm)

@@ -7,6 +7,7 @@ has the same errors and results as a larger world.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +18,8 @@ from rankwise._comm.data.plane import DataPlane, Operation
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op, fold, plan
 from rankwise.errors import PayloadTypeError
+
+T = TypeVar("T")
 
 
 class TensorOperations(ByteCollectives):
@@ -159,6 +162,17 @@ class TensorOperations(ByteCollectives):
                 return plane
         name = operation.name.lower()
         raise PayloadTypeError(f"{name} of tensors on {device.type} is not supported in this group")
+
+
+def all_of(moves: Sequence[Prepared[None]], result: T) -> Prepared[T]:
+    """Return one operation that runs several, and returns the result."""
+
+    def run() -> T:
+        for move in moves:
+            move()
+        return result
+
+    return run
 
 
 def _do_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -86,6 +87,9 @@ assert_type(rw.reduce(pair(), async_op=True).wait(), tuple[int, torch.Tensor] | 
 assert_type(rw.all_to_all(["a"], async_op=True), rw.Work[list[str]]).wait()
 assert_type(rw.all_to_all(torch.ones(1, 2), async_op=True).wait(), list[torch.Tensor])
 assert_type(rw.barrier(async_op=True), rw.Work[None]).wait()
+if rw.get_world_size() > 1:
+    assert_type(rw.send("a", dst=1, async_op=True), rw.Work[None]).wait()
+    assert_type(rw.recv(src=0, async_op=True), rw.Work[Any]).wait()
 barrier_work: rw.Work[None] | None = rw.barrier(async_op=operation() == "sum")
 assert_type(barrier_work is None or barrier_work.done(), bool)
 if barrier_work is not None:
