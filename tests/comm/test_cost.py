@@ -5,8 +5,8 @@ from __future__ import annotations
 import cProfile
 import pstats
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -17,70 +17,51 @@ from rankwise._collectives.values_per_rank import serialize_each
 from rankwise._comm.comm import Comm, GroupContext
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
-from rankwise._comm.control.verdict import Combine, Verdict, combined
-from rankwise._comm.data.plane import DataPlane, Pieces, Support
+from rankwise._comm.control.verdict import Combine, Verdict
 from rankwise._comm.group import Group
 from rankwise._comm.opening import MAX_FRAMES_SIZE
 from rankwise._comm.reduce_ops import Op
+from rankwise.testing.fakes import _OtherRanks
+
+T = TypeVar("T")
 
 SCALARS = {f"metric {index}": index / 7 for index in range(50)}
 
 
-class CountingRanks(DataPlane):
-    """The other ranks of a group in which all ranks pass the same values: its exchange of frames and its data plane.
+class CountingRanks(_OtherRanks):
+    """The other ranks of a group in which all ranks pass the same values; they count what this one sends.
 
     Attributes:
         cost: Frames and their bytes; operations of the backend and the bytes passed to it.
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        super().__init__(0, range(size), [], iter(()))
         self.cost: Counter[str] = Counter()
 
-    @property
-    def support(self) -> Support:
-        return Support()
-
     def agree(
-        self,
-        call: Call,
-        message: bytes,
-        combine: Combine | None,
-        read: Collection[int],
-        timeout: float | None,  # noqa: ARG002
+        self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
     ) -> Verdict:
         self.cost["frames"] += 1
         self.cost["bytes in frames"] += len(call.frame(body=message).encode())
-        verdict = combined([message] * self.size, combine)
-        verdict.bodies = dict.fromkeys(read, message)
-        return verdict
+        return super().agree(call, message, combine, read, timeout)
 
-    def _count_operation(self, data: torch.Tensor) -> None:
-        self.cost["operations"] += 1
-        self.cost["bytes in operations"] += data.nbytes
+    def _counted(self, data: torch.Tensor, operation: Prepared[T]) -> Prepared[T]:
+        def run() -> T:
+            self.cost["operations"] += 1
+            self.cost["bytes in operations"] += data.nbytes
+            return operation()
+
+        return run
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
-        def run() -> None:
-            self._count_operation(tensor)
-            op.reduce_copies(tensor, self.size)
-
-        return run
-
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        raise NotImplementedError
+        return self._counted(tensor, super()._all_reduce(tensor, op))
 
     def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        def run() -> list[torch.Tensor]:
-            self._count_operation(data)
-            return [data.clone() for _ in range(self.size)]
+        return self._counted(data, super()._all_gather(data))
 
-        return run
-
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
-        return lambda: self._count_operation(data)
-
-    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:
-        raise NotImplementedError
+    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+        return self._counted(data, super()._broadcast(data, src))
 
 
 def counting_group(size: int) -> tuple[Group, Counter[str]]:
