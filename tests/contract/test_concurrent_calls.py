@@ -18,6 +18,7 @@ import torch
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
+from rankwise._comm.comm import Comm as InternalComm
 from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
@@ -123,6 +124,39 @@ def test_another_thread_is_refused_while_any_collective_waits(comm: Comm, tmp_pa
             thread.join()
             assert re.search(rf"barrier at {HERE} cannot begin in thread 'other'", refusal[0])
             assert re.search(rf"'MainThread' is in {title} at {HERE}", refusal[0])
+    assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.slow_with_ranks(3)
+def test_another_thread_is_refused_between_the_agreement_on_a_call_and_its_data(
+    comm: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of the data is known after the first agreement, and the ranks agree once more when they have memory."""
+    texts: list[str] = []
+    run_prepared = InternalComm.run_prepared
+
+    def call_in_thread() -> None:
+        try:
+            rw.barrier()
+        except rw.RankwiseError as error:
+            texts.append(str(error))
+
+    def run_later(*arguments: Any) -> Any:
+        thread = threading.Thread(target=call_in_thread, name="other")
+        thread.start()
+        thread.join()
+        return run_prepared(*arguments)
+
+    titles = ["all_gather", "gather", "broadcast", "scatter", "all_to_all"]
+    for title in titles:
+        with monkeypatch.context() as patch:
+            if rw.get_rank() == 0:
+                patch.setattr(InternalComm, "run_prepared", run_later)
+            CALLS[title](comm.size)
+    assert len(texts) == (len(titles) if rw.get_rank() == 0 else 0)
+    for title, text in zip(titles, texts, strict=False):
+        assert re.search(rf"barrier at {HERE} cannot begin in thread 'other'.*'MainThread' is in {title} at", text)
     assert rw.all_reduce(1) == comm.size
 
 

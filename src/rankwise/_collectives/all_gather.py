@@ -216,9 +216,9 @@ def _gather(comm: Comm, call: Call, value: T) -> list[T]:
     with comm.collective(call) as rank:
         payload = serialize(value)
         headers = [Header.decode(message) for message in comm.all_gather_bytes(call, payload.header.encode())]
-    buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
-    if buffer_devices(headers):
-        comm.run_prepared(call, lambda: _gather_buffers(comm, rank, payload, headers, buffers))
+        buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
+        if buffer_devices(headers):
+            comm.run_prepared(call, lambda: _gather_buffers(comm, rank, payload, headers, buffers))
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 
 

@@ -92,13 +92,13 @@ def all_to_all(
             payloads = [payload.with_short_header() for payload in payloads]
             message = _encode(payloads)
         messages = comm.all_gather_bytes(call, message)
-    tables = [pickle.loads(one) for one in messages]
-    headers = [Header.decode(table[rank]) for table in tables]
-    buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
-    # Every rank has all headers, so all know whether any rank sends buffers.
-    devices = buffer_devices([Header.decode(header) for table in tables for header in set(table)])
-    if devices:
-        comm.run_prepared(call, lambda: _exchange_buffers(comm, rank, devices, payloads, headers, buffers))
+        tables = [pickle.loads(one) for one in messages]
+        headers = [Header.decode(table[rank]) for table in tables]
+        buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
+        # Every rank has all headers, so all know whether any rank sends buffers.
+        devices = buffer_devices([Header.decode(header) for table in tables for header in set(table)])
+        if devices:
+            comm.run_prepared(call, lambda: _exchange_buffers(comm, rank, devices, payloads, headers, buffers))
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 
 

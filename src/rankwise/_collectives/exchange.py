@@ -60,29 +60,32 @@ def exchange_tensors(
             for dst, tensor in sent.items()
         ]
         messages = comm.all_gather_bytes(call, json.dumps(headers).encode())
-    table = [
-        [_Header(dst, dtype, tuple(shape), device) for dst, dtype, shape, device in json.loads(m)] for m in messages
-    ]
-    received = [(src, header) for src, row in enumerate(table) for header in row if header.dst == rank]
+        table = [
+            [_Header(dst, dtype, tuple(shape), device) for dst, dtype, shape, device in json.loads(m)] for m in messages
+        ]
+        received = [(src, header) for src, row in enumerate(table) for header in row if header.dst == rank]
 
-    def prepare() -> Prepared[dict[int, torch.Tensor]]:
-        parts = {src: as_bytes(sent[rank]).clone() if src == rank else header.empty(comm) for src, header in received}
-        moves = []
-        for device in sorted({header.device for row in table for header in row}):
-            here = [(as_bytes(tensor), dst) for dst, tensor in sent.items() if tensor.device.type == device]
-            there = [(parts[src], src) for src, header in received if header.device == device and src != rank]
-            moves.append(comm.transfer([move for move in here if move[1] != rank], there))
-
-        def run() -> dict[int, torch.Tensor]:
-            for move in moves:
-                move()
-            return {
-                comm.ranks[src]: from_bytes(parts[src], header.torch_dtype, header.shape) for src, header in received
+        def prepare() -> Prepared[dict[int, torch.Tensor]]:
+            parts = {
+                src: as_bytes(sent[rank]).clone() if src == rank else header.empty(comm) for src, header in received
             }
+            moves = []
+            for device in sorted({header.device for row in table for header in row}):
+                here = [(as_bytes(tensor), dst) for dst, tensor in sent.items() if tensor.device.type == device]
+                there = [(parts[src], src) for src, header in received if header.device == device and src != rank]
+                moves.append(comm.transfer([move for move in here if move[1] != rank], there))
 
-        return run
+            def run() -> dict[int, torch.Tensor]:
+                for move in moves:
+                    move()
+                return {
+                    comm.ranks[src]: from_bytes(parts[src], header.torch_dtype, header.shape)
+                    for src, header in received
+                }
 
-    return comm.run_prepared(call, prepare)
+            return run
+
+        return comm.run_prepared(call, prepare)
 
 
 def _checked(comm: Comm, outgoing: Mapping[int | GroupRank, torch.Tensor]) -> dict[int, torch.Tensor]:

@@ -127,10 +127,9 @@ def _send(pair: Comm, value: object) -> None:
     with pair.collective(call):
         payload = serialize(value)
         pair.broadcast_bytes(call, payload.header.encode(), _SENDER)
-    if payload.header.sizes:
-        pair.run_prepared(
-            call, lambda: all_of([pair.transfer([(data, _RECEIVER)], []) for data in payload.buffers.values()], None)
-        )
+        if payload.header.sizes:
+            outgoing = [[(data, _RECEIVER)] for data in payload.buffers.values()]
+            pair.run_prepared(call, lambda: all_of([pair.transfer(pieces, []) for pieces in outgoing], None))
 
 
 def _recv(pair: Comm) -> Any:  # noqa: ANN401 - any value
@@ -138,8 +137,9 @@ def _recv(pair: Comm) -> Any:  # noqa: ANN401 - any value
     with pair.collective(call):
         header = Header.decode(pair.broadcast_bytes(call, b"", _SENDER))
 
-    def prepare() -> Prepared[dict[str, torch.Tensor]]:
-        buffers = empty_buffers(header, pair)
-        return all_of([pair.transfer([], [(data, _SENDER)]) for data in buffers.values()], buffers)
+        def prepare() -> Prepared[dict[str, torch.Tensor]]:
+            buffers = empty_buffers(header, pair)
+            return all_of([pair.transfer([], [(data, _SENDER)]) for data in buffers.values()], buffers)
 
-    return deserialize(header, pair.run_prepared(call, prepare) if header.sizes else {})
+        buffers = pair.run_prepared(call, prepare) if header.sizes else {}
+    return deserialize(header, buffers)

@@ -91,12 +91,12 @@ def gather(
         call.settings = {"dst": comm.ranks[receiver]}
         payload = serialize(value)
         messages, follows = comm.gather_bytes(call, payload.header.encode(), receiver, flag=bool(payload.buffers))
-    headers = [Header.decode(message) for message in messages]
-    buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
-    # Every rank has to know whether any rank sends buffers, since all agree once more before they move. In groups
-    # without frames only the receiver knows, so that they always agree once more.
-    if follows is not False:
-        comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, payload, headers, buffers))
+        headers = [Header.decode(message) for message in messages]
+        buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
+        # Every rank has to know whether any rank sends buffers, since all agree once more before they move. In groups
+        # without frames only the receiver knows, so that they always agree once more.
+        if follows is not False:
+            comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, payload, headers, buffers))
     if rank != receiver:
         return None
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
@@ -150,11 +150,12 @@ def broadcast(
         payload = serialize(value) if rank == sender else None
         header = Header.decode(comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender))
 
-    def prepare() -> Prepared[dict[str, torch.Tensor]]:
-        buffers = empty_buffers(header, comm) if payload is None else payload.copy()
-        return all_of([comm.broadcast(data, sender) for data in buffers.values()], buffers)
+        def prepare() -> Prepared[dict[str, torch.Tensor]]:
+            buffers = empty_buffers(header, comm) if payload is None else payload.copy()
+            return all_of([comm.broadcast(data, sender) for data in buffers.values()], buffers)
 
-    result: T = deserialize(header, comm.run_prepared(call, prepare) if header.sizes else {})
+        buffers = comm.run_prepared(call, prepare) if header.sizes else {}
+    result: T = deserialize(header, buffers)
     return result
 
 
@@ -212,23 +213,24 @@ def scatter(
         # Every rank has to know whether buffers follow for any rank, since all agree once more before they move.
         prefix = Following.of(payloads).value
         message = comm.scatter_bytes(call, [prefix + payload.header.encode() for payload in payloads], sender)
-    following, header = Following(message[:1]), Header.decode(message[1:])
+        following, header = Following(message[:1]), Header.decode(message[1:])
 
-    def prepare() -> Prepared[dict[str, torch.Tensor]]:
-        if rank != sender:
-            buffers = empty_buffers(header, comm)
-            return all_of([comm.transfer([], [(data, sender)]) for data in buffers.values()], buffers)
-        moves = []
-        for device in buffer_devices([payload.header for payload in payloads]):
-            outgoing = [
-                (payload.buffers[device], member)
-                for member, payload in enumerate(payloads)
-                if member != rank and device in payload.buffers
-            ]
-            moves.append(comm.transfer(outgoing, []))
-        return all_of(moves, payloads[rank].copy())
+        def prepare() -> Prepared[dict[str, torch.Tensor]]:
+            if rank != sender:
+                buffers = empty_buffers(header, comm)
+                return all_of([comm.transfer([], [(data, sender)]) for data in buffers.values()], buffers)
+            moves = []
+            for device in buffer_devices([payload.header for payload in payloads]):
+                outgoing = [
+                    (payload.buffers[device], member)
+                    for member, payload in enumerate(payloads)
+                    if member != rank and device in payload.buffers
+                ]
+                moves.append(comm.transfer(outgoing, []))
+            return all_of(moves, payloads[rank].copy())
 
-    result: T = deserialize(header, comm.run_prepared(call, prepare) if following is Following.BUFFERS else {})
+        buffers = comm.run_prepared(call, prepare) if following is Following.BUFFERS else {}
+    result: T = deserialize(header, buffers)
     return result
 
 

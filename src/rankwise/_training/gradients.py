@@ -70,9 +70,9 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: G
             combined = combine_layouts(comm, call, layouts)()
             is_uniform = all(layout == SPARSE or not layout & SPARSE for layout in combined)
             finish = average() if is_uniform else None
-        if finish is None:
-            others = {index: trained[index] for index, layout in enumerate(combined) if not layout & SPARSE}
-            finish = comm.run_prepared(call, lambda: dense_means(others, comm))
+            if finish is None:
+                others = {index: trained[index] for index, layout in enumerate(combined) if not layout & SPARSE}
+                finish = comm.run_prepared(call, lambda: dense_means(others, comm))
         sparse = [parameter for parameter, layout in zip(trained, combined, strict=True) if layout & SPARSE]
         gathered = gather_sparse(sparse, comm) if sparse else []
         # From here on no other rank waits for this one, so that allocations may fail on this rank alone.

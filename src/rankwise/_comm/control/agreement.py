@@ -133,14 +133,13 @@ class Agreement(ABC):
     def run_prepared(self, call: Call, prepare: Callable[[], Prepared[T]]) -> T:
         """Run an operation on data whose size was not known before the agreement on a call.
 
-        Collective over the members, after that agreement. `prepare` allocates the memory; its exception is raised on
-        all members.
+        Collective over the members, in the block of that call and after its agreement: no other call can begin before
+        it. `prepare` allocates the memory; its exception is raised on all members.
         """
-        data = Call(call.operation, call.settings, is_data=True)
-        with self.collective(data):
-            run = prepare()
-            self.verify(data)
-            return run()
+        call.begin_data()
+        run = prepare()
+        self.verify(call)
+        return run()
 
     def verify(self, call: Call, *, timeout: float | None = None) -> None:
         """Wait until every member has made the same call.

@@ -182,6 +182,12 @@ class Call:
         name = self.settings.get("name", "")
         return f"{self.operation}{f' {name!r}' if name else ''} at {self.site or call_site()}"
 
+    def begin_data(self) -> None:
+        """Begin the agreement about the data of this call, after that on the call."""
+        self.is_data = True
+        self.content, self.parts = "", dict
+        self.agreement_started = self.agreement_failed = self.nested_call_refused = False
+
     def digest(self) -> bytes:
         """Return a digest of 16 bytes, equal on all ranks whose calls agree."""
         return hashlib.blake2b(
