@@ -19,7 +19,10 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._comm.control.call_guard import CallGuard
+from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
+from rankwise._comm.work_queue import WorkQueue
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.slow_with_ranks(3)]
 
@@ -110,6 +113,43 @@ def test_a_call_starts_at_once_and_a_blocking_one_runs_after_those_that_are_pend
     assert all(work.done() for work in works)
     assert order == ["first"] * (rw.get_rank() == 0)
     assert [work.wait() for work in reversed(works)] == [[number] * comm.size for number in reversed(range(50))]
+
+
+def test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way(
+    comm: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_begin, begun, go = threading.Event(), threading.Event(), threading.Event()
+    acquire, is_run_by = CallGuard.acquire, WorkQueue.is_run_by
+
+    class Slow:
+        def __reduce__(self) -> tuple[object, ...]:
+            begun.set()
+            assert go.wait(200)
+            return int, ()
+
+    def acquire_later(guard: CallGuard, call: Call) -> None:
+        assert may_begin.wait(200)
+        acquire(guard, call)
+
+    def look_before(queue: WorkQueue, thread: threading.Thread) -> bool:
+        result = is_run_by(queue, thread)
+        may_begin.set()
+        if threading.current_thread() is threading.main_thread():
+            assert begun.wait(200)
+        return result
+
+    rw.barrier()
+    monkeypatch.setattr(CallGuard, "acquire", acquire_later)
+    first: rw.Work[list[Any]] = rw.all_gather(Slow(), async_op=True)
+    monkeypatch.setattr(WorkQueue, "is_run_by", look_before)
+    try:
+        second = rw.all_reduce(1, async_op=True)
+    finally:
+        monkeypatch.undo()
+        may_begin.set()
+        go.set()
+    assert first.wait() == [0] * comm.size
+    assert second.wait() == comm.size
 
 
 def test_all_reduce_writes_into_the_tensor(comm: Comm) -> None:

@@ -56,9 +56,14 @@ class CallGuard:
             CollectiveError: As by `acquire`.
         """
         self._refuse_in_section(call)
-        by_works = self.works is not None and self.works.is_run_by(self._thread)
-        if self._call is not None and (not by_works or self._thread is threading.current_thread()):
-            raise CollectiveError(self._refusal_text(call))
+        # Calls of the works begin and end meanwhile: what is found about one counts only if it is still there.
+        while (current := self._call) is not None:
+            thread = self._thread
+            by_works = self.works is not None and self.works.is_run_by(thread)
+            if by_works and thread is not threading.current_thread():
+                return
+            if self._call is current:
+                raise CollectiveError(self._refusal_text(call))
 
     def release(self) -> None:
         """End the collective."""
