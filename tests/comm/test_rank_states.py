@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 
 import pytest
+import torch
+from torch.distributed import HashStore
 
 import rankwise as rw
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.protocol import Failure, Frame, FrameKind
-from rankwise._comm.control.rank_state import OngoingCall
+from rankwise._comm.control.rank_state import OngoingCall, RankState
+from rankwise._comm.registry import GroupRegistry
 from tests.comm.members import CALL, Member, agree, assert_connected, in_threads, open_group
 
 
@@ -112,3 +115,18 @@ def test_calls_are_read_while_groups_are_used_and_closed(links: list[Links], gro
     reader.join(200)
     assert seen <= {CALL}
     assert_connected(group)
+
+
+def test_before_the_ranks_are_connected_those_that_died_are_known() -> None:
+    registry = GroupRegistry(
+        rank=0,
+        ranks=range(3),
+        device=torch.device("cpu"),
+        timeout=100.0,
+        check=False,
+        one_host=True,
+        store=HashStore,
+        own_address=lambda: "127.0.0.1",
+        find_dead_ranks=lambda ranks: "rank 2 is gone" if 2 in ranks else "",
+    )
+    assert registry.rank_states() == [RankState(0, "", []), RankState(1, "", []), RankState(2, "rank 2 is gone", [])]
