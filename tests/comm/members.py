@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from rankwise._comm.control.channel import Channel
 from rankwise._comm.control.connect import connect as connect_ranks
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.page_channel import PageChannel
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.protocol import Call, Frame, FrameKind
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.control.verdict import Verdict
+from rankwise.errors import RemoteRankError
 
 SIZE = 3
 RANKS = range(10, 10 + SIZE)
@@ -100,3 +102,10 @@ def assert_connected(members: list[Member]) -> None:
 
     wanted = {group_rank: b"%d" % group_rank for group_rank in range(len(members))}
     assert in_threads(exchanged, len(members)) == [wanted] * len(members)
+
+
+def failed(member: Member, raised: str = "ValueError: bad batch", traceback: str = "trace") -> Frame:
+    """Return the frame of a member that has raised."""
+    rank = member.channel.ranks[member.channel.own]
+    error = RemoteRankError(rank=rank, host="node", raised=raised, traceback=traceback)
+    return Frame(FrameKind.FAILED, CALL, body=pickle.dumps(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import socket
 import threading
@@ -12,16 +11,9 @@ import time
 import pytest
 
 import rankwise as rw
-from rankwise._comm.control.protocol import Call, Frame, FrameKind
+from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.verdict import Outcome, Verdict
-from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, in_threads
-
-
-def failed(member: Member) -> Frame:
-    """Return the frame of a member that has raised."""
-    rank = member.channel.ranks[member.channel.own]
-    error = rw.RemoteRankError(rank=rank, host="node", raised="ValueError: bad batch", traceback="x" * 800)
-    return Frame(FrameKind.FAILED, CALL, body=pickle.dumps(error))
+from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, failed, in_threads
 
 
 def host_suffix(group: list[Member]) -> str:

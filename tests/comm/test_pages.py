@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import pytest
 import rankwise as rw
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.page_memory import PageMemory
-from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.window import RING_ENTRIES
-from tests.comm.members import CALL, RANKS, SIZE, Member, agree, assert_connected, in_threads, open_group
+from tests.comm.members import RANKS, SIZE, Member, agree, assert_connected, failed, in_threads, open_group
 
 pytestmark = pytest.mark.parametrize("route", ["page"], indirect=True)
 
@@ -23,14 +21,7 @@ pytestmark = pytest.mark.parametrize("route", ["page"], indirect=True)
 def fail(member: Member, traceback: str = "trace") -> None:
     """Raise in a call, as a rank does that catches the exception."""
     with member.channel.held():
-        member.channel.post(failed(member, traceback), timeout=100.0)
-
-
-def failed(member: Member, traceback: str = "trace") -> Frame:
-    """Return the frame of a member that has raised."""
-    rank = member.channel.ranks[member.channel.own]
-    error = rw.RemoteRankError(rank=rank, host="node", raised="ValueError: bad batch", traceback=traceback)
-    return Frame(FrameKind.FAILED, CALL, body=pickle.dumps(error))
+        member.channel.post(failed(member, traceback=traceback), timeout=100.0)
 
 
 def memory_bytes(member: Member) -> int:

@@ -7,7 +7,6 @@ a timeout may arrive behind data of another group, and a member that has not rec
 
 from __future__ import annotations
 
-import pickle
 import random
 import threading
 from collections.abc import Sequence
@@ -21,9 +20,9 @@ from hypothesis import strategies as st
 
 import rankwise as rw
 from rankwise._comm.control.links import Links
-from rankwise._comm.control.protocol import Call, Failure, Frame, FrameKind
+from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.verdict import Outcome, Verdict
-from tests.comm.members import CALL, Member, agree, in_threads, open_group
+from tests.comm.members import Member, agree, failed, in_threads, open_group
 
 RANKS = range(10, 14)
 # About the room of a slot; and what a connection takes at once, and more. Messages of collectives have some kilobytes.
@@ -100,9 +99,8 @@ def take_part(member: Member, own: int, step: Step) -> Any:
     timeout = 0.02 if step.late is not None and own == step.impatient else 100.0
     try:
         if step.ways[own] == "fail":
-            failure = Failure("node", f"ValueError: of {own}", "trace")
-            with member.channel.lock:
-                member.channel.post(Frame(FrameKind.FAILED, CALL, body=pickle.dumps(failure)), timeout=100.0)
+            with member.channel.held():
+                member.channel.post(failed(member, f"ValueError: of {own}"), timeout=100.0)
             return None
         if step.ways[own] == "differ":
             other = Call("barrier", {"by": own}, site="train.py:99")

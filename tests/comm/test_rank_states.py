@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import threading
 import time
@@ -14,10 +13,9 @@ from torch.distributed import HashStore
 
 import rankwise as rw
 from rankwise._comm.control.links import Links
-from rankwise._comm.control.protocol import Failure, Frame, FrameKind
 from rankwise._comm.control.rank_state import OngoingCall, RankState
 from rankwise._comm.registry import GroupRegistry
-from tests.comm.members import CALL, Member, agree, assert_connected, in_threads, open_group
+from tests.comm.members import CALL, Member, agree, assert_connected, failed, in_threads, open_group
 
 
 def calls(links: Links, rank: int) -> list[OngoingCall]:
@@ -84,8 +82,7 @@ def test_the_error_of_a_timeout_has_the_call_of_another_group(links: list[Links]
 def test_a_rank_that_failed_or_left_is_in_no_call(links: list[Links], group: list[Member]) -> None:
     subgroup = open_group(links, 1, [10, 11])
     with subgroup[1].channel.held():
-        body = pickle.dumps(Failure("node", "ValueError: bad batch", "trace"))
-        subgroup[1].channel.post(Frame(FrameKind.FAILED, CALL, body=body), timeout=100.0)
+        subgroup[1].channel.post(failed(subgroup[1]), timeout=100.0)
     in_threads(lambda member: member == 1 and agree(group[1], timeout=0.05))
     for own in links:
         assert calls(own, 11) == []
