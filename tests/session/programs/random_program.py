@@ -140,7 +140,7 @@ def run() -> None:
         if (number, rank) == (end_step, end_rank):
             end()
         if what == "group":
-            made = outcome(lambda: rw.new_group(arguments[0]))  # noqa: B023
+            made = outcome(functools.partial(new_group, arguments[0]))
             if number < end_step or not isinstance(made, Exception):
                 assert isinstance(made, rw.Group), made
             groups.append((arguments[0], None if number >= end_step else made))
@@ -156,12 +156,21 @@ def run() -> None:
             finish(work)
 
 
+def new_group(ranks: list[int]) -> rw.Group:
+    """Make a group; between hosts, torch connects its members, and a rank that leaves meanwhile would be missed."""
+    group = rw.new_group(ranks)
+    if route == "several hosts":
+        rw.barrier()
+    return group
+
+
 def use(number: int, ranks: list[int], group: rw.Group | None, pending: list[Any]) -> None:
     """Run a step in a group that this rank is a member of."""
     what, _, *arguments = steps[number]
     if what == "close":
         assert group is not None
-        group.close()
+        closed = outcome(group.close)  # between hosts, the members wait for each other
+        assert closed is None or (end_rank in ranks and f"rank {end_rank}" in str(closed)), closed
     elif what == "pair":
         source, destination, length = (ranks[arguments[0]], ranks[arguments[1]], arguments[2])
         if rank == source:
