@@ -11,9 +11,11 @@ import time
 import pytest
 
 import rankwise as rw
+from rankwise._comm.control import channel, socket_channel
+from rankwise._comm.control.links import Links
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.verdict import Outcome, Verdict
-from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, failed, in_threads
+from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, failed, in_threads, open_group
 
 
 def host_suffix(group: list[Member]) -> str:
@@ -111,6 +113,40 @@ def test_threads_of_two_groups_keep_a_connection_registered(
 
     assert in_threads(update, 2) == [None, None]
     assert_connected(group)
+
+
+def test_a_frame_that_another_thread_reads_ends_the_wait_for_it(
+    links: list[Links], group: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that receives data of one group may read a frame of another group, in which a second thread waits."""
+    monkeypatch.setattr(channel, "_FIRST_SLICE_SECONDS", 10.0)
+    monkeypatch.setattr(channel, "SLICE_SECONDS", 10.0)
+    monkeypatch.setattr(socket_channel, "_ANNOUNCE_SECONDS", 10.0)
+    other = open_group(links, 1)
+    assert_connected(group)
+    pauses: list[object] = []
+    sent = threading.Event()
+    data, buffer = memoryview(bytes([7]) * 1000), bytearray(1000)
+
+    def run(thread: int) -> None:
+        own = thread % SIZE
+        if thread == SIZE:
+            assert sent.wait(100)
+            time.sleep(0.1)  # for the frame that follows the data
+            group[0].channel.transfer({}, {1: memoryview(buffer)}, timeout=100.0)
+            return
+        if own == 1:
+            group[1].channel.transfer({0: data}, {}, timeout=100.0)
+            sent.set()
+        call = Call("all_reduce", site="train.py:88")
+        assert other[own].channel.agree(call, b"", timeout=100.0, on_pause=pauses.append).error is None
+
+    results = in_threads(run, SIZE + 1)
+    for member in other:
+        member.channel.close("closed the group")
+    assert results == [None] * (SIZE + 1)
+    assert buffer == data
+    assert pauses == []
 
 
 def test_the_reason_of_a_member_that_left_is_in_the_error(group: list[Member]) -> None:

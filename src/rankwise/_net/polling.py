@@ -12,6 +12,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from io import RawIOBase
 from typing import Final, TypeAlias, TypeVar
 
@@ -133,8 +135,8 @@ class SharedEventLoop(EventLoop):
     be what it waits for: so `wait` returns after each event, whichever thread has handled it.
 
     Attributes:
-        num_events: The number of polls that have found an event. A thread reads it before it looks at the state that it
-            waits for: an event that is handled after that look ends its next `wait` at once.
+        num_events: The number of polls that have found an event, and of interrupts. A thread reads it before it looks
+            at the state that it waits for: an event that is handled after that look ends its next `wait` at once.
     """
 
     def __init__(self) -> None:
@@ -144,6 +146,10 @@ class SharedEventLoop(EventLoop):
         self._polling = threading.RLock()
         self._event = threading.Condition()
         self._num_waiting = 0
+        self._interrupted, self._interrupter = socket.socketpair()
+        self._interrupted.setblocking(False)
+        self._interrupter.setblocking(False)
+        self.register(self._interrupted, partial(self._interrupted.recv, 1 << 12))
 
     def wait(self, seen: int, seconds: float) -> bool:
         """Wait until an event has been handled since `num_events` was `seen`; False if none was within that time."""
@@ -161,19 +167,34 @@ class SharedEventLoop(EventLoop):
         return self._poll(seen, seconds)
 
     def interrupt(self) -> None:
-        """End the waits of threads for which another thread polls, and the next wait of the one that polls."""
+        """End the waits of all threads, after a state has changed for which they may wait."""
         with self._event:
             self.num_events += 1
             self._event.notify_all()
+        if self._polling.acquire(blocking=False):  # no other thread polls
+            self._release()
+        else:
+            with suppress(BlockingIOError):
+                self._interrupter.send(b"\0")
+
+    def close(self) -> None:
+        super().close()
+        self._interrupted.close()
+        self._interrupter.close()
 
     def _poll(self, seen: int, seconds: float) -> bool:
         """Poll, and release the lock, which this thread holds."""
         try:
-            found = self.run_once(0.0 if self.num_events != seen else seconds)
-            self.num_events += found
-        finally:
-            self._polling.release()
-            if self._num_waiting:
+            if self.run_once(0.0 if self.num_events != seen else seconds):
                 with self._event:
-                    self._event.notify_all()
-        return found or self.num_events != seen
+                    self.num_events += 1
+        finally:
+            self._release()
+        return self.num_events != seen
+
+    def _release(self) -> None:
+        """Let another thread poll."""
+        self._polling.release()
+        if self._num_waiting:
+            with self._event:
+                self._event.notify_all()

@@ -217,7 +217,7 @@ class Channel(ABC):
         self._leave(reason)
         self._free_if_closed()
         if not self._freed:
-            self._links.interrupt()
+            self._links.loop.interrupt()
 
     def _free_if_closed(self) -> None:
         if not self.closed or not self.lock.acquire(blocking=False):

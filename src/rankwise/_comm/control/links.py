@@ -134,8 +134,11 @@ class Links:
 
     def receive(self, peer: Peer) -> None:
         """Read the frames that have arrived from a peer."""
+        before = peer.num_frames
         peer.receive()
         self.update_interest(peer)
+        if peer.num_frames != before:
+            self.loop.interrupt()  # they may be for another thread
 
     def name(self, rank: int) -> str:
         """Return a rank and its host: "rank 3 on node2"."""
@@ -197,12 +200,6 @@ class Links:
             is_last = self.closed and not self._num_channels
         if is_last:
             self._free()
-
-    def interrupt(self) -> None:
-        """Let all threads that wait look again."""
-        self.loop.interrupt()
-        if self.page is not None:
-            self.page.wake(self.page.index)
 
     def close(self) -> None:
         """Close all connections, and the page, without frames: now, or when no thread is in an exchange any more."""

@@ -59,6 +59,7 @@ class Peer:
         host: The name of its host; "" if all ranks are on this host.
         connection: The connection to it.
         lost_reason: The reason why it sends nothing more; "" while it is connected.
+        num_frames: The number of frames that have been read from it; its end counts as one.
     """
 
     def __init__(self, rank: int, host: str, connection: socket.socket, *, expects_data: Callable[[int], bool]) -> None:
@@ -76,6 +77,7 @@ class Peer:
         self.host = host
         self.connection = connection
         self.lost_reason = ""
+        self.num_frames = 0
         self._expects_data = expects_data
         self._lock = threading.RLock()
         self._received = bytearray()
@@ -264,6 +266,7 @@ class Peer:
             self._break()
             raise
         if not received:
+            self.num_frames += 1
             self._parse()
             self.mark_lost(CLOSED)
         return True
@@ -271,6 +274,7 @@ class Peer:
     def _parse(self) -> None:
         """Store the frames that were received, up to the next data."""
         while self._incoming is None and (frame := pop_frame(self._received)) is not None:
+            self.num_frames += 1
             if frame.group in self._left_groups:
                 if frame.kind is FrameKind.LEFT:
                     self._left_groups.remove(frame.group)

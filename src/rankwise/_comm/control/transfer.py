@@ -104,11 +104,15 @@ class _Transfer:
             peer = self._links.connected(rank)
             if peer is None or rank in self.abandoned:
                 continue
+            num_frames = peer.num_frames
             try:
                 received, is_complete = peer.receive_data(self._group, buffer)
             except AbandonedDataError:
                 self.abandoned.add(rank)
                 continue
+            finally:
+                if peer.num_frames != num_frames:
+                    self._links.loop.interrupt()  # they may be for another thread
             moved += received
             self.unfilled[rank] = buffer[received:]
             if is_complete:
