@@ -166,7 +166,7 @@ def test_a_leader_that_dies_before_it_forwards_is_noticed(group: list[Member]) -
             assert "rank 13" in str(result)
 
 
-@pytest.mark.parametrize("missing", [0, 1, 3, 5])
+@pytest.mark.parametrize("missing", [1, 3])
 def test_only_missing_members_are_named_at_a_timeout(group: list[Member], missing: int) -> None:
     def exchange(member: int) -> Verdict:
         if member == missing:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import resource
 import signal
 
 import pytest
 import torch
 
 import rankwise as rw
+from rankwise._comm.control.page_memory import PageMemory
 from tests.session.worlds import clean_environ, free_port, plain, run_ranks
 
 
@@ -59,25 +58,26 @@ def test_what_to_check_is_read_from_the_environment() -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_group_that_one_rank_cannot_open_is_opened_by_none(session: rw.Session) -> None:
-    """Without room for the descriptor of its memory; and the ranks go on with others."""
+def test_a_group_that_one_rank_cannot_open_is_opened_by_none(
+    session: rw.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For lack of memory; and the ranks go on with others."""
+
+    def refuse(*_: object) -> memoryview:
+        raise OSError("Cannot allocate memory")
+
     last = session.world_size - 1
-    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     rw.barrier()
     for failing in ([last], [0, last]):
         fails = session.rank in failing
-        if fails:
-            lowest = os.dup(0)
-            os.close(lowest)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, usual[1]))
-        try:
+        with monkeypatch.context() as patch:
+            if fails:
+                patch.setattr(PageMemory, "open_window", refuse)
             expected = rw.CollectiveError if fails else rw.RemoteRankError
             with pytest.raises(expected, match="cannot be mapped"):
                 rw.new_group([0, last])
             with pytest.raises(expected, match="cannot be mapped"):
                 rw.node_group()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
         assert rw.all_reduce(1) == last + 1
         with rw.new_group(range(last + 1)) as group:
             assert rw.all_reduce(torch.ones(10_000), group=group)[0] == last + 1

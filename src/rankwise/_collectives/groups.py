@@ -130,7 +130,7 @@ def new_group(ranks: Iterable[int]) -> Group:
             comm.group_rank_of(rank, "ranks")
         call.settings = {"ranks": sorted(members)}
         comm.verify(call)
-    return Group(_opened(comm, call, sorted(members)))
+        return Group(_opened(comm, call, sorted(members)))
 
 
 def node_group() -> Group:
@@ -193,9 +193,9 @@ def _made_once(name: str, partition: Callable[[list[list[int]]], list[list[int]]
         nodes: dict[bytes, list[int]] = {}
         for rank, other in zip(session.comm.ranks, session.comm.all_gather_bytes(call, node), strict=True):
             nodes.setdefault(other, []).append(rank)
-    # Every rank takes part in making every group. torch can also make a group among its members alone, but it then
-    # names the group after the number of groups in the process: members with different numbers would deadlock.
-    groups = [_opened(session.comm, call, ranks) for ranks in partition(list(nodes.values()))]
+        # Every rank takes part in making every group. torch can also make a group among its members alone, but it then
+        # names the group after the number of groups in the process: members with different numbers would deadlock.
+        groups = [_opened(session.comm, call, ranks) for ranks in partition(list(nodes.values()))]
     comm = next(comm for comm in groups if comm.rank is not None)
     refusal = f"the group of {name}() is made once, and closed with its session: rankwise.finalize()"
     session.node_groups[name] = group = Group(comm, close_refusal=refusal)
