@@ -24,7 +24,7 @@ from rankwise.errors import CollectiveError, CollectiveTimeoutError
 _MAX_UNSENT_BYTES: Final = 1 << 20
 # How long a member waits before it announces itself to all members.
 _ANNOUNCE_SECONDS: Final = 0.05
-# After a lost connection, wait so long for a leader that may have the frame of that member.
+# After a lost connection, wait so long for a frame that may be on the way.
 _LOSS_SECONDS: Final = 0.1
 # After so long, a leader that has not announced itself is not in the exchange.
 _LEADER_SECONDS: Final = 1.0
@@ -115,9 +115,8 @@ class SocketChannel(Channel):
                 self._refresh()  # all frames came early; an error may have come since
                 has_looked = True
                 continue
-            lost = self._lost()
+            lost = self._lost(exchange)
             if lost:
-                self._refresh()  # for a member that left because of another one
                 raise self._ended(self._lost_error(exchange.frame.call, lost))
             late, has_looked = self._late(), True
             if exchange.is_expired:
@@ -188,22 +187,23 @@ class SocketChannel(Channel):
             if member != self.own and self.sequence not in self._inboxes[member].frames:
                 self._inboxes[member].store(frame)
 
-    def _lost(self) -> list[int]:
+    def _lost(self, exchange: Exchange) -> list[int]:
         """Return the members that are gone, for whose frames this one would wait in vain."""
         lost = set()
         for member in self._incomplete():
             source, inbox = self._route.source(member), self._inboxes[member]
-            is_lost = bool(self.lost_reason(member))
             if self.lost_reason(source):
-                lost |= {source, member} if is_lost else {source}
-            elif inbox.left and inbox.last_sequence < self.sequence:
-                lost.add(member)
-            elif is_lost and not inbox.left and self._inboxes[source].last_sequence < self.sequence:
-                # Its leader may have its frame, or may not have come yet.
-                self._lost_since = self._lost_since or time.monotonic()
-                if time.monotonic() - self._lost_since > _LOSS_SECONDS:
-                    lost.add(member)
-        return sorted(lost)
+                lost |= {source, member} if self.lost_reason(member) else {source}
+            elif self.lost_reason(member) and self._inboxes[source].last_sequence < self.sequence:
+                # Its leader, which has not come yet, will have its frame if it left after it had entered the exchange.
+                lost |= set() if inbox.left and inbox.last_sequence >= self.sequence else {member}
+        if not lost:
+            self._lost_since = 0.0
+            return []
+        # Its last frames, or those of the member because of which it left, may be on the way.
+        self._lost_since = self._lost_since or time.monotonic()
+        is_final = exchange.is_expired or time.monotonic() - self._lost_since > _LOSS_SECONDS
+        return sorted(lost) if is_final else []
 
     def _surely_missing(self, exchange: Exchange, late: Sequence[int]) -> Sequence[int]:
         """Return those late members that have neither finished this exchange nor wait in it."""
