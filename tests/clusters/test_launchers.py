@@ -38,6 +38,7 @@ def check(places: list[dict[str, Any]], size: int) -> None:
     assert all(place["total"] == place["world_size"] == size for place in places)
 
 
+@pytest.mark.slow
 def test_torchrun() -> None:
     places = run([str(BIN / "torchrun"), "--standalone", "--nproc-per-node=3", JOIN])
     check(places, 3)

@@ -5,6 +5,7 @@ Each rank compares each result with the expected one, and each error with its ca
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import hypothesis
@@ -39,8 +40,7 @@ def run(program: Program, route: str) -> None:
 
 
 @pytest.mark.soak(30)
-@pytest.mark.parametrize("ends", [False, True], ids=["errors", "ends"])
-@pytest.mark.parametrize("route", variants(ROUTES, fast={"page"}))
+@pytest.mark.parametrize(("route", "ends"), variants(itertools.product(ROUTES, [False, True]), fast={("page", True)}))
 def test_random_programs(route: str, ends: bool, seed: int) -> None:
     @hypothesis.seed(seed)
     @EXAMPLES
