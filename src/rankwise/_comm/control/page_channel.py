@@ -1,8 +1,8 @@
 """A channel through the page of the host: members write their frames into memory that all of them can read.
 
-The first member leads. It waits for the frames of the others, computes the verdict, and wakes them up: two wake-ups for
-each member, whatever the collective. The others wait for the verdict. Where there is no leader yet, each member notices
-by itself that another one is gone, or that a timeout has expired.
+The first member leads. It waits for the frames of the others, of which the last one wakes it, computes the verdict,
+and wakes them up: one wake-up for each member, whatever the collective. The others wait for the verdict. Where there is
+no leader yet, each member notices by itself that another one is gone, or that a timeout has expired.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class PageChannel(Channel):
         if frame.kind is not FrameKind.CALL and frame.kind is not FrameKind.DETAILS:
             self._wake_others()  # those that wait without a leader, too
         elif self.own != _LEADER:
-            self._wake_sleeping([_LEADER])
+            self._window.fence()
+            # The last member that comes wakes the leader: before, it has nothing to do.
+            if self._window.num_arrived(self.sequence) >= len(self.ranks):
+                self._wake_sleeping([_LEADER])
 
     def _has_room(self) -> bool:
         """Return whether no member reads the frames of the exchange any more whose room those of this one need."""
