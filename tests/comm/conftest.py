@@ -26,7 +26,10 @@ def network_of_a_pair() -> str:
     return str(int(threading.current_thread().name) // 2)
 
 
-@pytest.fixture(params=["page", "sockets", "led sockets", "several hosts", "led hosts"])
+ROUTES = ["page", "sockets", "led sockets", "several hosts", "led hosts"]
+
+
+@pytest.fixture(params=ROUTES)
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How the ranks of a session agree."""
     route: str = request.param

@@ -15,7 +15,9 @@ from rankwise._comm.control import channel, socket_channel
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.verdict import Outcome, Verdict
+from tests.comm.conftest import ROUTES
 from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, failed, in_threads, open_group
+from tests.lanes import variants
 
 
 def host_suffix(group: list[Member]) -> str:
@@ -200,6 +202,7 @@ def test_a_failure_ends_an_exchange_without_waiting_for_the_rest(group: list[Mem
         assert_connected(group)
 
 
+@pytest.mark.parametrize("route", variants(ROUTES, fast={"page", "sockets"}), indirect=True)
 def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]) -> None:
     for _ in range(3000):
         for member in group:

@@ -22,7 +22,9 @@ import rankwise as rw
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.verdict import Outcome, Verdict
+from tests.comm.conftest import ROUTES
 from tests.comm.members import Member, agree, failed, in_threads, open_group
+from tests.lanes import variants
 
 RANKS = range(10, 14)
 # About the room of a slot; and what a connection takes at once, and more. Messages of collectives have some kilobytes.
@@ -186,6 +188,7 @@ def check(found: Any, own: int, step: Step, ranks: list[int], gone: int | None) 
 
 
 @pytest.mark.soak(300)
+@pytest.mark.parametrize("route", variants(ROUTES, fast={"page", "led hosts"}), indirect=True)
 @pytest.mark.parametrize("links", [len(RANKS)], indirect=True)
 def test_random_exchanges(links: list[Links], seed: int) -> None:
     ids = iter(range(1_000_000))

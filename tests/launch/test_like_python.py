@@ -163,6 +163,7 @@ def test_a_number_of_threads_that_is_set_too_late_is_reported(tmp_path: Path) ->
         assert (found.returncode, found.stdout, found.stderr) == (0, wanted.stdout, b"")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_open_that_python_would_warn_of(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('x')\n")

@@ -5,14 +5,12 @@ Each rank compares each result with the expected one, and each error with its ca
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.lanes import variants
 from tests.session.random_programs import Program, programs
 from tests.session.worlds import free_port, plain, run_ranks
 
@@ -40,7 +38,9 @@ def run(program: Program, route: str) -> None:
 
 
 @pytest.mark.soak(30)
-@pytest.mark.parametrize(("route", "ends"), variants(itertools.product(ROUTES, [False, True]), fast={("page", True)}))
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [False, True], ids=["errors", "ends"])
+@pytest.mark.parametrize("route", ROUTES)
 def test_random_programs(route: str, ends: bool, seed: int) -> None:
     @hypothesis.seed(seed)
     @EXAMPLES
