@@ -134,11 +134,8 @@ class Links:
 
     def receive(self, peer: Peer) -> None:
         """Read the frames that have arrived from a peer."""
-        before = peer.num_frames
         peer.receive()
         self.update_interest(peer)
-        if peer.num_frames != before:
-            self.loop.interrupt()  # they may be for another thread
 
     def name(self, rank: int) -> str:
         """Return a rank and its host: "rank 3 on node2"."""
@@ -228,7 +225,9 @@ class Links:
             self.page.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
-        peer = self._peers[rank] = Peer(rank, self.host_name(rank), connection, expects_data=self.channels.__contains__)
+        name, expects_data = self.host_name(rank), self.channels.__contains__
+        peer = Peer(rank, name, connection, expects_data=expects_data, on_read=self.loop.interrupt)
+        self._peers[rank] = peer
         if not self._connects_late:
             self.update_interest(peer)
 

@@ -59,10 +59,17 @@ class Peer:
         host: The name of its host; "" if all ranks are on this host.
         connection: The connection to it.
         lost_reason: The reason why it sends nothing more; "" while it is connected.
-        num_frames: The number of frames that have been read from it; its end counts as one.
     """
 
-    def __init__(self, rank: int, host: str, connection: socket.socket, *, expects_data: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        connection: socket.socket,
+        *,
+        expects_data: Callable[[int], bool],
+        on_read: Callable[[], object],
+    ) -> None:
         """Take over a connection.
 
         Args:
@@ -71,14 +78,15 @@ class Peer:
             connection: The connection.
             expects_data: Returns whether data of a group is, or will be, received by the thread that uses the group;
                 other data is discarded, such as that of a group that this rank has left.
+            on_read: Called when frames, or the end of the connection, have been read, which may be for another thread.
         """
         connection.setblocking(False)
         self.rank = rank
         self.host = host
         self.connection = connection
         self.lost_reason = ""
-        self.num_frames = 0
         self._expects_data = expects_data
+        self._on_read = on_read
         self._lock = threading.RLock()
         self._received = bytearray()
         self._outbox = bytearray()
@@ -266,15 +274,16 @@ class Peer:
             self._break()
             raise
         if not received:
-            self.num_frames += 1
             self._parse()
             self.mark_lost(CLOSED)
+            self._on_read()
         return True
 
     def _parse(self) -> None:
         """Store the frames that were received, up to the next data."""
+        has_read = False
         while self._incoming is None and (frame := pop_frame(self._received)) is not None:
-            self.num_frames += 1
+            has_read = True
             if frame.group in self._left_groups:
                 if frame.kind is FrameKind.LEFT:
                     self._left_groups.remove(frame.group)
@@ -283,6 +292,8 @@ class Peer:
         if self._incoming is None and (data := data_next(self._received)) is not None:
             pop_data_header(self._received)
             self._incoming = data
+        if has_read:
+            self._on_read()
 
     def _keep(self) -> bool:
         """Read data of another group, for the thread that will ask for it, and return whether any has arrived."""

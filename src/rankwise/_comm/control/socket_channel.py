@@ -17,6 +17,7 @@ from rankwise._comm.control.channel import Channel, Exchange
 from rankwise._comm.control.links import SLICE_SECONDS, Links
 from rankwise._comm.control.protocol import WAITING_KINDS, Frame, FrameKind, decode_bundle, encode_bundle
 from rankwise._comm.control.route import Route
+from rankwise._comm.control.transfer import LOSS_SECONDS
 from rankwise._comm.control.verdict import Outcome, Verdict, conclude
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
@@ -24,8 +25,6 @@ from rankwise.errors import CollectiveError, CollectiveTimeoutError
 _MAX_UNSENT_BYTES: Final = 1 << 20
 # How long a member waits before it announces itself to all members.
 _ANNOUNCE_SECONDS: Final = 0.05
-# After a lost connection, wait so long for a frame that may be on the way.
-_LOSS_SECONDS: Final = 0.1
 # After so long, a leader that has not announced itself is not in the exchange.
 _LEADER_SECONDS: Final = 1.0
 
@@ -124,7 +123,7 @@ class SocketChannel(Channel):
             if exchange.waited > announce_after:
                 self._announce(exchange.frame)
             pause = min(exchange.pause(), max(announce_after, exchange.waited))
-            if not self._wait(seen, min(pause, _LOSS_SECONDS) if self._lost_since else pause):
+            if not self._wait(seen, min(pause, LOSS_SECONDS) if self._lost_since else pause):
                 exchange.on_pause([self.ranks[member] for member in self._surely_missing(exchange, late)])
 
     def _is_over(self, own: Frame) -> bool:
@@ -202,7 +201,7 @@ class SocketChannel(Channel):
             return []
         # Its last frames, or those of the member because of which it left, may be on the way.
         self._lost_since = self._lost_since or time.monotonic()
-        is_final = exchange.is_expired or time.monotonic() - self._lost_since > _LOSS_SECONDS
+        is_final = exchange.is_expired or time.monotonic() - self._lost_since > LOSS_SECONDS
         return sorted(lost) if is_final else []
 
     def _surely_missing(self, exchange: Exchange, late: Sequence[int]) -> Sequence[int]:

@@ -11,8 +11,9 @@ from rankwise._comm.control.peer import AbandonedDataError
 from rankwise._net.polling import READABLE, WRITABLE, poll
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
-# After a lost connection, wait so long for others: the member that left because another one died may be noticed first.
-_LOSS_SECONDS: Final = 0.1
+# After a lost connection, wait so long for what may be on the way: its last frames, or the end of the member because of
+# which it left.
+LOSS_SECONDS: Final = 0.1
 # The wait while a connection transfers data of another group, in another thread.
 _BUSY_SECONDS: Final = 0.001
 
@@ -55,13 +56,13 @@ def transfer(
             pending = sorted(move.unsent.keys() | move.unfilled.keys())
             lost = {rank: why for rank in pending if (why := links.lost_reason(rank) or lost_reason(rank))}
             lost |= dict.fromkeys(move.abandoned - lost.keys(), "left the group in the middle of its data")
-            if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > _LOSS_SECONDS:
+            if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > LOSS_SECONDS:
                 reasons = "; ".join(f"{links.name(rank)} {why}" for rank, why in lost.items())
                 raise CollectiveError(f"{call} failed: {reasons}")
             if time.monotonic() - last_progress > timeout:
                 slow = ", ".join(map(links.name, pending))
                 raise CollectiveTimeoutError(f"{call}: no data from or to {slow} for {timeout:g} s")
-            move.wait(_LOSS_SECONDS if lost else SLICE_SECONDS)
+            move.wait(LOSS_SECONDS if lost else SLICE_SECONDS)
     finally:
         move.end()
 
@@ -104,15 +105,11 @@ class _Transfer:
             peer = self._links.connected(rank)
             if peer is None or rank in self.abandoned:
                 continue
-            num_frames = peer.num_frames
             try:
                 received, is_complete = peer.receive_data(self._group, buffer)
             except AbandonedDataError:
                 self.abandoned.add(rank)
                 continue
-            finally:
-                if peer.num_frames != num_frames:
-                    self._links.loop.interrupt()  # they may be for another thread
             moved += received
             self.unfilled[rank] = buffer[received:]
             if is_complete:
