@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from rankwise._comm.control.inbox import Inbox
+from rankwise._comm.control.kept_data import AbandonedDataError, KeptData
 from rankwise._comm.control.protocol import (
     Frame,
     FrameKind,
@@ -30,25 +29,6 @@ _ZEROS: Final = memoryview(bytes(1 << 16))
 _COMPLETE: Final = b"\0"
 _ABANDONED: Final = b"\1"
 CLOSED: Final = "is gone: its connection closed, so it was killed or exited without cleanup"
-
-
-class AbandonedDataError(Exception):
-    """The peer has left a group in the middle of its data."""
-
-
-@dataclass(slots=True)
-class _KeptData:
-    """Data of one transfer that was read by a thread of another group.
-
-    Attributes:
-        data: The data that has been read.
-        is_complete: All of it has been read.
-        is_abandoned: The peer has left the group in the middle of it.
-    """
-
-    data: bytearray = field(default_factory=bytearray)
-    is_complete: bool = False
-    is_abandoned: bool = False
 
 
 class Peer:
@@ -101,7 +81,7 @@ class Peer:
         self._later = bytearray()
         # The group of the data that arrives next, and the length of the rest of it; and the byte that follows data.
         self._incoming: tuple[int, int] | None = None
-        self._kept: dict[int, deque[_KeptData]] = {}
+        self._kept: dict[int, KeptData] = {}
         self._end = memoryview(bytearray(1))
 
     @property
@@ -205,7 +185,7 @@ class Peer:
                 self.receive()
             kept = self._kept.get(group)
             if kept:
-                return self._take_kept(kept, buffer)
+                return kept.take(buffer)
             if self._incoming is None or self._incoming[0] != group:
                 return 0, False
             received = self._receive_into(buffer)
@@ -298,31 +278,12 @@ class Peer:
     def _keep(self) -> bool:
         """Read data of another group, for the thread that will ask for it, and return whether any has arrived."""
         group, rest = self._incoming or (0, 0)
-        kept = self._kept.setdefault(group, deque())
-        if not kept or kept[-1].is_complete:
-            kept.append(_KeptData())
         piece = memoryview(bytearray(min(rest - 1, _READ_BYTES)))
         received = self._receive_into(piece)
-        if received and self._incoming is None:
-            kept[-1].is_complete, kept[-1].is_abandoned = True, bool(self._end[0])
-            received_data = received - 1
-        else:
-            received_data = received
-        kept[-1].data += piece[:received_data]
+        is_complete = bool(received) and self._incoming is None
+        data = piece[: received - is_complete]
+        self._kept.setdefault(group, KeptData()).add(data, is_complete=is_complete, is_abandoned=bool(self._end[0]))
         return bool(received)
-
-    def _take_kept(self, kept: deque[_KeptData], buffer: memoryview) -> tuple[int, bool]:
-        """Fill a buffer with data of a group that was kept, as `receive_data` describes."""
-        first = kept[0]
-        count = min(len(first.data), len(buffer))
-        buffer[:count] = first.data[:count]
-        del first.data[:count]
-        if first.data:
-            return count, False
-        kept.popleft()  # the rest of incomplete data is still in the connection
-        if first.is_complete and first.is_abandoned:
-            raise AbandonedDataError
-        return count + first.is_complete, first.is_complete
 
     def _receive_into(self, buffer: memoryview) -> int:
         """Move data of the incoming transfer into a buffer, and read the byte after it; return the number of bytes."""
