@@ -75,6 +75,16 @@ def comm(world: Session) -> Group:
 
 
 @pytest.fixture
+def no_thread_stays() -> Iterator[None]:
+    """Check that the threads of non-blocking calls end."""
+    yield
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("rankwise: a group")]
+    for thread in threads:
+        thread.join(200)  # it ends a moment after its last work
+    assert not [thread.name for thread in threads if thread.is_alive()]
+
+
+@pytest.fixture
 def torch_random() -> Iterator[None]:
     """Give torch's random state back afterwards, for bodies that build models."""
     with torch.random.fork_rng():

@@ -24,7 +24,11 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
 from rankwise._comm.work_queue import WorkQueue
 
-pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.slow_with_ranks(3)]
+pytestmark = [
+    pytest.mark.ranks("serial", 1, 2, 3),
+    pytest.mark.slow_with_ranks(3),
+    pytest.mark.usefixtures("no_thread_stays"),
+]
 
 HERE = r"test_non_blocking\.py:\d+"
 LARGE = 200_000
@@ -66,15 +70,6 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
     return type(one) is type(other) and bool(one == other)
-
-
-@pytest.fixture(autouse=True)
-def no_thread_stays() -> Iterator[None]:
-    yield
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("rankwise: a group")]
-    for thread in threads:
-        thread.join(200)  # it ends a moment after its last work
-    assert not [thread.name for thread in threads if thread.is_alive()]
 
 
 def test_results_are_those_of_blocking_calls(comm: Comm) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Comm
 
-pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.slow_with_ranks(4)]
+pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.slow_with_ranks(4), pytest.mark.usefixtures("no_thread_stays")]
 
 HERE = r"test_non_blocking_transfers\.py:\d+"
 LARGE = 200_000
@@ -23,15 +23,6 @@ def same(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, torch.Tensor):
         return found.dtype == wanted.dtype and torch.equal(found, wanted)
     return bool(found == wanted)
-
-
-@pytest.fixture(autouse=True)
-def no_thread_stays() -> Iterator[None]:
-    yield
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("rankwise: a group")]
-    for thread in threads:
-        thread.join(200)  # it ends a moment after its last work
-    assert not [thread.name for thread in threads if thread.is_alive()]
 
 
 def value_of(src: int, dst: int, number: int) -> Any:
