@@ -25,7 +25,7 @@ from benchmarks.plot import log_log_plot
 
 RANKS = (2, 4, 8, 16, 32, 64)
 # So many calls follow each other without a pause, and are timed together.
-CALLS = 10
+CALLS = 50
 WARM_UP = 2
 MIN_ROUNDS, MAX_ROUNDS = 5, 60
 # Of both sides of a row together; the number of rounds is chosen accordingly.
