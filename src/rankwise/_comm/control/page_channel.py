@@ -17,7 +17,7 @@ from rankwise._comm.control.host_page import HostPage
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.peer import CLOSED
 from rankwise._comm.control.protocol import Frame, FrameKind
-from rankwise._comm.control.verdict import Outcome, Verdict, conclude
+from rankwise._comm.control.verdict import Outcome, Verdict, combined, conclude
 from rankwise._comm.control.window import RING_ENTRIES
 from rankwise.errors import CollectiveTimeoutError
 
@@ -88,8 +88,8 @@ class PageChannel(Channel):
             verdict = self._lead(exchange) if self.own == _LEADER else self._follow(exchange)
             if verdict.outcome is not Outcome.ERROR:
                 self._last_complete = self.sequence
-            if verdict.outcome is Outcome.AGREED:
-                verdict.bodies = {member: self._window.read(member, self.sequence).body for member in exchange.read}
+            if verdict.outcome is Outcome.AGREED and exchange.read:
+                verdict.bodies = {member: self._window.body(member, self.sequence) for member in exchange.read}
             return verdict
         finally:
             self._window.set_finished(self.own, self.sequence)
@@ -130,7 +130,11 @@ class PageChannel(Channel):
             self._window.fence()
             verdict = self._problem()
             if verdict is None and num_arrived == size:
-                verdict = conclude(self.ranks, self._frames(), exchange.combine)
+                bodies = self._window.bodies_of_calls(self.sequence, exchange.frame.digest)
+                if bodies is None:
+                    verdict = conclude(self.ranks, self._frames(), exchange.combine)
+                else:
+                    verdict = combined(bodies, exchange.combine)
                 verdict = self._problem() or verdict  # a timeout has expired meanwhile
             if verdict is None and exchange.is_expired:
                 verdict = Verdict(Outcome.ERROR, error=self._timeout_error(exchange, self._missing()))
@@ -194,7 +198,7 @@ class PageChannel(Channel):
         if not self._window.has_arrived(self._window.verdict_slot, self.sequence):
             return None
         self._window.fence()
-        return Verdict.decode(self._window.read(self._window.verdict_slot, self.sequence).body)
+        return Verdict.decode(self._window.body(self._window.verdict_slot, self.sequence))
 
     def _verdict_after_timeout(self, error: CollectiveTimeoutError) -> Verdict:
         """End the exchange for all members, unless the leader has just published a verdict."""

@@ -10,7 +10,6 @@ import hashlib
 import pickle
 import socket
 import struct
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
 
 # Length of the body, group, sequence number, kind, whether the main thread called, digest, length of the call's text.
-_HEADER: Final = struct.Struct("<QQQBB16sH")
+HEADER: Final = struct.Struct("<QQQBB16sH")
 _KIND_OFFSET: Final = 24
 # Before each frame of a bundle: the group rank of its member.
 _MEMBER: Final = struct.Struct("<I")
@@ -80,24 +79,24 @@ class Frame:
 
     def encode(self) -> bytes:
         call = self.call.encode(errors="backslashreplace")[:_MAX_CALL_BYTES]
-        header = _HEADER.pack(len(self.body), self.group, self.sequence, self.kind, self.main, self.digest, len(call))
+        header = HEADER.pack(len(self.body), self.group, self.sequence, self.kind, self.main, self.digest, len(call))
         return b"".join((header, call, self.body))
 
 
 def decode_frame(data: _Buffer, offset: int = 0) -> tuple[Frame, int, int]:
     """Return an encoded frame without its body, the length of what precedes the body, and that of the body."""
-    length, group, sequence, kind, main, digest, call_length = _HEADER.unpack_from(data, offset)
-    body_start = _HEADER.size + call_length
-    call = bytes(data[offset + _HEADER.size : offset + body_start]).decode(errors="replace")
+    length, group, sequence, kind, main, digest, call_length = HEADER.unpack_from(data, offset)
+    body_start = HEADER.size + call_length
+    call = bytes(data[offset + HEADER.size : offset + body_start]).decode(errors="replace")
     return Frame(FrameKind(kind), call, digest, b"", bool(main), group, sequence), body_start, length
 
 
 def pop_frame(inbox: bytearray) -> Frame | None:
     """Remove the first frame from received bytes; None if it is incomplete, or if data comes next."""
-    if len(inbox) < _HEADER.size or data_next(inbox) is not None:
+    if len(inbox) < HEADER.size or data_next(inbox) is not None:
         return None
-    length, *_, call_length = _HEADER.unpack_from(inbox)
-    if len(inbox) < _HEADER.size + call_length + length:
+    length, *_, call_length = HEADER.unpack_from(inbox)
+    if len(inbox) < HEADER.size + call_length + length:
         return None
     frame, start, _ = decode_frame(inbox)
     frame.body = bytes(inbox[start : start + length])
@@ -108,15 +107,15 @@ def pop_frame(inbox: bytearray) -> Frame | None:
 
 def data_next(inbox: bytearray) -> tuple[int, int] | None:
     """Return the group and the length of the data whose header received bytes begin with; None if no data is next."""
-    if len(inbox) < _HEADER.size or inbox[_KIND_OFFSET] != FrameKind.DATA:
+    if len(inbox) < HEADER.size or inbox[_KIND_OFFSET] != FrameKind.DATA:
         return None
-    length, group, *_ = _HEADER.unpack_from(inbox)
+    length, group, *_ = HEADER.unpack_from(inbox)
     return group, length
 
 
 def pop_data_header(inbox: bytearray) -> None:
     """Remove the header of data from received bytes; the data follows it."""
-    del inbox[: _HEADER.size]
+    del inbox[: HEADER.size]
 
 
 def encode_bundle(frames: Mapping[int, Frame]) -> bytes:
@@ -140,7 +139,7 @@ def decode_bundle(body: bytes) -> dict[int, Frame]:
 
 def data_header(group: int, length: int) -> bytes:
     """Return the header of `length` bytes of data."""
-    return _HEADER.pack(length, group, 0, FrameKind.DATA, True, _NO_DIGEST, 0)
+    return HEADER.pack(length, group, 0, FrameKind.DATA, True, _NO_DIGEST, 0)
 
 
 @dataclass(slots=True)
@@ -155,6 +154,7 @@ class Call:
             ranks differ.
         is_data: The members have agreed on the call, and this is the second agreement, about its data.
         site: The line of the user's program: "train.py:88"; set when the call enters a group.
+        main: The main thread makes the call; set when the call enters a group.
         agreement_started: This rank has begun to send the call, or its failure, to the other members.
         agreement_failed: The members differ or some are missing. All of them know it, and none waits for data.
         nested_call_refused: Another call was refused during this one in the same thread. Its error may end this call
@@ -167,6 +167,7 @@ class Call:
     parts: Callable[[], Mapping[str, str]] = dict
     is_data: bool = False
     site: str = ""
+    main: bool = True
     agreement_started: bool = False
     agreement_failed: bool = False
     nested_call_refused: bool = False
@@ -174,7 +175,7 @@ class Call:
     @property
     def title(self) -> str:
         """The call without its value: "all_reduce(op='sum')"."""
-        return f"{self.operation}({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
+        return f"{self.operation}({', '.join(map('{}={!r}'.format, self.settings, self.settings.values()))})"
 
     @property
     def text(self) -> str:
@@ -197,8 +198,7 @@ class Call:
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
         """Return a frame about this call."""
         # With non-blocking calls pending, a rank may wait in several groups without a deadlock.
-        main = threading.current_thread() is threading.main_thread() and not busy_queues
-        return Frame(kind, self.text, self.digest(), body, main)
+        return Frame(kind, self.text, self.digest(), body, self.main and not busy_queues)
 
 
 def remote_error(error: BaseException, rank: int, call: str) -> RemoteRankError:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup, mismatch_error, reported_error
 from rankwise.errors import CollectiveError, RankwiseError, summary
@@ -22,6 +22,9 @@ class Outcome(IntEnum):
     AGREED = 0
     DIFFERENT = 1  # the digests differ: the members exchange details next
     ERROR = 2
+
+
+_OUTCOMES: Final = tuple(Outcome)  # by value: a call of the class takes longer
 
 
 @dataclass(slots=True)
@@ -49,10 +52,11 @@ class Verdict:
 
     @classmethod
     def decode(cls, data: bytes) -> Verdict:
-        if data[0] == Outcome.ERROR:
+        outcome = _OUTCOMES[data[0]]
+        if outcome is Outcome.ERROR:
             error, waiting = pickle.loads(data[1:])
             return cls(Outcome.ERROR, error=error, waiting=waiting)
-        return cls(Outcome(data[0]), data[1:])
+        return cls(outcome, data[1:])
 
 
 def conclude(ranks: Sequence[int], frames: Mapping[int, Frame], combine: Combine | None) -> Verdict:

@@ -13,7 +13,7 @@ import time
 from typing import Final
 
 from rankwise._comm.control.page_memory import PageMemory
-from rankwise._comm.control.protocol import Frame, FrameKind, decode_frame
+from rankwise._comm.control.protocol import HEADER, Frame, FrameKind, decode_frame
 
 _FRAME_BYTES: Final = 8192
 _REASON_BYTES: Final = 4096
@@ -132,6 +132,35 @@ class Window:
         else:
             frame.body = self._memory.read(self._body_offset(slot, parity), length)
         return frame
+
+    def body(self, slot: int, sequence: int) -> bytes:
+        """Return the body of the frame of an exchange, as `read` does, without decoding the rest of the frame."""
+        if self._frames[sequence & 1][slot] != sequence:
+            return self._read_ring(slot, sequence).body
+        start = self._starts[slot] + (sequence & 1) * _FRAME_BYTES
+        length, *_, call_length = HEADER.unpack_from(self._view, start)
+        first = start + HEADER.size + call_length
+        if first + length > start + _FRAME_BYTES:
+            return self._memory.read(self._body_offset(slot, sequence & 1), length)
+        return bytes(self._view[first : first + length])
+
+    def bodies_of_calls(self, sequence: int, digest: bytes) -> list[bytes] | None:
+        """Return the bodies of all members, by group rank, if their frames are all of calls with this digest.
+
+        None if one is another frame, or is not in its slot.
+        """
+        bodies: list[bytes] = []
+        offset = (sequence & 1) * _FRAME_BYTES
+        for last, start in zip(self._frames[sequence & 1], self._starts, strict=True):
+            if len(bodies) == self.verdict_slot:
+                break
+            length, _, _, kind, _, other, call_length = HEADER.unpack_from(self._view, start + offset)
+            header = HEADER.size + call_length
+            if last != sequence or kind or other != digest or header + length > _FRAME_BYTES:
+                return None
+            first = start + offset + header
+            bodies.append(bytes(self._view[first : first + length]))
+        return bodies
 
     def num_arrived(self, sequence: int) -> int:
         """Return how many slots have a frame of an exchange, which this member has not finished."""
