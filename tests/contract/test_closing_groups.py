@@ -155,7 +155,7 @@ def test_a_group_in_use_by_another_thread_stays_open(comm: Comm) -> None:
         if rw.get_rank() == 0:
             waiting = threading.Thread(target=lambda: rw.barrier(group=group))
             waiting.start()
-            while not comm_of(group)._guard._call:
+            while not comm_of(group).guard._call:
                 threading.Event().wait(0.001)
             with pytest.raises(rw.CollectiveError, match="thread"):
                 group.close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rankwise._torch import is_transformed, makes_fake_tensors
+from rankwise._torch import is_transformed
 from rankwise.errors import PayloadTypeError
 
 
@@ -60,16 +60,11 @@ def require_memory(tensor: torch.Tensor) -> None:
         raise PayloadTypeError("the memory of a tensor was freed, as FSDP does between uses; gather its parts first")
 
 
-def require_memory_of_new(operation: str) -> None:
-    """Check that new tensors have memory.
-
-    Raises:
-        PayloadTypeError: A FakeTensorMode is active.
-    """
-    if makes_fake_tensors():
-        raise PayloadTypeError(
-            f"{operation} was called under FakeTensorMode, where new tensors have no contents; call it outside"
-        )
+def no_memory_error(operation: str) -> PayloadTypeError:
+    """Return the error of a collective that is called where new tensors have no memory."""
+    return PayloadTypeError(
+        f"{operation} was called under FakeTensorMode, where new tensors have no contents; call it outside"
+    )
 
 
 def same_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -146,7 +146,7 @@ class Comm(TensorOperations):
             return
         call = Call("close")
         try:
-            if self.rank is not None and not self._broken_reason:
+            if self.rank is not None and not self.broken_reason:
                 with self.collective(call) as own:
                     pairs = [json.loads(one) for one in self.all_gather_bytes(call, self._partners())]
                 # A member that has not used a pair leaves it too, so that no call of the other one waits for it.
@@ -178,11 +178,11 @@ class Comm(TensorOperations):
             RuntimeError: No thread can be started, and no call is pending.
         """
         group_rank = self.require_member()
-        self._guard.check_start(call)
-        if self._guard.works is None:
+        self.guard.check_start(call)
+        if self.guard.works is None:
             name = f"rankwise: a group of {self.size} ranks"
-            self._guard.works = WorkQueue(name, self.ranks[group_rank], self._context.timeout)
-        return self._guard.works.start(call.operation, call_site(), run)
+            self.guard.works = WorkQueue(name, self.ranks[group_rank], self._context.timeout)
+        return self.guard.works.start(call.operation, call_site(), run)
 
     def finish_works(self, seconds: float | None) -> None:
         """Wait at most so long for the non-blocking calls of this group and those made from it, and end the rest."""
@@ -191,8 +191,8 @@ class Comm(TensorOperations):
             if isinstance(child, Comm):
                 child.finish_works(seconds)
             seconds = None if seconds is None else max(0, seconds - (time.monotonic() - start))
-        if self._guard.works is not None:
-            self._guard.works.finish(seconds)
+        if self.guard.works is not None:
+            self.guard.works.finish(seconds)
 
     def close_children(self, reason: str) -> None:
         """Close the groups that were made from this one, without waiting for other members."""

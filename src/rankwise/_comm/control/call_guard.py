@@ -47,6 +47,7 @@ class CallGuard:
             raise CollectiveError(self._refusal_text(call))
         call.site = call.site or site or call_site()
         self._thread = threading.current_thread()
+        call.main = self._thread is threading.main_thread()
         self._call = call
 
     def check_start(self, call: Call) -> None:
@@ -70,6 +71,11 @@ class CallGuard:
         self._call = None
         self._blocks_collectives = False
         self._lock.release()
+
+    def cancel(self, call: Call) -> None:
+        """End a collective if it has begun."""
+        if self._call is call:
+            self.release()
 
     def block_collectives(self, call: Call) -> CallGuard:
         """Begin a section without collectives in any group of the session, and return the guard to release at its end.
