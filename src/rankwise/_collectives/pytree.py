@@ -90,9 +90,11 @@ def describe(value: object) -> str:
             return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device.type}"
         except Exception:  # noqa: BLE001 - lazy and nested tensors have no shape, and subclasses raise any error
             return f"a {type(value).__qualname__} without a shape"
-    if isinstance(value, numbers.Number):
-        return "a number"
-    return "None" if value is None else f"a {type(value).__qualname__}"
+    if value is None:
+        return "None"
+    # `numbers.Number` is an abstract class, whose check takes longer.
+    is_number = type(value) in _LEAF_TYPES or isinstance(value, numbers.Number)
+    return "a number" if is_number else f"a {type(value).__qualname__}"
 
 
 class _AttributeKey(str):

@@ -144,7 +144,8 @@ class SharedEventLoop(EventLoop):
         self.num_events = 0
         # Reentrant: a signal handler that runs during a poll may wait in the same thread.
         self._polling = threading.RLock()
-        self._event = threading.Condition()
+        self._counting = threading.RLock()
+        self._event = threading.Condition(self._counting)
         self._num_waiting = 0
         self._interrupted, self._interrupter = socket.socketpair()
         self._interrupted.setblocking(False)
@@ -186,7 +187,7 @@ class SharedEventLoop(EventLoop):
         """Poll, and release the lock, which this thread holds."""
         try:
             if self.run_once(0.0 if self.num_events != seen else seconds):
-                with self._event:
+                with self._counting:
                     self.num_events += 1
         finally:
             self._release()

@@ -58,7 +58,8 @@ class Exchange:
 
     def pause(self) -> float:
         """Return the length of the next wait: short at first, so that a deadlock is detected soon."""
-        return min(max(_FIRST_SLICE_SECONDS, self.waited), SLICE_SECONDS, self.timeout - self.waited + 0.001)
+        waited = self.waited
+        return min(max(_FIRST_SLICE_SECONDS, waited), SLICE_SECONDS, self.timeout - waited + 0.001)
 
 
 class Channel(ABC):
