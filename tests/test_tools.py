@@ -14,7 +14,7 @@ from tools.virtualenv import CommandError
 
 # The longest path of a 16-byte all_reduce on 2 ranks; the goal is 8 files and 40 functions, torch has 2 and 9.
 MOST_FILES = 22
-MOST_FUNCTIONS = 72
+MOST_FUNCTIONS = 67
 
 RESULTS = """<testsuites><testsuite>
 <testcase classname="tests.test_a" name="test_passes"><properties/></testcase>

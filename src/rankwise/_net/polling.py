@@ -154,26 +154,34 @@ class SharedEventLoop(EventLoop):
 
     def wait(self, seen: int, seconds: float) -> bool:
         """Wait until an event has been handled since `num_events` was `seen`; False if none was within that time."""
-        if self._polling.acquire(blocking=False):
-            return self._poll(seen, seconds)
-        with self._event:
-            self._num_waiting += 1
-            try:
-                # The polling thread counts the waiting ones after it has released the lock: either it finds this one,
-                # and notifies it, or this one finds the lock released.
-                if not self._polling.acquire(blocking=False):
-                    return self.num_events != seen or self._event.wait(seconds)
-            finally:
-                self._num_waiting -= 1
-        return self._poll(seen, seconds)
+        if not self._polling.acquire(blocking=False):
+            with self._event:
+                self._num_waiting += 1
+                try:
+                    # The polling thread counts the waiting ones after it has released the lock: either it finds this
+                    # one, and notifies it, or this one finds the lock released.
+                    if not self._polling.acquire(blocking=False):
+                        return self.num_events != seen or self._event.wait(seconds)
+                finally:
+                    self._num_waiting -= 1
+        try:
+            if self.run_once(0.0 if self.num_events != seen else seconds):
+                with self._counting:
+                    self.num_events += 1
+        finally:
+            self._polling.release()
+            if self._num_waiting:
+                self._notify_all()
+        return self.num_events != seen
 
     def interrupt(self) -> None:
         """End the waits of all threads, after a state has changed for which they may wait."""
-        with self._event:
+        with self._counting:
             self.num_events += 1
-            self._event.notify_all()
+        self._notify_all()
         if self._polling.acquire(blocking=False):  # no other thread polls
-            self._release()
+            self._polling.release()
+            self._notify_all()
         else:
             with suppress(BlockingIOError):
                 self._interrupter.send(b"\0")
@@ -183,19 +191,7 @@ class SharedEventLoop(EventLoop):
         self._interrupted.close()
         self._interrupter.close()
 
-    def _poll(self, seen: int, seconds: float) -> bool:
-        """Poll, and release the lock, which this thread holds."""
-        try:
-            if self.run_once(0.0 if self.num_events != seen else seconds):
-                with self._counting:
-                    self.num_events += 1
-        finally:
-            self._release()
-        return self.num_events != seen
-
-    def _release(self) -> None:
-        """Let another thread poll."""
-        self._polling.release()
-        if self._num_waiting:
-            with self._event:
-                self._event.notify_all()
+    def _notify_all(self) -> None:
+        """End the waits of the threads that do not poll: one of them polls next."""
+        with self._event:
+            self._event.notify_all()

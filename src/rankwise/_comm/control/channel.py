@@ -58,7 +58,7 @@ class Exchange:
 
     def pause(self) -> float:
         """Return the length of the next wait: short at first, so that a deadlock is detected soon."""
-        waited = self.waited
+        waited = time.monotonic() - self.start
         return min(max(_FIRST_SLICE_SECONDS, waited), SLICE_SECONDS, self.timeout - waited + 0.001)
 
 
@@ -122,7 +122,8 @@ class Channel(ABC):
         exchange = Exchange(frame=call.frame(body=body), combine=combine, read=read, timeout=timeout, on_pause=on_pause)
         self.lock.acquire()
         try:
-            self._require_open(exchange.frame.call)
+            if self.closed:
+                self._require_open(call.text)
             self._started = exchange.start
             verdict = self._exchange(exchange)
             if verdict.outcome is Outcome.DIFFERENT:

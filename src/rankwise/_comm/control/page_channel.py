@@ -42,6 +42,7 @@ class PageChannel(Channel):
         self._indices = [page.ranks.index(rank) for rank in ranks]
         # The last exchange whose frames were those of all members: none of them reads the frames before any more.
         self._last_complete = 0
+        self._has_room = True
 
     @property
     def same_host(self) -> bool:
@@ -102,7 +103,9 @@ class PageChannel(Channel):
         self.sequence += 1
         self.call = frame.call
         frame.group, frame.sequence = self.group, self.sequence
-        self._window.write(self.own, frame, has_room=self._has_room())
+        # No member reads the frames of the exchange any more whose room those of this one need.
+        self._has_room = self._last_complete == self.sequence - 1 or not self._behind(self.sequence - 2)
+        self._window.write(self.own, frame, has_room=self._has_room)
         if frame.kind is not FrameKind.CALL and frame.kind is not FrameKind.DETAILS:
             self._wake_others()  # those that wait without a leader, too
         elif self.own != _LEADER:
@@ -110,10 +113,6 @@ class PageChannel(Channel):
             # The last member that comes wakes the leader: before, it has nothing to do.
             if self._window.num_arrived(self.sequence) >= len(self.ranks):
                 self._wake_sleeping([_LEADER])
-
-    def _has_room(self) -> bool:
-        """Return whether no member reads the frames of the exchange any more whose room those of this one need."""
-        return self._last_complete == self.sequence - 1 or not self._behind(self.sequence - 2)
 
     def _behind(self, sequence: int) -> list[int]:
         """Return the members that have not finished an exchange yet, and will."""
@@ -158,7 +157,8 @@ class PageChannel(Channel):
 
     def _wait(self, exchange: Exchange, seen: int, has_news: Callable[[], bool]) -> None:
         """Wait until another member may have written something, first without sleeping."""
-        self._require_open(exchange.frame.call)
+        if self.closed:
+            self._require_open(exchange.frame.call)
         until = time.perf_counter() + self._page.spin_seconds
         while time.perf_counter() < until:
             if has_news():
@@ -195,10 +195,8 @@ class PageChannel(Channel):
 
     def _verdict(self) -> Verdict | None:
         """Return the verdict of the leader; None if there is none yet."""
-        if not self._window.has_arrived(self._window.verdict_slot, self.sequence):
-            return None
-        self._window.fence()
-        return Verdict.decode(self._window.body(self._window.verdict_slot, self.sequence))
+        data = self._window.verdict(self.sequence)
+        return None if data is None else Verdict.decode(data)
 
     def _verdict_after_timeout(self, error: CollectiveTimeoutError) -> Verdict:
         """End the exchange for all members, unless the leader has just published a verdict."""
@@ -216,7 +214,7 @@ class PageChannel(Channel):
     def _publish(self, verdict: Verdict) -> None:
         """Write the verdict, and wake the other members."""
         frame = Frame(FrameKind.VERDICT, "", body=verdict.encode(), group=self.group, sequence=self.sequence)
-        self._window.write(self._window.verdict_slot, frame, has_room=self._has_room())
+        self._window.write(self._window.verdict_slot, frame, has_room=self._has_room)
         if verdict.outcome is Outcome.ERROR:
             self._wake_others()
         else:
