@@ -12,7 +12,7 @@ import pytest
 import rankwise as rw
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.page_memory import PageMemory
-from rankwise._comm.control.window import RING_ENTRIES
+from rankwise._comm.control.window_overflow import RING_ENTRIES
 from tests.comm.members import RANKS, SIZE, Member, agree, assert_connected, failed, in_threads, open_group
 
 pytestmark = pytest.mark.parametrize("route", ["page"], indirect=True)

@@ -63,7 +63,7 @@ def test_a_group_that_one_rank_cannot_open_is_opened_by_none(
 ) -> None:
     """For lack of memory; and the ranks go on with others."""
 
-    def refuse(*_: object) -> memoryview:
+    def refuse(*_: object) -> None:
         raise OSError("Cannot allocate memory")
 
     last = session.world_size - 1
@@ -72,7 +72,7 @@ def test_a_group_that_one_rank_cannot_open_is_opened_by_none(
         fails = session.rank in failing
         with monkeypatch.context() as patch:
             if fails:
-                patch.setattr(PageMemory, "open_window", refuse)
+                patch.setattr(PageMemory, "map_window", refuse)
             expected = rw.CollectiveError if fails else rw.RemoteRankError
             with pytest.raises(expected, match="cannot be mapped"):
                 rw.new_group([0, last])

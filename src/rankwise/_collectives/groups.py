@@ -128,9 +128,11 @@ def new_group(ranks: Iterable[int]) -> Group:
             raise InvalidArgumentError(f"new_group takes one rank or more, each once, got {shown(members)}")
         for rank in members:
             comm.group_rank_of(rank, "ranks")
-        call.settings = {"ranks": sorted(members)}
+        members.sort()
+        call.settings = {"ranks": members}
+        is_reserved = comm.reserve_group(members)
         comm.verify(call)
-        return Group(_opened(comm, call, sorted(members)))
+        return Group(comm.new_group(members) if is_reserved else _opened(comm, call, members))
 
 
 def node_group() -> Group:

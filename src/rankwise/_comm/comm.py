@@ -35,6 +35,8 @@ class GroupContext:
 
     Attributes:
         open_group: Returns a group of some of the members; Collective over all members.
+        reserve_group: Prepares this rank for a group of some of the members, so that opening it cannot fail here; False
+            if that takes other members too. Local.
         open_pair: Returns the group of two members in which the first one sends to the second, given their group ranks;
             Local. None if there is no other member.
         store: Returns the store that the members share; None if there is no other member.
@@ -44,6 +46,7 @@ class GroupContext:
     """
 
     open_group: Callable[[Sequence[int]], Comm]
+    reserve_group: Callable[[Sequence[int]], bool] = lambda _: False
     open_pair: Callable[[Sequence[int]], Comm] | None = None
     store: Callable[[], Store] | None = None
     destroy: Callable[[], None] = lambda: None
@@ -112,6 +115,14 @@ class Comm(TensorOperations):
         child = self._context.open_group(ranks)
         self.add_child(child)
         return child
+
+    def reserve_group(self, ranks: Sequence[int]) -> bool:
+        """Prepare this rank for `new_group`, so that it cannot fail here; False if that takes other members too. Local.
+
+        Raises:
+            CollectiveError: There is no memory for the group.
+        """
+        return self._context.reserve_group(ranks)
 
     def pair(self, src: int, dst: int) -> Comm:
         """Return the group in which a member sends to another one, made by the first call. Local.

@@ -68,6 +68,7 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
         exchange=exchange if is_member else None,
         context=GroupContext(
             open_group=partial(_open_group, registry),
+            reserve_group=registry.reserve_channel,
             open_pair=partial(_open_pair, registry, link) if is_member and len(ranks) > 1 else None,
             store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
             destroy=partial(registry.destroy_process_group, link.group),

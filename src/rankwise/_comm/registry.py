@@ -90,6 +90,19 @@ class GroupRegistry:
         self.channels[group] = channel
         return channel
 
+    def reserve_channel(self, ranks: Sequence[int]) -> bool:
+        """Prepare this rank for a new group, so that opening it cannot fail; False if that takes other ranks too.
+
+        Raises:
+            CollectiveError: There is no memory for the group.
+        """
+        links = self._links
+        if links is None or not self.moves_data_itself():
+            return False
+        if links.page is not None and self.rank in ranks:
+            links.page.reserve()
+        return True
+
     def connect(self) -> Links:
         """Return the connections of the session; the first call makes them, and is Collective over its ranks.
 

@@ -17,21 +17,18 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, TypeVar
 
 import torch
 from torch.distributed import Store
 
 from rankwise._arguments import as_integer
-from rankwise._comm.buffers import no_memory_error
 from rankwise._comm.control.call_guard import CallGuard
+from rankwise._comm.control.collective_block import CollectiveBlock
 from rankwise._comm.control.protocol import Call, Details, FrameKind, mismatch_error, remote_error
 from rankwise._comm.control.transports import FrameExchange, MessageTransport, Prepared
 from rankwise._comm.control.verdict import Combine, Verdict, combined
 from rankwise._comm.reduce_ops import Op
-from rankwise._torch import makes_fake_tensors
-from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import (
     CollectiveError,
     InvalidArgumentError,
@@ -265,40 +262,3 @@ class Agreement(ABC):
     @abstractmethod
     def all_gather_unverified(self, message: bytes) -> list[bytes]:
         """Return the message of every member, by group rank, without an agreement."""
-
-
-class CollectiveBlock:
-    """The block of a collective; see `Agreement.collective`. It takes less time than a generator would."""
-
-    __slots__ = ("_agreement", "_call")
-
-    def __init__(self, agreement: Agreement, call: Call) -> None:
-        self._agreement = agreement
-        self._call = call
-
-    def __enter__(self) -> int:
-        agreement, call = self._agreement, self._call
-        group_rank = agreement.require_member()
-        try:
-            agreement.guard.acquire(call)
-            if agreement.broken_reason:
-                text = f"{call.text}: this group cannot be used any more: {agreement.broken_reason}"
-                raise CollectiveError(text)  # noqa: TRY301 - every error releases the guard
-            if makes_fake_tensors():
-                error = no_memory_error(call.operation)
-                agreement.handle_failure(call, error)
-                raise error  # noqa: TRY301
-        except BaseException:  # also KeyboardInterrupt
-            agreement.guard.cancel(call)
-            raise
-        return group_rank
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if error is not None:
-                strip_internal_frames(traceback, error)
-                self._agreement.handle_failure(self._call, error)
-        finally:
-            self._agreement.guard.release()

@@ -26,8 +26,9 @@ _COUNT_WORD: Final = 0
 # The names of the sockets on which the ranks listen for connections, which carry data.
 _NAMES_OFFSET: Final = 1 << 17
 _NAME_BYTES: Final = 128
-# The entry of a group, in words: its id plus one, or 0; the number of members that have left it.
+# The entry of a group, in words: its id plus one, or that it is free; the number of members that have left it.
 _GROUP_WORDS: Final = 2
+_FREE: Final = 0
 _GROUPS_OFFSET: Final = 1 << 20
 _MAX_GROUPS: Final = 1 << 16
 _DIRECTORY_BYTES: Final = _GROUPS_OFFSET + 8 * _GROUP_WORDS * _MAX_GROUPS
@@ -90,6 +91,18 @@ class HostPage:
         except BlockingIOError:
             pass
 
+    def reserve(self) -> None:
+        """Prepare this process for the window of one group more, so that `attach` cannot fail for lack of memory.
+
+        Raises:
+            CollectiveError: The memory cannot be mapped, or too many groups are open.
+        """
+        try:
+            with self._locked():
+                self._memory.map_window(self._number_of(_FREE))
+        except OSError as error:
+            raise _unmapped(error) from error
+
     def attach(self, group: int, num_members: int) -> Window:
         """Return the window of a group; each of its members attaches once, and detaches."""
         with self._locked():
@@ -99,7 +112,7 @@ class HostPage:
         except OSError as error:
             with self._locked():
                 self._words[self._entry(number) + 1] += 1
-            raise CollectiveError(f"the memory of the group cannot be mapped: {error}") from error
+            raise _unmapped(error) from error
 
     def detach(self, window: Window, num_members: int) -> None:
         """Release a window. The last member to detach frees its memory."""
@@ -152,21 +165,27 @@ class HostPage:
 
     def _find(self, group: int) -> int:
         """Return the number of a group's entry in the directory, which the first member that asks makes."""
+        number = self._number_of(group + 1, _FREE)
+        self._words[_COUNT_WORD] = max(self._words[_COUNT_WORD], number + 1)
+        self._words[self._entry(number)] = group + 1
+        return number
+
+    def _number_of(self, *ids: int) -> int:
+        """Return the number of the entry that has the first of these words that there is, or of a new entry."""
         count = self._words[_COUNT_WORD]
         start = _GROUPS_OFFSET // 8
         entries = self._words[start : start + _GROUP_WORDS * count : _GROUP_WORDS].tolist()
-        for wanted in (group + 1, 0):
+        for wanted in ids:
             if wanted in entries:
-                number = entries.index(wanted)
-                break
-        else:
-            number = count
-            if number == _MAX_GROUPS:
-                raise CollectiveError(f"{_MAX_GROUPS} groups are open; close those that are not used any more")
-            self._words[_COUNT_WORD] = count + 1
-        self._words[self._entry(number)] = group + 1
-        return number
+                return entries.index(wanted)
+        if count == _MAX_GROUPS:
+            raise CollectiveError(f"{_MAX_GROUPS} groups are open; close those that are not used any more")
+        return count
 
     def _entry(self, number: int) -> int:
         """Return the index of the first word of an entry of the directory."""
         return _GROUPS_OFFSET // 8 + _GROUP_WORDS * number
+
+
+def _unmapped(error: OSError) -> CollectiveError:
+    return CollectiveError(f"the memory of the group cannot be mapped: {error}")

@@ -18,7 +18,7 @@ from rankwise._comm.control.links import Links
 from rankwise._comm.control.peer import CLOSED
 from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.verdict import Outcome, Verdict, combined, conclude
-from rankwise._comm.control.window import RING_ENTRIES
+from rankwise._comm.control.window_overflow import RING_ENTRIES
 from rankwise.errors import CollectiveTimeoutError
 
 _LEADER: Final = 0

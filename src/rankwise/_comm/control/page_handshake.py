@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from rankwise._comm.control.host_page import HostPage
-from rankwise._comm.control.window import FILE_BYTES, MAX_RANKS
+from rankwise._comm.control.window_overflow import FILE_BYTES, MAX_RANKS
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 _CHECK_SECONDS: Final = 0.1

@@ -50,14 +50,24 @@ class PageMemory:
         Raises:
             OSError: It cannot be mapped.
         """
-        area, first, count = self._area_of(number)
+        area, first, _ = self._area_of(number)
         with self.lock:
-            if area not in self._areas:
-                length = count * self._window_bytes
-                self._areas[area] = mmap.mmap(self.descriptor, length, offset=self.window_offset(first))
-            self._num_open[area] = self._num_open.get(area, 0) + 1
+            self.map_window(number)
+            self._num_open[area] += 1
             start = (number - first) * self._window_bytes + (0 if area else self._directory_bytes)
             return memoryview(self._areas[area])[start : start + self._window_bytes]
+
+    def map_window(self, number: int) -> None:
+        """Map the area of a window, so that opening the window cannot fail; the caller holds the lock.
+
+        Raises:
+            OSError: It cannot be mapped.
+        """
+        area, first, count = self._area_of(number)
+        if area not in self._areas:
+            length = count * self._window_bytes
+            self._areas[area] = mmap.mmap(self.descriptor, length, offset=self.window_offset(first))
+            self._num_open[area] = 0
 
     def close_window(self, number: int) -> None:
         """Unmap the area of a window if no other one of it is open; the views of the window are released."""

@@ -14,24 +14,11 @@ from typing import Final
 
 from rankwise._comm.control.page_memory import PageMemory
 from rankwise._comm.control.protocol import HEADER, Frame, FrameKind, decode_frame
+from rankwise._comm.control.window_overflow import TEXT_OFFSET, WindowOverflow
 
 _FRAME_BYTES: Final = 8192
 _REASON_BYTES: Final = 4096
 _SLOT_BYTES: Final = 2 * _FRAME_BYTES + _REASON_BYTES
-# Behind all windows, in parts of the file that are holes until they are written: bodies that do not fit into a slot,
-# and the ring of each slot, for frames that have no room in it because other members have not read those before. An
-# entry of a ring has the frame of an exchange, and the error message of a member that has timed out in it.
-_BODIES_OFFSET: Final = 1 << 52
-_BODY_BYTES: Final = 1 << 34
-_RINGS_OFFSET: Final = 1 << 59
-_ENTRY_BYTES: Final = 1 << 25
-_TEXT_OFFSET: Final = _ENTRY_BYTES // 2
-# The number of exchanges that a member can be ahead of another one.
-RING_ENTRIES: Final = 1 << 10
-# The length of the file, all of it a hole at first.
-FILE_BYTES: Final = 1 << 60
-# The largest number of ranks on a host: two descriptors for each are sent in one message, which carries at most 253.
-MAX_RANKS: Final = 126
 _SEQUENCE: Final = struct.Struct("<Q")
 # The first two words are not zero after any member has failed, timed out or left, and after any frame went to a ring.
 # Then there are rows with a word for each slot: the last exchange of each parity that has a frame there; the last one
@@ -88,8 +75,7 @@ class Window:
         self._starts = [_words_bytes(num_members) + slot * _SLOT_BYTES for slot in range(self._slots)]
         self._own_lock = threading.Lock()
         self._own_lock.acquire()
-        # What this member has written behind the windows: the length and the exchange, by offset in the file.
-        self._written: dict[int, tuple[int, int]] = {}
+        self._overflow = WindowOverflow(memory, number)
 
     def write(self, slot: int, frame: Frame, *, has_room: bool) -> None:
         """Write a frame, and then its sequence number.
@@ -103,17 +89,17 @@ class Window:
         self._written_at[slot] = time.monotonic_ns()
         data = frame.encode()
         if has_room:
-            if self._written:
-                self._free_before(sequence - 1)
+            if self._overflow.written:
+                self._overflow.free_before(sequence - 1)
             if len(data) > _FRAME_BYTES:
                 header = len(data) - len(frame.body)
                 self._is_large[slot] = 1
-                self._write_behind(self._body_offset(slot, parity), data[header:], sequence)
+                self._overflow.write(self._overflow.body(slot, parity), data[header:], sequence)
                 data = data[:header]
             start = self._starts[slot] + parity * _FRAME_BYTES
             self._view[start : start + len(data)] = data
         else:
-            self._write_behind(self._entry_offset(slot, sequence), data, sequence)
+            self._overflow.write(self._overflow.entry(slot, sequence), data, sequence)
             self._words[_ANY_RING] = 1
         if frame.kind in _PROBLEMS:
             self._set_problem(self._problem, slot, sequence)
@@ -130,7 +116,7 @@ class Window:
         if header + length <= _FRAME_BYTES:
             frame.body = bytes(self._view[start + header : start + header + length])
         else:
-            frame.body = self._memory.read(self._body_offset(slot, parity), length)
+            frame.body = self._memory.read(self._overflow.body(slot, parity), length)
         return frame
 
     def body(self, slot: int, sequence: int) -> bytes:
@@ -141,7 +127,7 @@ class Window:
         length, *_, call_length = HEADER.unpack_from(self._view, start)
         first = start + HEADER.size + call_length
         if first + length > start + _FRAME_BYTES:
-            return self._memory.read(self._body_offset(slot, sequence & 1), length)
+            return self._memory.read(self._overflow.body(slot, sequence & 1), length)
         return bytes(self._view[first : first + length])
 
     def verdict(self, sequence: int) -> bytes | None:
@@ -189,7 +175,7 @@ class Window:
         if not last:
             return ""
         if self._ring[slot] == last:
-            data = self._memory.read(self._entry_offset(slot, last), _FRAME_BYTES)
+            data = self._memory.read(self._overflow.entry(slot, last), _FRAME_BYTES)
         else:
             start = self._starts[slot] + (last & 1) * _FRAME_BYTES
             data = bytes(self._view[start : start + _FRAME_BYTES])
@@ -224,7 +210,7 @@ class Window:
     def set_timed_out(self, slot: int, sequence: int, text: str) -> None:
         """Record that a member has waited longer than its timeout in an exchange."""
         record = _SEQUENCE.pack(sequence) + _encoded(text)
-        self._write_behind(self._entry_offset(slot, sequence) + _TEXT_OFFSET, record, sequence)
+        self._overflow.write(self._overflow.entry(slot, sequence) + TEXT_OFFSET, record, sequence)
         self.fence()
         self._set_problem(self._problem, slot, sequence)
         self.fence()
@@ -233,7 +219,7 @@ class Window:
         """Return the error message of a member that has timed out in an exchange; "" if none has."""
         for slot, last in enumerate(self._problem):
             if last >= sequence:
-                record = self._memory.read(self._entry_offset(slot, sequence) + _TEXT_OFFSET, _REASON_BYTES)
+                record = self._memory.read(self._overflow.entry(slot, sequence) + TEXT_OFFSET, _REASON_BYTES)
                 if _SEQUENCE.unpack_from(record)[0] == sequence:
                     return record[_SEQUENCE.size :].rstrip(b"\0").decode(errors="replace")
         return ""
@@ -263,9 +249,9 @@ class Window:
         """Free the memory, which is zero for the next group; no member reads it any more."""
         for slot in range(self._slots):
             if self._problem[slot] or self._ring[slot]:
-                self._memory.free(self._entry_offset(slot, 0), RING_ENTRIES * _ENTRY_BYTES)
+                self._overflow.free_ring(slot)
             if self._is_large[slot]:
-                self._memory.free(self._body_offset(slot, 0), 2 * _BODY_BYTES)
+                self._overflow.free_bodies(slot)
         self._memory.free(self._memory.window_offset(self.number), window_bytes(self._slots - 1))
 
     def close(self) -> None:
@@ -281,35 +267,11 @@ class Window:
         row[slot] = value
         self._words[_ANY_PROBLEM] = 1
 
-    def _slot_number(self, slot: int) -> int:
-        return self.number * (MAX_RANKS + 1) + slot
-
-    def _body_offset(self, slot: int, parity: int) -> int:
-        return _BODIES_OFFSET + (self._slot_number(slot) * 2 + parity) * _BODY_BYTES
-
-    def _entry_offset(self, slot: int, sequence: int) -> int:
-        return _RINGS_OFFSET + (self._slot_number(slot) * RING_ENTRIES + sequence % RING_ENTRIES) * _ENTRY_BYTES
-
     def _read_ring(self, slot: int, sequence: int) -> Frame:
-        offset = self._entry_offset(slot, sequence)
+        offset = self._overflow.entry(slot, sequence)
         frame, header, length = decode_frame(self._memory.read(offset, _FRAME_BYTES))
         frame.body = self._memory.read(offset + header, length)
         return frame
-
-    def _write_behind(self, offset: int, data: bytes, sequence: int) -> None:
-        if offset in self._written:
-            self._free_written(offset)
-        self._written[offset] = len(data), sequence
-        self._memory.write(offset, data)
-
-    def _free_before(self, sequence: int) -> None:
-        """Free what this member has written for exchanges before this one, and not for slots."""
-        for offset in [offset for offset, (_, written) in self._written.items() if written < sequence]:
-            self._free_written(offset)
-
-    def _free_written(self, offset: int) -> None:
-        length, _ = self._written.pop(offset)
-        self._memory.free(offset, length)
 
 
 def _fence() -> None:
