@@ -27,12 +27,14 @@ POINTS: dict[str, tuple[type, str, bool]] = {
     "after its frame": (Window, "write", True),
     "before the verdict": (PageChannel, "_publish", False),
     "after the verdict": (PageChannel, "_publish", True),
-    "before reading": (Window, "read", False),
-    "after reading": (Window, "read", True),
+    "before reading": (Window, "body", False),
+    "after reading": (Window, "body", True),
     "in data": (Peer, "send_data", True),
 }
 point, who, way, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 owner, name, is_after = POINTS[point]
+if name == "body" and who == 0:  # the leader reads the frames of all, the others its verdict
+    name = "bodies_of_calls"
 original = getattr(owner, name)
 
 
