@@ -39,15 +39,19 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/testing.py
 
 clean:
-	rm -rf $(VENV) .compat dist
+	rm -rf $(VENV) .compat .xla dist
 
 # Outside CI: the package as it would be released, and other versions of Python and torch (PY=3.12 TORCH=2.13.0: one).
-.PHONY: dist compat
+.PHONY: dist compat test-xla
 dist: $(VENV)/.installed
 	$(BIN)/python -m tools.dist
 
 compat: $(VENV)/.installed
 	$(BIN)/python -m tools.compat $(if $(PY),--python $(PY)) $(if $(TORCH),--torch $(TORCH)) $(if $(TESTS),--tests "$(TESTS)")
+
+# An environment of its own, with torch_xla: a download of 1 GB, once.
+test-xla:
+	$(PYTHON) -m tools.xla_lane $(if $(TESTS),--tests "$(TESTS)")
 
 # The constraints come first: torch's CPU build is enough here, and its default one is gigabytes of CUDA.
 $(VENV)/.installed: pyproject.toml constraints.txt

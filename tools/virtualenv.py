@@ -12,11 +12,12 @@ ROOT = Path(__file__).parents[1]
 
 
 class Virtualenv:
-    """A new virtual environment in a folder, made by an interpreter."""
+    """A virtual environment in a folder: a new one, made by an interpreter, unless the one that is there is kept."""
 
-    def __init__(self, folder: Path, *, interpreter: str = sys.executable) -> None:
+    def __init__(self, folder: Path, *, interpreter: str = sys.executable, keep: bool = False) -> None:
         self.bin = folder / "bin"
-        run([interpreter, "-m", "venv", "--clear", str(folder)])
+        if not keep:
+            run([interpreter, "-m", "venv", "--clear", str(folder)])
 
     @property
     def python(self) -> str:

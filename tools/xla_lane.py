@@ -1,0 +1,130 @@
+"""Run the tests on XLA devices, in an environment with torch_xla of their own: `make test-xla`.
+
+First the ordinary contract tests run in that environment, with its torch and gloo. Then those tests, and those of
+`tests/xla/lane`, run with 1, 2 and 4 devices of XLA on the CPU: each number in processes of its own, each device a
+rank. The environment is in `.xla/`, and is made anew when anything that it is made from has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.xla.cpu_devices import variables
+from tools.stub_libraries import write_stubs
+from tools.virtualenv import ROOT, Virtualenv, environ, run
+
+FOLDER = ROOT / ".xla"
+REQUIREMENTS = ROOT / "tests" / "xla" / "requirements.txt"
+CONSTRAINTS = ROOT / "constraints.txt"
+# What torch and torch_xla require, but for CUDA's libraries.
+REQUIRED = (
+    *("absl-py", "filelock", "fsspec", "jinja2", "networkx", "numpy", "pyyaml", "requests", "sympy"),
+    "typing-extensions",
+)
+TESTED_WITH = ("hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "pytorch-ignite")
+IN_PYTEST = ("-m", "not slow", "--dist", "worksteal")
+
+DEVICES = (1, 2, 4)
+LANE_SECONDS = 1800
+# The variables that torch_xla reads, which change what runs.
+OF_TORCH_XLA = ("PJRT_", "XLA_", "XRT_", "TPU_", "CPU_NUM_DEVICES")
+
+
+def fingerprint() -> str:
+    """Return a digest of everything that the environment is made from."""
+    tools = [Path(__file__), ROOT / "tools" / "stub_libraries.py"]
+    digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
+    for path in [REQUIREMENTS, CONSTRAINTS, ROOT / "pyproject.toml", *tools]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def prepare(folder: Path) -> Virtualenv:
+    """Return the environment in a folder, a new one if anything that it is made from has changed."""
+    stamp, wanted = folder / "fingerprint", fingerprint()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return Virtualenv(folder, keep=True)
+    started = time.monotonic()
+    print(f"{folder.relative_to(ROOT)}: downloads 1 GB, and takes 3 GB of disk", flush=True)
+    virtualenv = Virtualenv(folder)
+    install(virtualenv, folder)
+    stamp.write_text(wanted)
+    print(f"{folder.relative_to(ROOT)}: made in {time.monotonic() - started:.0f} s", flush=True)
+    return virtualenv
+
+
+def install(virtualenv: Virtualenv, folder: Path) -> None:
+    """Install torch and torch_xla without CUDA's libraries, and the packages that the tests need."""
+    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    virtualenv.install("--no-deps", "--no-compile", "--requirement", str(REQUIREMENTS))
+    forget_cuda(site_packages)
+    write_stubs(site_packages)
+    own = REQUIREMENTS.read_text().splitlines()
+    names = {package(line) for line in own}
+    constraints = folder / "constraints.txt"
+    others = [line for line in CONSTRAINTS.read_text().splitlines() if package(line) not in names]
+    constraints.write_text("\n".join([*own, *others, ""]))
+    virtualenv.install("--constraint", str(constraints), *REQUIRED, *TESTED_WITH, "--editable", ".[examples]")
+    run([virtualenv.python, "-c", "import torch, torch_xla; torch_xla.device()"], cwd=folder)
+
+
+def package(line: str) -> str:
+    """Return the package that a line like "torch-xla==2.9.0" is about."""
+    return line.partition("==")[0].strip().lower().replace("_", "-")
+
+
+def forget_cuda(site_packages: Path) -> None:
+    """Remove CUDA's libraries from torch's metadata, or pip installs them with the next package that requires torch."""
+    (metadata,) = site_packages.glob("torch-*.dist-info/METADATA")
+    lines = metadata.read_text().splitlines(keepends=True)
+    cuda = ("Requires-Dist: nvidia-", "Requires-Dist: triton")
+    metadata.write_text("".join(line for line in lines if not line.startswith(cuda)))
+
+
+def commands(virtualenv: Virtualenv, tests: list[str]) -> list[tuple[str, list[str], dict[str, str]]]:
+    """Return the runs of the lane: title, command and environment of each."""
+    clean = {name: value for name, value in environ().items() if not name.startswith(OF_TORCH_XLA)}
+    pytest = [virtualenv.python, "-m", "pytest", *IN_PYTEST]
+    gloo = [*pytest, "--numprocesses", "2", *(tests or ["tests/contract"])]
+    runs = [("gloo", gloo, clean)]
+    for devices in DEVICES:
+        # In a worker of pytest-xdist: torch_xla aborts the process where a rank does not come to a collective.
+        command = [*pytest, "--numprocesses", "1", "-p", "tests.xla.device_ranks"]
+        paths = tests or ["tests/contract", "tests/xla/lane"]
+        runs.append((f"{devices} devices", [*command, *paths], clean | variables(devices)))
+    return runs
+
+
+def run_all(runs: list[tuple[str, list[str], Mapping[str, str]]]) -> list[str]:
+    """Run pytest for each, and return the titles of those that failed."""
+    failed = []
+    for title, command, environment in runs:
+        print(f"--- {title}: {' '.join(command[1:])}", flush=True)
+        started = time.monotonic()
+        ended = subprocess.run(command, cwd=ROOT, env=environment, timeout=LANE_SECONDS, check=False)
+        print(f"--- {title}: status {ended.returncode} after {time.monotonic() - started:.0f} s", flush=True)
+        if ended.returncode != 0:
+            failed.append(title)
+    return failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.xla_lane", description=__doc__)
+    parser.add_argument("--tests", default="", help="files and options for pytest, in place of the whole lane")
+    parser.add_argument("--only", default="", metavar="RUN", help='one run: "gloo", "1 devices", "2 devices"')
+    given = parser.parse_args()
+    runs = commands(prepare(FOLDER / "environment"), given.tests.split())
+    failed = run_all([one for one in runs if given.only in {"", one[0]}])
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
