@@ -96,7 +96,7 @@ def commands(virtualenv: Virtualenv, tests: list[str]) -> list[tuple[str, list[s
     runs = [("gloo", gloo, clean)]
     for devices in DEVICES:
         # In a worker of pytest-xdist: torch_xla aborts the process where a rank does not come to a collective.
-        command = [*pytest, "--numprocesses", "1", "-p", "tests.xla.device_ranks"]
+        command = [*pytest, "--numprocesses", "1", "-p", "no:rankwise", "-p", "tests.xla.device_ranks"]
         paths = tests or ["tests/contract", "tests/xla/lane"]
         runs.append((f"{devices} devices", [*command, *paths], clean | variables(devices)))
     return runs
