@@ -113,6 +113,9 @@ def test_the_table_of_launchers_is_in_their_order() -> None:
     assert list(table) == [launcher.name for launcher in LAUNCHERS]
     for launcher in LAUNCHERS[:-1]:
         names = re.findall(r"`(\w+)`", table[launcher.name])
+        if launcher.name == "tpu":
+            assert table[launcher.name].startswith("only if named")
+            continue
         environ = dict.fromkeys(names, "0")
         if launcher.name == "rankwise":
             environ["RANKWISE_RUN_ID"] = "0@:"

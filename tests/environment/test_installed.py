@@ -104,7 +104,7 @@ def test_a_launcher_of_another_package_is_recognized(tmp_path: Path) -> None:
     contradiction = "rank 9 (from FLUX_TASK_RANK) is not below world_size 8 (from FLUX_JOB_SIZE)"
     assert ended.stdout.splitlines() == [
         "3 8 1",
-        "override rankwise torchrun flux plain openmpi intelmpi mpich slurm none",
+        "override rankwise torchrun flux plain openmpi intelmpi mpich slurm tpu none",
         "flux run (of the package flux-for-rankwise)",
         "flux",
         "torchrun",

@@ -16,6 +16,7 @@ from rankwise._environment.plain import TorchVariables
 from rankwise._environment.single import SingleProcess, refuse_incomplete, refuse_incomplete_override
 from rankwise._environment.slurm import Slurm
 from rankwise._environment.torchrun import RankwiseLaunch, Torchrun
+from rankwise._environment.tpu import TpuHosts
 from rankwise._environment.unsupported import refuse_task_without_step, refuse_unsupported
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
@@ -40,6 +41,7 @@ _AFTER_INSTALLED: Final[tuple[Launcher, ...]] = (
     # Likewise, and after Intel MPI, which sets the same variables, and one more.
     Hydra(name="mpich", description="mpiexec of MPICH (Hydra)"),
     Slurm(),  # the outermost: a process of its step is a rank only if no inner launcher started it
+    TpuHosts(),  # only if named: its variables are set in all processes of a host
     SingleProcess(),  # no launcher: a world of one
 )
 LAUNCHERS: Final = (*_BEFORE_INSTALLED, *_AFTER_INSTALLED)

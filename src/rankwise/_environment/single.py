@@ -23,9 +23,10 @@ _LEFT_OVER: Final = (
 class SingleProcess:
     """A process that no launcher has started as a rank.
 
-    Reads: SLURM_NTASKS, SLURM_JOB_ID and PET_NNODES, PET_NPROC_PER_NODE, which show that more processes were intended;
-    and LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT, OMPI_COMM_WORLD_NODE_RANK,
-    SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, which are left over if the variables of a rank are missing.
+    Reads: SLURM_NTASKS, SLURM_JOB_ID, TPU_WORKER_HOSTNAMES and PET_NNODES, PET_NPROC_PER_NODE, which show that more
+    processes were intended; and LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT,
+    OMPI_COMM_WORLD_NODE_RANK, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, which are left over if the variables
+    of a rank are missing.
     """
 
     name: Final = "none"
@@ -90,6 +91,12 @@ def _warnings(environ: Environ) -> tuple[str, ...]:
         return (
             f"Slurm job {environ['SLURM_JOB_ID']} has {tasks} tasks, but this process runs alone: prefix it with srun",
         )
+    hosts = environ.get("TPU_WORKER_HOSTNAMES", "").count(",") + 1
+    if hosts > 1:
+        remedy = (
+            "rankwise.launch(fn, backend='xla') on each starts a rank for each TPU, launcher='tpu' is one rank a host"
+        )
+        return (f"TPU_WORKER_HOSTNAMES has {hosts} hosts, but this process runs alone: {remedy}",)
     nodes, processes = environ.get("PET_NNODES", "1"), environ.get("PET_NPROC_PER_NODE", "1")
     if (nodes, processes) != ("1", "1"):
         meant = f"{nodes} pods of {processes} processes (PET_NNODES, PET_NPROC_PER_NODE)"

@@ -55,6 +55,7 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
         launcher: The launcher whose variables are read. "auto", by default, takes the first that matches of:
             "override", the variables RANKWISE_RANK and so on; "rankwise", which is `rankwise launch`; "torchrun";
             "plain", RANK and WORLD_SIZE set by hand; "openmpi"; "intelmpi"; "mpich"; "slurm"; "none", a world of one.
+            "tpu", one process on each host of a TPU pod, is only taken if named.
         rank: This process's rank, instead of the launcher's. Needs world_size.
         world_size: The number of processes.
         local_rank: This process's rank on its node.
