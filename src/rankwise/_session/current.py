@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise._session.environ import own_environment, read_environment
 from rankwise._session.session import Session, summary_with_location
 from rankwise._torch import keep_groups_for_good
+from rankwise._torch_xla import is_device_thread
 from rankwise.errors import NotJoinedError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class _NoGroups:
 
 
 class Current(threading.local):
-    """The state. Class attributes belong to the process; a thread that is a rank overrides `session` for itself."""
+    """The state. Class attributes belong to the process; a thread that is a rank overrides the sessions for itself."""
 
     session: Session | None = None
     # Where no session is open: one that is inferred from the process group that other code opened, or from the
@@ -56,6 +57,8 @@ class Current(threading.local):
 
 
 thread_local = Current()
+# The sessions of threads, to be closed when the interpreter ends.
+_sessions_of_threads: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def current_session() -> Session:
@@ -65,7 +68,7 @@ def current_session() -> Session:
     """
     session = thread_local.session
     if session is None:
-        session = Current.inferred
+        session = thread_local.inferred
     if session is None or not (session.settled or Current.groups.WORLD is session.group_ref()):
         session = _refreshed()
     return session
@@ -87,7 +90,7 @@ def joined_session() -> Session:
     if has_destroyed_group(session):
         session.settled = False
         raise NotJoinedError.destroyed()
-    if session is Current.inferred and session.group is None and session.reading != own_environment():
+    if session is thread_local.inferred and session.group is None and session.reading != own_environment():
         reset_current()
         session = current_session()
     return session
@@ -95,7 +98,7 @@ def joined_session() -> Session:
 
 def opened_session() -> Session | None:
     """Return the session that `init()` opened, or None."""
-    return thread_local.session
+    return session_of_this_thread() if is_device_thread() else thread_local.session
 
 
 def is_joined() -> bool:
@@ -117,18 +120,26 @@ def is_joined() -> bool:
 
 def has_destroyed_group(session: Session) -> bool:
     """Return whether other code has destroyed the process group of a session."""
-    return session.backend is not None and (session.group is None or session.group is not default_group())
+    return session.has_group and (session.group is None or session.group is not default_group())
 
 
 def set_current(session: Session) -> None:
-    """Make a session the current one of this process."""
+    """Make a session the current one of this process, or of this thread if it is a rank itself."""
     reset_current()
-    Current.session = session
+    if is_device_thread():
+        thread_local.session = session
+        _sessions_of_threads.add(session)
+    else:
+        Current.session = session
 
 
 def reset_current() -> None:
     """Reset the current session and the inferred one, without closing them."""
-    Current.session = Current.inferred = None
+    own = thread_local.__dict__
+    if own:
+        own.clear()
+    else:
+        Current.session = Current.inferred = None
 
 
 def session_of_this_thread() -> Session | None:
@@ -145,7 +156,7 @@ def rank_of_this_thread(session: Session) -> Iterator[Session]:
         yield session
     finally:
         if before is None:
-            del thread_local.session
+            thread_local.__dict__.pop("session", None)
         else:
             thread_local.session = before
 
@@ -175,22 +186,35 @@ def _refreshed() -> Session:
     opened = thread_local.session
     # An open session takes precedence if it has no group, as those that tests make current; if its group is still the
     # default one; or if its group was destroyed and no other was opened, so that getters keep their values.
-    if opened is not None and (opened.backend is None or group is None or opened.group is group):
+    if opened is not None and (not opened.has_group or group is None or opened.group is group):
         return opened
-    session = Current.inferred
+    session = thread_local.inferred
     if session is None or session.group is not group:
-        session = Current.inferred = _infer(group)
+        session = _infer(group)
+        if is_device_thread():
+            thread_local.inferred = session
+        else:
+            Current.inferred = session
     return session
 
 
 def _infer(group: torch.distributed.ProcessGroup | None) -> Session:
+    if is_device_thread():
+        return Session(read_environment())
     if group is None:
         Current.inferred_group = None
-        return Session(read_environment())
+        session = Session(read_environment())
+        session.group_ref = _group_of_inferred
+        return session
     from rankwise._session.adoption import adopt  # noqa: PLC0415 - needs torch, which this process has imported
 
     Current.inferred_group = weakref.ref(group, _reset_inferred)
     return adopt(group, pid=opening_pid(group))
+
+
+def _group_of_inferred() -> Any:  # noqa: ANN401 - None, or what is no group
+    """Return None, the group of a process without one; in a thread that is a rank itself, what no group is equal to."""
+    return thread_local if is_device_thread() else None
 
 
 def _reset_inferred(reference: weakref.ref[Any]) -> None:
@@ -201,6 +225,8 @@ def _reset_inferred(reference: weakref.ref[Any]) -> None:
 def _close_at_interpreter_exit() -> None:
     # The interpreter keeps the exception that ended the program here.
     error = getattr(sys, "last_value", None)
+    for session in sorted(_sessions_of_threads, key=lambda session: -session.rank):
+        session.close()
     if error is None:
         close_current()
     else:

@@ -33,7 +33,7 @@ def get_rank() -> int:
     # The first part of current_session(), without the cost of the call: programs get their rank for every log line.
     session = thread_local.session
     if session is None:
-        session = Current.inferred
+        session = thread_local.inferred
     if session is None or not (session.settled or Current.groups.WORLD is session.group_ref()):
         session = current_session()
     return session.rank

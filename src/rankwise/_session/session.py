@@ -54,6 +54,7 @@ class Session:
 
     # Not for users:
     # - reading: The launch environment: every fact, with its source.
+    # - has_group: The session was made with a process group.
     # - group_ref: Returns the process group, or None if there is none or it was destroyed. Only torch and its users
     #   hold a reference to a group: see docs/decisions/0006-letting-go-of-a-group.md.
     # - settled: This session opened the group, and the group exists, so that getters need not check whether it is still
@@ -63,6 +64,7 @@ class Session:
     # - node_groups: The groups that `node_group()` and `one_per_node_group()` have made, by the name of the function.
     # - comm: The operations of the group of all ranks.
     __slots__ = (
+        "__weakref__",
         "_close",
         "_comm",
         "_device",
@@ -72,6 +74,7 @@ class Session:
         "adopted",
         "backend",
         "group_ref",
+        "has_group",
         "node_groups",
         "rank",
         "reading",
@@ -97,6 +100,7 @@ class Session:
         self.rank = reading.rank.value
         self.world_size = reading.world_size.value
         self.settled = settled
+        self.has_group = group is not None
         self.group_ref: Callable[[], dist.ProcessGroup | None] = _no_group
         if group is not None:
             self.group_ref = weakref.ref(group, self._clear_settled)
@@ -162,10 +166,9 @@ class Session:
         """This rank's device."""
         if self._device is None:
             require_torch("a device")
-            from rankwise._session.device import choose_device  # noqa: PLC0415 - imports torch
+            from rankwise._session.device import inferred_device  # noqa: PLC0415 - imports torch
 
-            local_rank = self.reading.local_rank
-            self._device = choose_device(0 if local_rank is None else local_rank.value, None)
+            self._device = inferred_device(self.reading)
         return self._device
 
     @property

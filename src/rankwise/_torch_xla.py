@@ -1,0 +1,156 @@
+"""torch_xla: the only module that imports it, and that uses its private names. Nothing is imported before it is used.
+
+On some devices each rank of torch_xla is a process, on others the ranks are threads of one process: those that
+`torch_xla.launch` starts, with a device each. The position of a rank is known to torch_xla alone, not to variables.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from rankwise.errors import MissingDependencyError
+
+R = TypeVar("R")
+
+DEVICE_TYPE: Final = "xla"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePosition:
+    """The position of the device of the calling thread among all devices.
+
+    Attributes:
+        rank, world_size, local_rank, local_world_size, node_rank: As in `Topology`.
+        num_processes: The number of processes on all hosts; the ranks of a process are its threads.
+        process_index: The index of this process among them.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_processes: int
+    process_index: int
+
+
+def is_used() -> bool:
+    """Return whether this process uses XLA devices already. Imports nothing."""
+    package = sys.modules.get("torch_xla")
+    native = getattr(package, "_XLAC", None)  # there is none while another thread imports the package
+    return native is not None and bool(native._xla_runtime_is_initialized())  # noqa: SLF001 - no public name
+
+
+def is_device_thread() -> bool:
+    """Return whether the calling thread may be a rank itself: ranks of torch_xla are threads of this process."""
+    if "torch_xla" not in sys.modules or threading.current_thread() is threading.main_thread() or not is_used():
+        return False
+    runtime = _runtime()
+    return bool(runtime.addressable_device_count() > 1 and runtime.world_size() > 1)
+
+
+def launched_position() -> DevicePosition | None:
+    """Return the position of the calling thread, if `torch_xla.launch` has started it as one of several ranks."""
+    if not is_used():
+        return None
+    runtime = _runtime()
+    if runtime.world_size() == 1 or (runtime.addressable_device_count() > 1 and not is_device_thread()):
+        return None
+    return position()
+
+
+def position() -> DevicePosition:
+    """Return the position of the device of the calling thread; alone, of the only device that is used."""
+    runtime = _runtime()
+    world_size = runtime.world_size()
+    if world_size == 1:
+        return DevicePosition(
+            rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_processes=1, process_index=0
+        )
+    return DevicePosition(
+        rank=runtime.global_ordinal(),
+        world_size=world_size,
+        local_rank=runtime.local_ordinal(),
+        local_world_size=runtime.local_device_count(),
+        node_rank=runtime.host_index(),
+        num_processes=world_size // runtime.addressable_device_count(),
+        process_index=runtime.process_index(),
+    )
+
+
+def require_torch_xla(purpose: str) -> None:
+    """Check that torch_xla can be imported, and import it.
+
+    Raises:
+        MissingDependencyError: It is not installed, or was built for another version of torch.
+    """
+    if importlib.util.find_spec("torch_xla") is None:
+        raise MissingDependencyError(
+            f"{purpose} needs torch_xla, which this interpreter does not have: install the torch_xla of this torch's "
+            "version (pip install torch_xla)",
+            name="torch_xla",
+        )
+    try:
+        importlib.import_module("torch_xla")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{purpose} needs torch_xla, which cannot be imported: {error}; its version has to be that of torch",
+            name="torch_xla",
+        ) from error
+
+
+def device() -> Any:  # noqa: ANN401 - a torch.device, and torch may not be imported
+    """Return the XLA device of the calling thread."""
+    return sys.modules["torch_xla"].device()
+
+
+def device_kind() -> str:
+    """Return the kind of the XLA devices: "CPU", "TPU"."""
+    return str(_runtime().device_type())
+
+
+def execute() -> None:
+    """Start to execute the operations that are pending on the device of the calling thread; does not wait for them."""
+    sys.modules["torch_xla"].sync()
+
+
+def all_reduce(reduction: str, tensor: Any) -> None:  # noqa: ANN401 - a tensor
+    """Reduce a tensor in place over all devices, by "sum", "mul", "min" or "max", when pending operations execute."""
+    # The form of torch_xla that works in place has no effect on a tensor that is a view.
+    tensor.copy_(importlib.import_module("torch_xla.core.xla_model").all_reduce(reduction, tensor))
+
+
+def set_device(name: str) -> None:
+    """Make a device the one of the calling thread, which torch_xla has not started itself."""
+    sys.modules["torch_xla"]._XLAC._xla_set_default_device(name)  # noqa: SLF001 - no public name
+
+
+def num_local_processes() -> int:
+    """Return the number of processes that `torch_xla.launch` would start on this host. Initializes no device."""
+    internal = importlib.import_module("torch_xla._internal.tpu")
+    return int(internal.num_local_processes()) if device_kind() == "TPU" else 1
+
+
+def run_in_device_threads(fn: Callable[[], R], *, process: int, num_processes: int) -> dict[int, R]:
+    """Run a function in a thread for each device of this process, as `torch_xla.launch` does; return results by rank.
+
+    Args:
+        fn: The function.
+        process: The index of this process among those of this host.
+        num_processes: Their number.
+    """
+    internal = importlib.import_module("torch_xla._internal.pjrt")
+    results: dict[int, R] = internal._run_thread_per_device(  # noqa: SLF001 - no public name returns results
+        process, num_processes, fn, internal.initialize_multiprocess
+    )
+    return results
+
+
+def _runtime() -> Any:  # noqa: ANN401 - a module without types
+    return importlib.import_module("torch_xla.runtime")
