@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from rankwise._collectives.pytree import describe
-from rankwise._comm.buffers import as_bytes, from_bytes
+from rankwise._comm.buffers import as_bytes, device_of_bytes, from_bytes
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
@@ -34,11 +34,15 @@ class _Header:
 
     def empty(self, comm: Comm) -> torch.Tensor:
         """Return a flat tensor for its bytes: on this rank's accelerator, if it is on one, otherwise on the CPU."""
-        device = torch.device("cpu") if self.device == "cpu" else comm.device
         nbytes = self.torch_dtype.itemsize
         for length in self.shape:
             nbytes *= length
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device_of_bytes(comm.device, self.device))
+
+    def tensor(self, data: torch.Tensor, comm: Comm) -> torch.Tensor:
+        """Return the tensor with these bytes."""
+        tensor = from_bytes(data, self.torch_dtype, self.shape)
+        return tensor.to(comm.device) if self.device == comm.device.type else tensor
 
 
 def exchange_tensors(
@@ -78,10 +82,7 @@ def exchange_tensors(
             def run() -> dict[int, torch.Tensor]:
                 for move in moves:
                     move()
-                return {
-                    comm.ranks[src]: from_bytes(parts[src], header.torch_dtype, header.shape)
-                    for src, header in received
-                }
+                return {comm.ranks[src]: header.tensor(parts[src], comm) for src, header in received}
 
             return run
 

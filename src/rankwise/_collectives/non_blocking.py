@@ -20,6 +20,8 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group
 from rankwise._comm.work import Work
 from rankwise._session.current import rank_of_this_thread, session_of_this_thread
+from rankwise._torch_xla import device as own_device
+from rankwise._torch_xla import is_used, set_device
 from rankwise.errors import CollectiveError, InvalidArgumentError, RankwiseError
 
 T = TypeVar("T")
@@ -93,11 +95,14 @@ def _in_state_of_caller(run: Callable[[], T]) -> Callable[[], T]:
     session = session_of_this_thread()
     inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
     stream = _current_stream()
+    device = str(own_device()) if is_used() else None
 
     def run_in_state() -> T:
         with ExitStack() as stack:
             if session is not None:
                 stack.enter_context(rank_of_this_thread(session))
+            if device is not None:
+                set_device(device)
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(gradients))
             if stream is not None:  # the inputs are ready when the operations queued on it have ended

@@ -35,12 +35,14 @@ class _Bucket:
         recipe: The wire format.
         indices: Their indices among the leaves.
         shapes: Their shapes.
+        device: Their device.
         wire: All of them in wire format, flat.
     """
 
     recipe: ReductionRecipe
     indices: list[int]
     shapes: list[torch.Size]
+    device: torch.device
     wire: torch.Tensor
 
     @classmethod
@@ -52,10 +54,10 @@ class _Bucket:
             wire = same_memory(first)
         else:
             wire = recipe.start(first if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors]))
-        return cls(recipe, indices, [tensor.shape for tensor in tensors], wire.reshape(-1))
+        return cls(recipe, indices, [tensor.shape for tensor in tensors], first.device, wire.reshape(-1))
 
     def results(self, size: int) -> list[torch.Tensor]:
-        reduced = self.recipe.finish(self.wire, size)
+        reduced = self.recipe.finish(self.wire, size).to(self.device)
         if len(self.indices) == 1:
             return [reduced.reshape(self.shapes[0])]
         parts = reduced.split([shape.numel() for shape in self.shapes])

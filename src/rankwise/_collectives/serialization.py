@@ -19,9 +19,11 @@ from typing import Any, Final
 
 import torch
 
-from rankwise._comm.buffers import as_bytes, contents, from_bytes, memory_of, require_memory, to_tensor
+from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, from_bytes, memory_of, require_memory, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._pickling import Definitions, Pickler, Unpickler
+from rankwise._torch_xla import DEVICE_TYPE, is_used
+from rankwise._torch_xla import device as own_device
 from rankwise.errors import PayloadTypeError
 
 # Each piece of a buffer begins at a multiple of this, so that elements of any dtype can be read there.
@@ -169,9 +171,7 @@ def empty_buffers(header: Header, comm: Comm) -> dict[str, torch.Tensor]:
     A buffer is on this rank's device if the sender's is on a device of the same type, otherwise on the CPU.
     """
     return {
-        device: torch.empty(
-            nbytes, dtype=torch.uint8, device=comm.device if device == comm.device.type else torch.device("cpu")
-        )
+        device: torch.empty(nbytes, dtype=torch.uint8, device=device_of_bytes(comm.device, device))
         for device, nbytes in header.sizes.items()
     }
 
@@ -261,6 +261,8 @@ class _Unpickler(Unpickler):
             tensor = owned.view(part.dtype).as_strided(part.shape, part.strides)
         else:
             tensor = from_bytes(owned, part.dtype, part.shape)
+        if part.device == DEVICE_TYPE and is_used():
+            tensor = tensor.to(own_device())
         return tensor.requires_grad_(part.requires_grad)
 
 

@@ -8,15 +8,26 @@ from collections.abc import Sequence
 import torch
 
 from rankwise._torch import is_transformed
+from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the contents of a dense tensor as a flat uint8 tensor; no copy if it is contiguous."""
+    """Return the contents of a dense tensor as a flat uint8 tensor; no copy if it is contiguous.
+
+    Those of a tensor on an XLA device are on the CPU: there are no bytes on such a device, only values.
+    """
+    if tensor.device.type == DEVICE_TYPE:
+        tensor = tensor.cpu()
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     flat = plain.reshape(-1)
     # Zero or one elements are contiguous with any stride, but `view(torch.uint8)` requires a stride of 1.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
+
+
+def device_of_bytes(own: torch.device, sent: str) -> torch.device:
+    """Return the device for the bytes of a tensor from a device of type `sent`, on a rank with another device."""
+    return own if sent == own.type != DEVICE_TYPE else torch.device("cpu")
 
 
 def from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
@@ -56,7 +67,7 @@ def require_memory(tensor: torch.Tensor) -> None:
     """
     if is_transformed(tensor):
         raise PayloadTypeError("a function that torch.func transforms cannot call collectives: call them outside of it")
-    if not tensor.untyped_storage().nbytes() and tensor.numel():
+    if not tensor.untyped_storage().nbytes() and tensor.numel() and tensor.device.type != DEVICE_TYPE:
         raise PayloadTypeError("the memory of a tensor was freed, as FSDP does between uses; gather its parts first")
 
 
@@ -68,7 +79,12 @@ def no_memory_error(operation: str) -> PayloadTypeError:
 
 
 def same_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor with the memory of a dense one, hidden from autograd and inference mode."""
+    """Return a new tensor with the memory of a dense one, hidden from autograd and inference mode.
+
+    On an XLA device, where tensors have values but no memory, with its values.
+    """
+    if tensor.device.type == DEVICE_TYPE:
+        return tensor.clone()
     other = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return other.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
 
@@ -82,6 +98,10 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Copy values of the same shape into a dense tensor, even an inference tensor; autograd sees a new version."""
     target = tensor.detach()
+    if target.device.type == DEVICE_TYPE:  # there is no memory to compare or to share
+        with torch.inference_mode(target.is_inference()):
+            target.copy_(values)
+        return
     is_same_memory = values.data_ptr() == target.data_ptr()
     if target.is_inference():
         if not is_same_memory:

@@ -16,9 +16,11 @@ from rankwise._comm.data.plane import DataPlane
 from rankwise._comm.data.serial import SerialPlane
 from rankwise._comm.data.socket_plane import SocketPlane
 from rankwise._comm.data.torch_backend import TorchPlane
+from rankwise._comm.data.xla import XlaPlane
 from rankwise._comm.group_link import GroupLink
 from rankwise._comm.registry import GroupRegistry
 from rankwise._torch import gloo_on_loopback
+from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import CollectiveError, NotJoinedError
 
 # The largest group on several hosts in which the members exchange frames. Larger groups agree through their data plane.
@@ -51,6 +53,10 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
     if is_member and len(ranks) == 1:
         planes.append(SerialPlane())
     elif is_member and exchange is not None:
+        if registry.device.type == DEVICE_TYPE and len(ranks) == len(
+            registry.ranks
+        ):  # others could not be in one graph
+            planes.append(XlaPlane())
         planes.append(SocketPlane(link, ranks.index(registry.rank), is_only_plane=group is None))
     if group is not None or not planes:
         planes.append(
@@ -83,7 +89,9 @@ def uses_frames(registry: GroupRegistry, size: int) -> bool:
     """Return whether the members of a group of this size exchange frames."""
     # On one host the backend listens on loopback, where other users can connect. Bytes that are unpickled must not come
     # from there, so even a large group exchanges frames.
-    return size > 1 and (size <= MAX_FRAMES_SIZE or registry.one_host)
+    # XLA has no operations that wait with a timeout.
+    has_backend = registry.device.type != DEVICE_TYPE
+    return size > 1 and (size <= MAX_FRAMES_SIZE or registry.one_host or not has_backend)
 
 
 def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 import torch
 import torch.distributed as dist
 
+from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 
@@ -136,8 +137,8 @@ class ReductionRecipe:
     Attributes:
         wire_dtype: The dtype in which they are sent and reduced.
         start: Converts a tensor to a new contiguous one in wire format, to be reduced in place; it may have any number
-            of elements.
-        finish: Converts the reduced tensor to the result, given the number of ranks.
+            of elements, and be on the CPU.
+        finish: Converts the reduced tensor to the result, given the number of ranks. It may be on the CPU.
     """
 
     wire_dtype: torch.dtype
@@ -149,6 +150,8 @@ class ReductionRecipe:
         """Return the recipe for a wire format that is only another dtype."""
 
         def start(tensor: torch.Tensor) -> torch.Tensor:
+            if wire_dtype.is_complex:
+                tensor = _off_xla(tensor)
             wire = torch.empty(tensor.shape, dtype=wire_dtype, device=tensor.device)
             return wire.copy_(tensor)
 
@@ -228,8 +231,14 @@ def fold(parts: Sequence[torch.Tensor], op: Op, *, out: torch.Tensor) -> torch.T
     return out
 
 
+def _off_xla(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on a device with exact 64-bit integers and views of complex numbers: XLA has neither."""
+    return tensor.cpu() if tensor.device.type == DEVICE_TYPE else tensor
+
+
 def _split_words(tensor: torch.Tensor) -> torch.Tensor:
     """Return the upper and the lower words of 64-bit integers: sums of either do not overflow, over many ranks."""
+    tensor = _off_xla(tensor)
     return torch.stack([tensor >> _WORD_BITS, tensor & _LOW_WORD])
 
 
@@ -271,7 +280,7 @@ def _plan_order(dtype: torch.dtype, absorbing: Callable[[torch.iinfo], int]) -> 
         return bits ^ ((bits >> (limits.bits - 1)) & limits.max)
 
     def start(tensor: torch.Tensor) -> torch.Tensor:
-        values = tensor.to(wide).contiguous()
+        values = _off_xla(tensor).to(wide).contiguous()
         return reorder(values.view(integers)).masked_fill_(values.isnan(), not_a_number)
 
     return ReductionRecipe(

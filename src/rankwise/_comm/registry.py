@@ -23,6 +23,7 @@ from rankwise._comm.control.rank_state import RankState
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._comm.work_queue import busy_queues
+from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import CollectiveError, RankwiseError
 
 # The ids of groups of two ranks that communicate alone begin here, beyond those of other groups.
@@ -41,6 +42,7 @@ class GroupRegistry:
         timeout: Seconds that a collective waits for a rank.
         check: Single tensors on an accelerator are verified too.
         one_host: All ranks are known to be on this host, so their data need not leave it.
+        shares_pages: Ranks of one host agree through a page of memory; threads of one process do not.
         store: Returns the store that all ranks share.
         own_address: Returns the name or address of this host for other hosts.
         find_dead_ranks: Returns the dead ranks among the given ones, with reasons, or ""; does not wait. For the time
@@ -63,6 +65,7 @@ class GroupRegistry:
     own_address: Callable[[], str]
     find_dead_ranks: Callable[[Sequence[int]], str] = lambda _: ""
     backend: str | None = None
+    shares_pages: bool = True
     num_groups: int = 0
     channels: dict[int, Channel] = field(default_factory=dict)
     process_groups: dict[int, weakref.ref[dist.ProcessGroup]] = field(default_factory=dict)
@@ -129,6 +132,7 @@ class GroupRegistry:
                 ranks=ranks,
                 rank=self.rank,
                 one_host=self.one_host,
+                shares_pages=self.shares_pages,
                 own_address=self.own_address,
                 timeout=self.timeout,
                 check_alive=check_alive,
@@ -162,8 +166,8 @@ class GroupRegistry:
             time.sleep(_CAUSE_SECONDS / 50)
 
     def moves_data_itself(self) -> bool:
-        """Return whether groups need no process group: all tensors are on the CPU, and all ranks on this host."""
-        return self.one_host and self.device.type == "cpu"
+        """Return whether groups need no process group: tensors are on the CPU of this host, or on XLA devices."""
+        return (self.one_host and self.device.type == "cpu") or self.device.type == DEVICE_TYPE
 
     def track_group(self, number: int, group: dist.ProcessGroup | None, user: object) -> None:
         """Register a group, to be closed after its user has no references, with the process group created for it."""

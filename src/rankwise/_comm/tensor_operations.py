@@ -65,7 +65,7 @@ class TensorOperations(ByteCollectives):
 
         def run() -> Completion[torch.Tensor]:
             reduce()
-            return lambda: recipe.finish(wire, self.size).reshape(tensor.shape)
+            return lambda: recipe.finish(wire, self.size).reshape(tensor.shape).to(tensor.device)
 
         return run
 
@@ -76,8 +76,10 @@ class TensorOperations(ByteCollectives):
         """
         if wire.is_complex() and op.is_linear:
             wire = torch.view_as_real(wire)
-        plane = self._plane(Operation.ALL_REDUCE, wire.device)
-        return plane.all_reduce(wire, op) if wire.dtype in plane.support.dtypes else self._reduce_gathered(wire, op)
+        for plane in self.planes:
+            if wire.dtype in plane.support.dtypes and plane.support.covers(Operation.ALL_REDUCE, wire.device):
+                return plane.all_reduce(wire, op)
+        return self._reduce_gathered(wire, op)
 
     def _reduce_gathered(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
         gather = self.all_gather(wire)
@@ -97,14 +99,14 @@ class TensorOperations(ByteCollectives):
         wires = [recipe.start(dense(tensor)).reshape(-1) for tensor in tensors]
         sizes = [wire.numel() for wire in wires]
         flat = torch.cat(wires)
-        shape = tensors[own].shape
+        shape, device = tensors[own].shape, tensors[own].device
         plane = self._plane(Operation.REDUCE_SCATTER, flat.device)
         if len(set(sizes)) == 1 and flat.dtype in plane.support.dtypes:
             scatter = plane.reduce_scatter(flat.split(sizes), op)
 
             def run_scatter() -> Completion[torch.Tensor]:
                 piece = scatter()
-                return lambda: recipe.finish(piece, self.size).reshape(shape)
+                return lambda: recipe.finish(piece, self.size).reshape(shape).to(device)
 
             return run_scatter
 
@@ -113,14 +115,15 @@ class TensorOperations(ByteCollectives):
 
         def run() -> Completion[torch.Tensor]:
             reduce()
-            return lambda: recipe.finish(flat.split(sizes)[own].clone(), self.size).reshape(shape)
+            return lambda: recipe.finish(flat.split(sizes)[own].clone(), self.size).reshape(shape).to(device)
 
         return run
 
     def all_gather(self, tensor: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         """Prepare to gather the members' tensors, by group rank; they have the same shape and type."""
-        gather = self._plane(Operation.ALL_GATHER, tensor.device).all_gather(as_bytes(tensor))
-        return lambda: [from_bytes(part, tensor.dtype, tensor.shape) for part in gather()]
+        data = as_bytes(tensor)
+        gather = self._plane(Operation.ALL_GATHER, data.device).all_gather(data)
+        return lambda: [from_bytes(part, tensor.dtype, tensor.shape).to(tensor.device) for part in gather()]
 
     def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         """Prepare to fill `data`, a flat uint8 tensor of one length on all members, from group rank `src`."""

@@ -19,6 +19,7 @@ from rankwise._session.environ import read_check, read_environment
 from rankwise._session.init_arguments import check_compatible, check_sources, given_topology, share_session
 from rankwise._session.lifecycle import open_session
 from rankwise._session.session import DEFAULT_TIMEOUT, Session
+from rankwise._session.xla_session import open_xla_session, wants_xla
 
 log = logging.getLogger(__name__)
 
@@ -104,9 +105,12 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
     else:
         reading = _launch_environment(launcher, environ, given, address)
         checked = read_check(environ) if checks is None else checks
-        session = open_session(
-            reading, backend=backend, device=device, timeout=timeout, check=checked, reset=current.reset_current
-        )
+        if wants_xla(reading, backend, device):
+            session = open_xla_session(reading, timeout=timeout, check=checked, reset=current.reset_current)
+        else:
+            session = open_session(
+                reading, backend=backend, device=device, timeout=timeout, check=checked, reset=current.reset_current
+            )
     current.set_current(session)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)
     return session

@@ -7,7 +7,9 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from rankwise import _torch_xla
 from rankwise._backends import BackendConfig
+from rankwise._environment.facts import LaunchEnvironment
 from rankwise.errors import InvalidArgumentError, JoinError, shown
 
 # Torch lists these among its backends, but they transfer no data.
@@ -34,6 +36,27 @@ def device_index(local_rank: int, visible: int) -> int:
         f"local rank {local_rank} has no device: {visible} are visible; start at most {visible} ranks on this host, "
         "make one device visible to each, or pass device='cpu'"
     )
+
+
+def uses_xla(reading: LaunchEnvironment) -> bool:
+    """Return whether a process uses its XLA device unless the caller decides otherwise.
+
+    Ranks that torch_xla has started do, and processes alone that have used it. Libraries look for XLA devices where
+    torch_xla is installed: ranks of another launcher are not converted by that.
+    """
+    return reading.launcher == "torch_xla" or (reading.world_size.value == 1 and _torch_xla.is_used())
+
+
+def inferred_device(reading: LaunchEnvironment) -> torch.device:
+    """Return the device of a process that has not joined.
+
+    Raises:
+        JoinError: There are several devices, but none for this rank.
+    """
+    if uses_xla(reading):
+        found: torch.device = _torch_xla.device()
+        return found
+    return choose_device(0 if reading.local_rank is None else reading.local_rank.value, None)
 
 
 def choose_device(local_rank: int, requested: str | torch.device | None) -> torch.device:

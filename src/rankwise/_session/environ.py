@@ -1,4 +1,4 @@
-"""The variables of this process: the only module that reads `os.environ`."""
+"""The variables of this process: the only module that reads `os.environ`. Ranks of torch_xla have none."""
 
 from __future__ import annotations
 
@@ -7,29 +7,58 @@ import os
 from collections.abc import Mapping
 
 from rankwise._environment.detect import detect
-from rankwise._environment.facts import LaunchEnvironment
+from rankwise._environment.facts import Fact, LaunchEnvironment
+from rankwise._environment.xla_processes import MeetingPlace, meeting_place
+from rankwise._torch_xla import launched_position
 from rankwise.errors import LauncherEnvironmentError
 
 log = logging.getLogger(__name__)
 
 
 def own_environment() -> LaunchEnvironment:
-    """Read the launch environment of this process.
+    """Read the launch environment of this process, or of this thread if it is a rank itself.
 
     Local.
     """
-    return detect(os.environ)
+    return _environment_in_torch_xla() or detect(os.environ)
 
 
 def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
-    """Read the launch environment from these variables or `os.environ`, and log its warnings.
+    """Read the launch environment from these variables or as `own_environment`, and log its warnings.
 
     Local.
     """
-    reading = detect(os.environ if environ is None else environ, launcher)
+    reading = _environment_in_torch_xla() if launcher == "auto" and environ is None else None
+    if reading is None:
+        reading = detect(os.environ if environ is None else environ, launcher)
     for warning in reading.warnings:
         log.warning("%s", warning)
     return reading
+
+
+def _environment_in_torch_xla() -> LaunchEnvironment | None:
+    """Return the facts about a rank that torch_xla has started, which no variable has; None for other processes."""
+    position = launched_position()
+    if position is None:
+        return None
+    runtime = "torch_xla.runtime"
+    return LaunchEnvironment(
+        launcher="torch_xla",
+        rank=Fact(position.rank, f"{runtime}.global_ordinal()"),
+        world_size=Fact(position.world_size, f"{runtime}.world_size()"),
+        local_rank=Fact(position.local_rank, f"{runtime}.local_ordinal()"),
+        local_world_size=Fact(position.local_world_size, f"{runtime}.local_device_count()"),
+        node_rank=Fact(position.node_rank, f"{runtime}.host_index()"),
+        num_nodes=Fact(position.world_size // position.local_world_size, f"{runtime}.local_device_count()"),
+    )
+
+
+def meeting_place_of_processes(*, one_host: bool, process_index: int) -> MeetingPlace:
+    """Return where the processes of torch_xla meet; see `meeting_place`.
+
+    Local.
+    """
+    return meeting_place(os.environ, one_host=one_host, process_index=process_index)
 
 
 def read_check(environ: Mapping[str, str] | None = None) -> bool:

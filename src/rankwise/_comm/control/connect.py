@@ -1,9 +1,10 @@
 """How the ranks of a session connect: to share the pages of their hosts, and to each other where there are several.
 
 Ranks write their addresses to the store. On one host all connect to the first rank, from which they get the page. On
-several hosts, and where there is no page, each connects to those before it, and accepts those after it. On one host the
-connections are sockets whose other end must belong to the same user, whatever other users write to the store. Between
-hosts the connecting side must send a secret from the store. See SECURITY.md.
+several hosts, where there is no page, and where ranks are threads of one process, each connects to those before it,
+and accepts those after it. On one host the connections are sockets whose other end must belong to the same user,
+whatever other users write to the store. Between hosts the connecting side must send a secret from the store. See
+SECURITY.md.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def connect(
     own_address: Callable[[], str],
     timeout: float,
     check_alive: Callable[[Callable[[], Sequence[int]]], None],
+    shares_pages: bool = True,
 ) -> Links:
     """Connect the ranks of a session.
 
@@ -61,6 +63,7 @@ def connect(
         timeout: Seconds to wait for the other ranks.
         check_alive: Called while waiting, with a function that returns the awaited ranks; raises if one is dead. A
             rank that has made its connections may have exited already, so ranks that are not awaited do not count.
+        shares_pages: Ranks of one host agree through a page of memory, as they can if they are processes.
 
     Raises:
         CollectiveError: A rank could not be reached.
@@ -82,16 +85,16 @@ def connect(
     neighbours = [other for other in ranks if not names or hosts[other][0] == host]
     connections: dict[int, socket.socket] = {}
     try:
-        if not names:
+        if not names and shares_pages:
             _connect_all(group, "first", {0}, connections, names, "")
         else:
-            _connect_all(group, "all", set(range(len(ranks))), connections, names, own_address())
+            _connect_all(group, "all", set(range(len(ranks))), connections, names, own_address() if names else "")
         page = None
-        if len(neighbours) > 1:
+        if len(neighbours) > 1 and shares_pages:
             page = share_page(
                 connections, ranks=neighbours, rank=rank, deadline=group.deadline, check_alive=check_alive
             )
-        if page is None and not names:
+        if page is None and not names and shares_pages:
             _close_all(connections)
             _connect_all(group, "all", set(range(len(ranks))), connections, names, "")
         ids = {other: hosts[other][0] for other in names}

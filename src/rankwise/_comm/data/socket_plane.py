@@ -31,7 +31,7 @@ class SocketPlane(DataPlane):
         Args:
             link: The group's access to the connections.
             group_rank: The group rank of this process.
-            is_only_plane: The group has no other plane, so tensors of other devices are staged.
+            is_only_plane: The group has no other plane for everything, so tensors of other devices are staged.
         """
         self._link = link
         self._group_rank = group_rank
@@ -39,7 +39,9 @@ class SocketPlane(DataPlane):
         self._others = [other for other in range(self._size) if other != group_rank]
         devices = None if is_only_plane else frozenset({"cpu"})
         self._on_one_host = Support(devices=devices)
-        self._on_several_hosts = Support(frozenset({Operation.TRANSFER}), devices)
+        self._on_several_hosts = (
+            self._on_one_host if is_only_plane else Support(frozenset({Operation.TRANSFER}), devices)
+        )
 
     @property
     def support(self) -> Support:

@@ -1,0 +1,56 @@
+"""The address where the processes of torch_xla meet: on one host loopback, on a pod of TPUs its first worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rankwise._environment.facts import MAX_PORT, Environ, parse_int
+from rankwise._net.addresses import LOOPBACK
+from rankwise.errors import LauncherEnvironmentError
+
+# Below the ports of outgoing connections, and none of those that TPUs use (8431, 8470 to 8490).
+_DEFAULT_PORT: Final = 29421
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingPlace:
+    """Where the processes meet: at a store that the first of them serves.
+
+    Attributes:
+        host, port: Its address.
+        is_served_here: This process is the first one.
+    """
+
+    host: str
+    port: int
+    is_served_here: bool
+
+
+def meeting_place(environ: Environ, *, one_host: bool, process_index: int) -> MeetingPlace:
+    """Return where the processes meet.
+
+    Pure. `torch_xla.launch` sets CLOUD_TPU_TASK_ID and TPU_PROCESS_ADDRESSES in each process; a process that it has not
+    started may have TPU_WORKER_HOSTNAMES. Both lists have the same order. MASTER_ADDR and MASTER_PORT take precedence.
+
+    Args:
+        environ: The variables.
+        one_host: All processes are on this host.
+        process_index: The index of this process among all, for kinds of devices that set no variable.
+
+    Raises:
+        LauncherEnvironmentError: No variable names the first worker, or one cannot be read.
+    """
+    index = parse_int(environ.get("CLOUD_TPU_TASK_ID", str(process_index)), "CLOUD_TPU_TASK_ID")
+    port = parse_int(environ.get("MASTER_PORT", str(_DEFAULT_PORT)), "MASTER_PORT")
+    if not 1 <= port <= MAX_PORT:
+        raise LauncherEnvironmentError(f"MASTER_PORT={port} is not a port from 1 to {MAX_PORT}")
+    first = environ.get("TPU_PROCESS_ADDRESSES", "").partition(",")[0].rpartition(":")[0]
+    first = first or environ.get("TPU_WORKER_HOSTNAMES", "").partition(",")[0]
+    host = LOOPBACK if one_host else environ.get("MASTER_ADDR", first).strip()
+    if not host:
+        raise LauncherEnvironmentError(
+            "the ranks are on several hosts, but no variable names the first one, so they cannot meet: set MASTER_ADDR "
+            "to it on all hosts, or TPU_WORKER_HOSTNAMES to all of them"
+        )
+    return MeetingPlace(host=host, port=port, is_served_here=index == 0)
