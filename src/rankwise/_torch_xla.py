@@ -10,13 +10,10 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from rankwise.errors import MissingDependencyError
-
-R = TypeVar("R")
 
 DEVICE_TYPE: Final = "xla"
 
@@ -137,19 +134,22 @@ def num_local_processes() -> int:
     return int(internal.num_local_processes()) if device_kind() == "TPU" else 1
 
 
-def run_in_device_threads(fn: Callable[[], R], *, process: int, num_processes: int) -> dict[int, R]:
-    """Run a function in a thread for each device of this process, as `torch_xla.launch` does; return results by rank.
+def start_devices(process: int, num_processes: int) -> list[str]:
+    """Start the devices of this process, as `torch_xla.launch` does in its processes, and return their names.
 
     Args:
-        fn: The function.
         process: The index of this process among those of this host.
         num_processes: Their number.
     """
-    internal = importlib.import_module("torch_xla._internal.pjrt")
-    results: dict[int, R] = internal._run_thread_per_device(  # noqa: SLF001 - no public name returns results
-        process, num_processes, fn, internal.initialize_multiprocess
-    )
-    return results
+    importlib.import_module("torch_xla._internal.pjrt").initialize_multiprocess(process, num_processes)
+    names: list[str] = importlib.import_module("torch_xla.core.xla_model").get_xla_supported_devices()
+    return names
+
+
+def enter_device(name: str) -> None:
+    """Make the calling thread the rank of a device, as `torch_xla.launch` does in its threads."""
+    set_device(name)
+    _runtime()._init_world_size_ordinal()  # noqa: SLF001 - no public name returns results
 
 
 def _runtime() -> Any:  # noqa: ANN401 - a module without types

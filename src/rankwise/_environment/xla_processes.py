@@ -42,6 +42,8 @@ def meeting_place(environ: Environ, *, one_host: bool, process_index: int) -> Me
         LauncherEnvironmentError: No variable names the first worker, or one cannot be read.
     """
     index = parse_int(environ.get("CLOUD_TPU_TASK_ID", str(process_index)), "CLOUD_TPU_TASK_ID")
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # they are the address of a launcher's own store
+        environ = {name: value for name, value in environ.items() if name not in {"MASTER_ADDR", "MASTER_PORT"}}
     port = parse_int(environ.get("MASTER_PORT", str(_DEFAULT_PORT)), "MASTER_PORT")
     if not 1 <= port <= MAX_PORT:
         raise LauncherEnvironmentError(f"MASTER_PORT={port} is not a port from 1 to {MAX_PORT}")

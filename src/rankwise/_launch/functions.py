@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 from rankwise._dependencies import require_torch
@@ -14,8 +15,10 @@ from rankwise._launch.output import Output
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
 from rankwise._launch.supervisor import Supervisor
+from rankwise._launch.xla_devices import check_device_launch, reported_by_rank, run_on_devices, values_by_rank
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes
+from rankwise._torch_xla import num_local_processes
 from rankwise.errors import InvalidArgumentError, shown
 
 R = TypeVar("R")
@@ -24,9 +27,10 @@ R = TypeVar("R")
 def launch(
     fn: Callable[..., R],
     *args: Any,  # noqa: ANN401 - the function's own arguments
-    nproc: int,
+    nproc: int | None = None,
     nodes: Nodes | None = None,
     output: Output | None = None,
+    backend: str | None = None,
 ) -> list[R]:
     """Run a function in `nproc` new processes on this host, as the ranks of one world, and return their results.
 
@@ -38,18 +42,22 @@ def launch(
     Args:
         fn: The function that each rank runs.
         *args: The arguments of the function, the same in each rank.
-        nproc: The number of ranks on this host.
+        nproc: The number of ranks on this host. With backend="xla" it is the number of XLA devices, which is found
+            where it is not given.
         nodes: The hosts of the world, if there are several: a `rankwise.launching.Nodes`. Each host makes this call.
         output: How the output of ranks is shown, a `rankwise.launching.Output`: by default that of all, with a prefix.
+        backend: "xla" starts a rank on each XLA device of this host, for which torch_xla has to be installed. Ranks are
+            threads where several devices belong to one process, and share its output and its global variables. On the
+            hosts of a pod each host makes this call, without `nodes`.
 
     Returns:
         The results of the ranks of this host, by rank.
 
     Raises:
-        InvalidArgumentError: `nproc` is not a number of processes that this host could run, `fn` is no function, or
-            the function or an argument cannot be pickled.
+        InvalidArgumentError: `nproc` is not a number of processes that this host could run, or not the number of its
+            XLA devices; `fn` is no function; or the function or an argument cannot be pickled.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
-        MissingDependencyError: This interpreter has no torch.
+        MissingDependencyError: This interpreter has no torch, or no torch_xla for backend="xla".
         LaunchError: The ranks could not be started; or this process is a rank that imports the script, where no guard
             protects this call.
 
@@ -58,7 +66,7 @@ def launch(
         >>> rankwise.launch(lambda x: x * rankwise.get_rank(), 10, nproc=2)
         [0, 10]
     """
-    return FunctionLaunch(fn, args, nproc=nproc, nodes=nodes, output=output).run()
+    return FunctionLaunch(fn, args, nproc=nproc, nodes=nodes, output=output, backend=backend).run()
 
 
 class FunctionLaunch(Generic[R]):
@@ -69,14 +77,16 @@ class FunctionLaunch(Generic[R]):
     Args:
         fn: The function that each rank runs.
         args: The arguments of the function, the same in each rank.
-        nproc: The number of ranks on this host.
+        nproc: The number of ranks on this host; None with backend="xla" alone.
         nodes: The hosts of the world; None for this one alone.
         output: How the output of ranks is shown.
         setup: A function that each rank calls first, before it imports the caller's script: one of a module that can be
             imported, without arguments.
+        backend: "xla" for a rank on each XLA device, as by `rankwise.launch`.
 
     Raises:
         InvalidArgumentError: An argument cannot be used, or cannot be pickled.
+        MissingDependencyError: This interpreter has no torch_xla for backend="xla".
         LaunchError: This process is a rank that imports the script, where no guard protects this call.
 
     Example:
@@ -89,18 +99,24 @@ class FunctionLaunch(Generic[R]):
         fn: Callable[..., R],
         args: Sequence[Any] = (),
         *,
-        nproc: int,
+        nproc: int | None = None,
         nodes: Nodes | None = None,
         output: Output | None = None,
         setup: Callable[[], object] | None = None,
+        backend: str | None = None,
     ) -> None:
-        self._nproc = check_nproc(nproc)
+        target: tuple[Callable[..., Any], tuple[Any, ...]] = (fn, tuple(args))
+        self._on_devices = backend is not None
+        if backend is not None:
+            target = (run_on_devices, (*target, check_device_launch(backend, nproc, nodes)))
+            nproc = num_local_processes()
+        self._nproc = check_nproc(nproc)  # type: ignore[arg-type]  # None is refused
         if not callable(fn):
             raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
         self._nodes = nodes
         self._output = Output() if output is None else output
         check_placement(self._nproc, nodes, self._output)
-        self._call = FunctionCall.of(fn, tuple(args), setup="" if setup is None else _importable_name(setup))
+        self._call = FunctionCall.of(*target, setup="" if setup is None else _importable_name(setup))
 
     def run(self) -> list[R]:
         """Run the function in the ranks of this host, and return their results, by rank.
@@ -123,11 +139,13 @@ class FunctionLaunch(Generic[R]):
             environ=environ,
         )
         console = self._output.console(self._nproc)
-        with convert_resource_errors(), Supervisor(environ, console=console) as supervisor:
+        reported = reported_by_rank() if self._on_devices else nullcontext()
+        with convert_resource_errors(), reported, Supervisor(environ, console=console) as supervisor:
             from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
             ranks = run_ranks(spec, supervisor)
-        return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
+        values = [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
+        return values_by_rank(values) if self._on_devices else values
 
 
 def _importable_name(setup: Callable[[], object]) -> str:

@@ -147,7 +147,7 @@ def _run(request: StartRequest, connection: socket.socket, crashes: int) -> byte
         if request.kind is TargetKind.FUNCTION_WITH_CONNECTION:
             fn(connection, crashes, *args)
             return b""
-        return _pickled_result(fn(*args))
+        return pickled_result(fn(*args))
     if request.kind is TargetKind.MODULE:
         _search_first(str(Path.cwd()))
         runpy._run_module_as_main(request.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001 - as `python -m` does
@@ -177,7 +177,7 @@ def _status(error: BaseException, request: StartRequest, connection: socket.sock
     """Send an exception to the launcher, and return the status that the interpreter would exit with."""
     if isinstance(error, SystemExit):
         code = _exit_status(error)
-        value = _pickled_result(None) if code == 0 and request.kind is TargetKind.FUNCTION else b""
+        value = pickled_result(None) if code == 0 and request.kind is TargetKind.FUNCTION else b""
         _send(connection, WorkerResult(value=value, status=code, time_ns=time.monotonic_ns()))
         return code
     error.__traceback__ = without_launcher_frames(error.__traceback__)
@@ -254,7 +254,12 @@ def _send(connection: socket.socket | None, result: WorkerResult) -> bool:
     return True
 
 
-def _pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the user's
+def pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the user's
+    """Return the return value of a function, pickled.
+
+    Raises:
+        TypeError: It cannot be pickled.
+    """
     from rankwise._pickling import dumps  # noqa: PLC0415 - scripts do not need it
 
     try:
