@@ -26,7 +26,8 @@ from tests.xla.cpu_devices import run_ranks
 from tests.xla.not_applicable import reason_not_to_run
 
 DEVICES: Final = int(os.environ["CPU_NUM_DEVICES"])
-HANG_SECONDS: Final = 40.0
+# For a call that never returns. The ranks leave before, with an error.
+HANG_SECONDS: Final = 60.0
 # The devices on which a test makes tensors where it names none.
 DEFAULT_DEVICES: Final = ("cpu", "xla")
 _DEFAULT_DEVICE: Final = "_default_device"
@@ -151,7 +152,7 @@ class RankThreads:
         """Run the test, and end this process if the ranks do not end."""
         runner = threading.Thread(target=run_ranks, args=(self._run_rank,), name="ranks")
         runner.start()
-        runner.join(HANG_SECONDS)
+        runner.join(2 * HANG_SECONDS)
         if runner.is_alive():
             faulthandler.dump_traceback(file=2)
             os._exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGrou
 from rankwise._comm.control.rank_state import RankState
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.gloo_threads import await_idle_threads
-from rankwise._comm.work_queue import busy_queues
+from rankwise._comm.work_queue import is_program_of_rank
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import CollectiveError, RankwiseError
 
@@ -221,10 +220,9 @@ class GroupRegistry:
             suspects: The groups in which such a rank was found at the last look; updated here.
         """
         # One look proves nothing: the rank may have finished here, with its frame still on the way, and gone on to the
-        # other group. At the second look the frame would have arrived. And only calls of main threads count: with a
-        # group for each thread, or non-blocking calls pending, a rank may wait in several groups without a deadlock.
-        is_main = threading.current_thread() is threading.main_thread() and not busy_queues
-        for other in list(self.channels.values()) if is_main else ():
+        # other group. At the second look the frame would have arrived. And only calls of the ranks' programs count:
+        # with a group for each thread, a rank may wait in several groups without a deadlock.
+        for other in list(self.channels.values()) if is_program_of_rank() else ():
             with try_lock(None if other is channel else other) as locked:
                 if locked is None:
                     continue

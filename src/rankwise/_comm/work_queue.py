@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -22,6 +23,17 @@ T = TypeVar("T")
 # The queues of this process with pending calls; and those that were used, and whose group was not closed.
 busy_queues: Final[set[WorkQueue]] = set()
 _open_queues: Final[set[WorkQueue]] = set()
+# The threads that are ranks themselves, beside the main thread of a process that is a rank.
+rank_threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
+
+
+def is_program_of_rank() -> bool:
+    """Return whether the calling thread runs a rank's program, and none of its non-blocking calls is pending.
+
+    Other threads may have groups of their own. So may non-blocking calls, and a rank waits in several groups then.
+    """
+    thread = threading.current_thread()
+    return (thread is threading.main_thread() or thread in rank_threads) and not busy_queues
 
 
 class WorkQueue:

@@ -21,6 +21,7 @@ from rankwise import _torch_xla
 from rankwise._comm.comm import Comm
 from rankwise._comm.opening import open_comm
 from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.work_queue import rank_threads
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._environment.xla_processes import MeetingPlace
 from rankwise._net.addresses import LOOPBACK
@@ -119,6 +120,7 @@ def _check_position(reading: LaunchEnvironment, position: DevicePosition) -> Non
 def _open_comm(registry: GroupRegistry, position: DevicePosition) -> Comm:
     try:
         if position.world_size > 1:
+            rank_threads.add(threading.current_thread())
             registry.connect()
         return open_comm(None, ranks=registry.ranks, registry=registry)
     except RankwiseError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.work_queue import WorkQueue
+from rankwise._comm.work_queue import WorkQueue, rank_threads
 from rankwise._user_frames import call_site
 from rankwise.errors import CollectiveError
 
@@ -47,7 +47,7 @@ class CallGuard:
             raise CollectiveError(self._refusal_text(call))
         call.site = call.site or site or call_site()
         self._thread = threading.current_thread()
-        call.main = self._thread is threading.main_thread()
+        call.main = self._thread is threading.main_thread() or self._thread in rank_threads
         self._call = call
 
     def check_start(self, call: Call) -> None:

@@ -154,7 +154,7 @@ class Call:
             ranks differ.
         is_data: The members have agreed on the call, and this is the second agreement, about its data.
         site: The line of the user's program: "train.py:88"; set when the call enters a group.
-        main: The main thread makes the call; set when the call enters a group.
+        main: The call is one of the rank's program, not of another thread; set when the call enters a group.
         agreement_started: This rank has begun to send the call, or its failure, to the other members.
         agreement_failed: The members differ or some are missing. All of them know it, and none waits for data.
         nested_call_refused: Another call was refused during this one in the same thread. Its error may end this call
@@ -197,7 +197,6 @@ class Call:
 
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
         """Return a frame about this call."""
-        # With non-blocking calls pending, a rank may wait in several groups without a deadlock.
         return Frame(kind, self.text, self.digest(), body, self.main and not busy_queues)
 
 
