@@ -47,6 +47,11 @@ def uses_xla(reading: LaunchEnvironment) -> bool:
     return reading.launcher == "torch_xla" or (reading.world_size.value == 1 and _torch_xla.is_used())
 
 
+def is_xla(device: object) -> bool:
+    """Return whether the argument of a function names an XLA device: as "xla", "xla:0", or a torch.device."""
+    return isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == _torch_xla.DEVICE_TYPE
+
+
 def inferred_device(reading: LaunchEnvironment) -> torch.device:
     """Return the device of a process that has not joined.
 

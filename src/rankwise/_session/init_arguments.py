@@ -11,8 +11,9 @@ from rankwise._backends import BackendConfig
 from rankwise._environment.detect import check_environ, launcher_named
 from rankwise._environment.facts import Fact, check_topology
 from rankwise._rendezvous.endpoint import parse_address
-from rankwise._session.device import choose_device
+from rankwise._session.device import choose_device, is_xla
 from rankwise._session.session import Session
+from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError, TopologyError, shown
 
 
@@ -79,7 +80,10 @@ def check_compatible(
             )
     local_rank = opened.reading.local_rank
     if device is not None:
-        asked = choose_device(0 if local_rank is None else local_rank.value, device)
+        if opened.device.type == DEVICE_TYPE and is_xla(device):
+            asked = opened.device
+        else:
+            asked = choose_device(0 if local_rank is None else local_rank.value, device)
         if asked.type != opened.device.type:
             raise InvalidArgumentError(f"device={str(asked)!r}, but this process uses {str(opened.device)!r}{remedy}")
     for name, fact in given.items():

@@ -1,7 +1,7 @@
 """A session on XLA devices. Its ranks are processes or threads; there is no process group of torch.
 
 Threads of one process meet in a store in its memory. Several processes meet in a store that the first of them serves:
-see docs/decisions/xlaeng-our-connections-between-xla-ranks.md.
+see docs/decisions/0030-agreement-between-ranks-on-xla-devices.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import address_towards, host_id
 from rankwise._rendezvous.membership import JoinRequest
 from rankwise._rendezvous.store import connect, join_over_store, serve
-from rankwise._session.device import uses_xla
+from rankwise._session.device import is_xla, uses_xla
 from rankwise._session.environ import meeting_place_of_processes
 from rankwise._session.session import Session
 from rankwise._torch_xla import DEVICE_TYPE, DevicePosition
@@ -50,8 +50,7 @@ def wants_xla(reading: LaunchEnvironment, backend: object, device: object) -> bo
     Raises:
         InvalidArgumentError: torch_xla has started this rank, but another backend or device is asked for.
     """
-    is_xla_device = str(device).partition(":")[0] == DEVICE_TYPE if isinstance(device, (str, torch.device)) else False
-    named = is_xla_device if backend is None else isinstance(backend, str) and backend == DEVICE_TYPE
+    named = is_xla(device) if backend is None else isinstance(backend, str) and backend == DEVICE_TYPE
     if reading.launcher == "torch_xla":
         if not named and (backend is not None or device is not None):
             raise InvalidArgumentError(
@@ -59,7 +58,7 @@ def wants_xla(reading: LaunchEnvironment, backend: object, device: object) -> bo
                 "device: pass backend='xla', or neither; tensors on the CPU can be used in its collectives too"
             )
         return True
-    if named and device is not None and not is_xla_device:
+    if named and device is not None and not is_xla(device):
         raise InvalidArgumentError(f"backend={shown(backend)} has none for device={shown(device)}")
     return named or (backend is None and device is None and uses_xla(reading))
 
