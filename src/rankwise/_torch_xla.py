@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -105,6 +106,15 @@ def require_torch_xla(purpose: str) -> None:
 def device() -> Any:  # noqa: ANN401 - a torch.device, and torch may not be imported
     """Return the XLA device of the calling thread."""
     return sys.modules["torch_xla"].device()
+
+
+def on_own_device(rebuild: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of torch that rebuilds a pickled tensor on an XLA device, for the device of the thread."""
+
+    def rebuild_here(data: Any, dtype: Any, sent: str, *more: Any) -> Any:  # noqa: ANN401 - torch's arguments
+        return rebuild(data, dtype, str(device()) if sent.startswith(DEVICE_TYPE) and is_used() else sent, *more)
+
+    return rebuild_here
 
 
 def device_kind() -> str:

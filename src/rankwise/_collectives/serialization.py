@@ -22,10 +22,12 @@ import torch
 from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, from_bytes, memory_of, require_memory, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._pickling import Definitions, Pickler, Unpickler
-from rankwise._torch_xla import DEVICE_TYPE, is_used
+from rankwise._torch_xla import DEVICE_TYPE, is_used, on_own_device
 from rankwise._torch_xla import device as own_device
 from rankwise.errors import PayloadTypeError
 
+# The functions of torch that rebuild a pickled tensor on a device without memory of its own, as XLA's.
+_REBUILD_ON_DEVICE: Final = "_rebuild_device_tensor_from_"
 # Each piece of a buffer begins at a multiple of this, so that elements of any dtype can be read there.
 _ALIGNMENT: Final = 16
 # Arrays below this size stay in the pickle.
@@ -249,7 +251,9 @@ class _Unpickler(Unpickler):
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
         if (module, name) == (__name__, _out_of_band_tensor.__name__):
             return self._tensor
-        return super().find_class(module, name)
+        found = super().find_class(module, name)
+        # Of a tensor of a subclass, torch pickles the device too: that of the thread of another rank.
+        return on_own_device(found) if module == "torch._utils" and name.startswith(_REBUILD_ON_DEVICE) else found
 
     def _tensor(self, index: int) -> torch.Tensor:
         part, data = self._parts[index]

@@ -47,7 +47,6 @@ class TpuHosts:
         coordinator = read_text(environ, "MEGASCALE_COORDINATOR_ADDRESS")
         if coordinator is not None:
             rank, num_hosts = _of_slices(environ, rank, num_hosts)
-        first = Fact(_without_port((coordinator or hosts).value.partition(",")[0]), (coordinator or hosts).source)
         return LaunchEnvironment(
             launcher=self.name,
             rank=rank,
@@ -56,7 +55,7 @@ class TpuHosts:
             local_world_size=Fact(1, "one process on each host"),
             node_rank=rank,
             num_nodes=num_hosts,
-            host=read_text(environ, "MASTER_ADDR") or first,
+            host=first_host(environ),
             port=read_port(environ, "MASTER_PORT"),
             job=coordinator or hosts,
         )
@@ -72,6 +71,19 @@ def tpu_hosts(environ: Environ) -> Fact[str] | None:
     if hosts is not None and not all(name.strip() for name in hosts.value.split(",")):
         raise LauncherEnvironmentError(f"{hosts.source}={hosts.value[:200]!r} has an empty name of a host")
     return hosts
+
+
+def first_host(environ: Environ) -> Fact[str] | None:
+    """Return the host where the others connect: MASTER_ADDR, or the first one of the first slice; None if unknown.
+
+    Raises:
+        LauncherEnvironmentError: The list of hosts has an empty name.
+    """
+    given = read_text(environ, "MASTER_ADDR")
+    listed = read_text(environ, "MEGASCALE_COORDINATOR_ADDRESS") or tpu_hosts(environ)
+    if given is not None or listed is None:
+        return given
+    return Fact(_without_port(listed.value.partition(",")[0]), listed.source)
 
 
 def _count(hosts: Fact[str]) -> Fact[int]:

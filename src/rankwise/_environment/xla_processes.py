@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rankwise._environment.facts import MAX_PORT, Environ, parse_int
+from rankwise._environment.facts import Environ, Fact, parse_int, read_port
+from rankwise._environment.tpu import first_host
 from rankwise._net.addresses import LOOPBACK
 from rankwise.errors import LauncherEnvironmentError
 
@@ -41,18 +42,18 @@ def meeting_place(environ: Environ, *, one_host: bool, process_index: int) -> Me
     Raises:
         LauncherEnvironmentError: No variable names the first worker, or one cannot be read.
     """
-    index = parse_int(environ.get("CLOUD_TPU_TASK_ID", str(process_index)), "CLOUD_TPU_TASK_ID")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # they are the address of a launcher's own store
         environ = {name: value for name, value in environ.items() if name not in {"MASTER_ADDR", "MASTER_PORT"}}
-    port = parse_int(environ.get("MASTER_PORT", str(_DEFAULT_PORT)), "MASTER_PORT")
-    if not 1 <= port <= MAX_PORT:
-        raise LauncherEnvironmentError(f"MASTER_PORT={port} is not a port from 1 to {MAX_PORT}")
-    first = environ.get("TPU_PROCESS_ADDRESSES", "").partition(",")[0].rpartition(":")[0]
-    first = first or environ.get("TPU_WORKER_HOSTNAMES", "").partition(",")[0]
-    host = LOOPBACK if one_host else environ.get("MASTER_ADDR", first).strip()
-    if not host:
+    own = str(process_index)
+    index = parse_int(environ.get("CLOUD_TPU_TASK_ID", own), "CLOUD_TPU_TASK_ID")
+    slice_index = parse_int(environ.get("MEGASCALE_SLICE_ID", "0"), "MEGASCALE_SLICE_ID")
+    port = read_port(environ, "MASTER_PORT")
+    host = Fact(LOOPBACK, "one host") if one_host else first_host(environ)
+    if host is None:
         raise LauncherEnvironmentError(
             "the ranks are on several hosts, but no variable names the first one, so they cannot meet: set MASTER_ADDR "
             "to it on all hosts, or TPU_WORKER_HOSTNAMES to all of them"
         )
-    return MeetingPlace(host=host, port=port, is_served_here=index == 0)
+    return MeetingPlace(
+        host=host.value, port=_DEFAULT_PORT if port is None else port.value, is_served_here=index == slice_index == 0
+    )

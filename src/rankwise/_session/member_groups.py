@@ -17,7 +17,7 @@ from rankwise._comm.control.protocol import Call
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
 from rankwise._torch import gloo_on_loopback, local_group_name
-from rankwise.errors import CollectiveError, CollectiveTimeoutError, MismatchError
+from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError, MismatchError
 
 _MAX_PAUSE_SECONDS: Final = 0.05
 
@@ -38,10 +38,12 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
     Collective over these ranks alone.
 
     Raises:
+        InvalidArgumentError: The ranks are on XLA devices.
         MismatchError: One of them waits in a collective over the session instead.
         CollectiveError: One of them ended.
         CollectiveTimeoutError: One of them did not arrive within the session's timeout.
     """
+    _require_process_group(session)
     group = cast("dist.ProcessGroup", session.group)  # there are several ranks
     finished = _finished_attempts.setdefault(group, Counter())
     members = ", ".join(map(str, ranks))
@@ -63,8 +65,10 @@ def new_process_group(session: Session, ranks: Sequence[int], *, by_members: boo
     Collective over the session, or over these ranks alone.
 
     Raises:
+        InvalidArgumentError: The ranks are on XLA devices.
         CollectiveError: One of them ended, or did not arrive within the session's timeout.
     """
+    _require_process_group(session)
     timeout = _timeout(cast("dist.ProcessGroup", session.group))
     try:
         with gloo_on_loopback() if session.reading.is_one_host else nullcontext():
@@ -73,6 +77,18 @@ def new_process_group(session: Session, ranks: Sequence[int], *, by_members: boo
         members = ", ".join(map(str, ranks))
         raise CollectiveError(f"the group of ranks {members} could not be made: torch reports: {error}") from error
     return made if isinstance(made, dist.ProcessGroup) else None
+
+
+def _require_process_group(session: Session) -> None:
+    """Check that groups of a session are process groups of torch.
+
+    Raises:
+        InvalidArgumentError: The ranks are on XLA devices, where there are none.
+    """
+    if not session.has_group:
+        raise InvalidArgumentError(
+            "a session on XLA devices has no process groups of torch: call rankwise.new_group(ranks) on all ranks"
+        )
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:
