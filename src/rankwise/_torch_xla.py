@@ -47,7 +47,7 @@ def is_used() -> bool:
 
 def is_device_thread() -> bool:
     """Return whether the calling thread may be a rank itself: ranks of torch_xla are threads of this process."""
-    if "torch_xla" not in sys.modules or threading.current_thread() is threading.main_thread() or not is_used():
+    if sys.modules.get("torch_xla") is None or threading.current_thread() is threading.main_thread() or not is_used():
         return False
     runtime = _runtime()
     return bool(runtime.addressable_device_count() > 1 and runtime.world_size() > 1)
@@ -82,13 +82,20 @@ def position() -> DevicePosition:
     )
 
 
+def is_installed() -> bool:
+    """Return whether this interpreter has torch_xla. Imports nothing."""
+    return sys.modules.get("torch_xla") is not None or (
+        "torch_xla" not in sys.modules and importlib.util.find_spec("torch_xla") is not None
+    )
+
+
 def require_torch_xla(purpose: str) -> None:
     """Check that torch_xla can be imported, and import it.
 
     Raises:
         MissingDependencyError: It is not installed, or was built for another version of torch.
     """
-    if importlib.util.find_spec("torch_xla") is None:
+    if not is_installed():
         raise MissingDependencyError(
             f"{purpose} needs torch_xla, which this interpreter does not have: install the torch_xla of this torch's "
             "version (pip install torch_xla)",
