@@ -18,6 +18,8 @@ from rankwise.errors import MissingDependencyError
 
 DEVICE_TYPE: Final = "xla"
 
+_of_thread: Final = threading.local()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePosition:
@@ -140,9 +142,15 @@ def all_reduce(reduction: str, tensor: Any) -> None:  # noqa: ANN401 - a tensor
     tensor.copy_(importlib.import_module("torch_xla.core.xla_model").all_reduce(reduction, tensor))
 
 
-def set_device(name: str) -> None:
-    """Make a device the one of the calling thread, which torch_xla has not started itself."""
-    sys.modules["torch_xla"]._XLAC._xla_set_default_device(name)  # noqa: SLF001 - no public name
+def help_device(name: str) -> None:
+    """Let the calling thread help the rank of a device, on which it makes no tensors."""
+    _set_device(name)
+    _of_thread.is_helper = True
+
+
+def is_helper_thread() -> bool:
+    """Return whether the calling thread helps a rank: torch_xla does not allow that both make tensors at one time."""
+    return getattr(_of_thread, "is_helper", False)
 
 
 def num_local_processes() -> int:
@@ -165,8 +173,12 @@ def start_devices(process: int, num_processes: int) -> list[str]:
 
 def enter_device(name: str) -> None:
     """Make the calling thread the rank of a device, as `torch_xla.launch` does in its threads."""
-    set_device(name)
+    _set_device(name)
     _runtime()._init_world_size_ordinal()  # noqa: SLF001 - no public name returns results
+
+
+def _set_device(name: str) -> None:
+    sys.modules["torch_xla"]._XLAC._xla_set_default_device(name)  # noqa: SLF001 - no public name
 
 
 def _runtime() -> Any:  # noqa: ANN401 - a module without types

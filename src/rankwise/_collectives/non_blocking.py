@@ -8,21 +8,22 @@ session or group to call in, inside of another collective, or with arguments tha
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NoReturn, TypeVar
 
 import torch
 
 from rankwise._arguments import as_bool
+from rankwise._collectives.pytree import PyTree
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group
 from rankwise._comm.work import Work
 from rankwise._session.current import rank_of_this_thread, session_of_this_thread
+from rankwise._torch_xla import DEVICE_TYPE, help_device, is_used
 from rankwise._torch_xla import device as own_device
-from rankwise._torch_xla import is_used, set_device
-from rankwise.errors import CollectiveError, InvalidArgumentError, RankwiseError
+from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError, RankwiseError
 
 T = TypeVar("T")
 
@@ -43,13 +44,23 @@ def start(
         return collective(*arguments, group=Group(comm), **settings)
 
     differentiable = settings.get("differentiable", False)
-    return start_call(comm, collective.__name__, run, async_op=async_op, differentiable=differentiable)
+    name, on_xla = collective.__name__, are_on_xla(*arguments)
+    return start_call(comm, name, run, async_op=async_op, differentiable=differentiable, on_xla=on_xla)
 
 
 def start_call(
-    comm: Comm, operation: str, run: Callable[[], T], *, async_op: object, differentiable: object = False
+    comm: Comm,
+    operation: str,
+    run: Callable[[], T],
+    *,
+    async_op: object,
+    differentiable: object = False,
+    on_xla: bool = False,
 ) -> T | Work[T]:
     """Run a call after those of a group that are pending, and return its `Work`; at once if `async_op` is false.
+
+    A call with tensors on XLA devices runs in this thread: torch_xla does not allow that two threads use a device, and
+    executes what they start later, as it does with all operations.
 
     Raises as `start`.
 
@@ -59,6 +70,7 @@ def start_call(
         run: Makes the call in that group.
         async_op: The argument of the public function.
         differentiable: Its argument of this name.
+        on_xla: There are tensors on XLA devices in its arguments.
     """
     call = Call(operation)
     try:
@@ -72,11 +84,27 @@ def start_call(
     if not is_async:
         return run()
     try:
-        return comm.start(call, _in_state_of_caller(run))
+        return comm.start(call, run if on_xla else _in_state_of_caller(run), at_once=on_xla)
     except RuntimeError as error:
         if isinstance(error, RankwiseError):
             raise
         return _fail(comm, call, CollectiveError(f"{call.text}: no thread can be started: {error}"))
+
+
+def are_on_xla(*values: object) -> bool:
+    """Return whether tensors on XLA devices are among some values, or in them as containers."""
+    return is_used() and any(
+        isinstance(leaf, torch.Tensor) and leaf.device.type == DEVICE_TYPE
+        for value in values
+        for leaf in ([value] if isinstance(value, torch.Tensor) else _leaves(value))
+    )
+
+
+def _leaves(value: object) -> Sequence[object]:
+    try:
+        return PyTree.of(value).leaves
+    except PayloadTypeError:  # a value that cannot be reduced is no container
+        return ()
 
 
 def _fail(comm: Comm, call: Call, error: Exception) -> NoReturn:
@@ -102,7 +130,7 @@ def _in_state_of_caller(run: Callable[[], T]) -> Callable[[], T]:
             if session is not None:
                 stack.enter_context(rank_of_this_thread(session))
             if device is not None:
-                set_device(device)
+                help_device(device)
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(gradients))
             if stream is not None:  # the inputs are ready when the operations queued on it have ended

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, overload
 import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
-from rankwise._collectives.non_blocking import start_call
+from rankwise._collectives.non_blocking import are_on_xla, start_call
 from rankwise._collectives.serialization import Header, deserialize, empty_buffers, serialize
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
@@ -73,7 +73,7 @@ def send(
     comm = comm_of(group)
     pair = comm.pair(comm.require_member(), comm.group_rank_of(dst, "dst"))
     if async_op is not False:
-        return start_call(pair, "send", lambda: _send(pair, value), async_op=async_op)
+        return start_call(pair, "send", lambda: _send(pair, value), async_op=async_op, on_xla=are_on_xla(value))
     _send(pair, value)
     return None
 

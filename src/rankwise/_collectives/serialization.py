@@ -22,7 +22,7 @@ import torch
 from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, from_bytes, memory_of, require_memory, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._pickling import Definitions, Pickler, Unpickler
-from rankwise._torch_xla import DEVICE_TYPE, is_used, on_own_device
+from rankwise._torch_xla import DEVICE_TYPE, is_helper_thread, is_used, on_own_device
 from rankwise._torch_xla import device as own_device
 from rankwise.errors import PayloadTypeError
 
@@ -265,7 +265,7 @@ class _Unpickler(Unpickler):
             tensor = owned.view(part.dtype).as_strided(part.shape, part.strides)
         else:
             tensor = from_bytes(owned, part.dtype, part.shape)
-        if part.device == DEVICE_TYPE and is_used():
+        if part.device == DEVICE_TYPE and is_used() and not is_helper_thread():
             tensor = tensor.to(own_device())
         return tensor.requires_grad_(part.requires_grad)
 

@@ -63,12 +63,16 @@ def require_memory(tensor: torch.Tensor) -> None:
     """Check that a dense tensor has memory of its own that can be read.
 
     Raises:
-        PayloadTypeError: It is a wrapper of torch.func, or its memory was freed.
+        PayloadTypeError: It is a wrapper of torch.func, its memory was freed, or it never had any.
     """
     if is_transformed(tensor):
         raise PayloadTypeError("a function that torch.func transforms cannot call collectives: call them outside of it")
-    if not tensor.untyped_storage().nbytes() and tensor.numel() and tensor.device.type != DEVICE_TYPE:
+    if not tensor.numel() or tensor.device.type == DEVICE_TYPE:
+        return
+    if not tensor.untyped_storage().nbytes():
         raise PayloadTypeError("the memory of a tensor was freed, as FSDP does between uses; gather its parts first")
+    if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not tensor.data_ptr():
+        raise PayloadTypeError("a tensor on the CPU has no memory, as the batch sizes of a sequence packed on XLA")
 
 
 def no_memory_error(operation: str) -> PayloadTypeError:

@@ -179,8 +179,8 @@ class Comm(TensorOperations):
         if not self.closed and self._pid == os.getpid():
             self.close_locally(f"left the group with {type(error).__name__}")
 
-    def start(self, call: Call, run: Callable[[], T]) -> Work[T]:
-        """Make a call after those that are pending, without waiting for it.
+    def start(self, call: Call, run: Callable[[], T], *, at_once: bool = False) -> Work[T]:
+        """Make a call after those that are pending, without waiting for it; `at_once`, in this thread, if it has to be.
 
         Raises:
             NotJoinedError: The session of the group is closed.
@@ -193,7 +193,8 @@ class Comm(TensorOperations):
         if self.guard.works is None:
             name = f"rankwise: a group of {self.size} ranks"
             self.guard.works = WorkQueue(name, self.ranks[group_rank], self._context.timeout)
-        return self.guard.works.start(call.operation, call_site(), run)
+        make = self.guard.works.run if at_once else self.guard.works.start
+        return make(call.operation, call_site(), run)
 
     def finish_works(self, seconds: float | None) -> None:
         """Wait at most so long for the non-blocking calls of this group and those made from it, and end the rest."""

@@ -86,6 +86,15 @@ class WorkQueue:
             _open_queues.add(self)
         return work
 
+    def run(self, operation: str, site: str, run: Callable[[], T]) -> Work[T]:
+        """Run a call in this thread, after those that are pending, and return its work, which is finished."""
+        state = WorkState(operation, site)
+        work = Work(state, run, self._untaken, self._rank)
+        self._untaken.add(state)
+        _open_queues.add(self)
+        work.execute()
+        return work
+
     def await_turn(self) -> str:
         """Wait until the pending calls are finished, before a blocking one begins in this thread.
 
