@@ -39,6 +39,8 @@ class GroupContext:
             if that takes other members too. Local.
         open_pair: Returns the group of two members in which the first one sends to the second, given their group ranks;
             Local. None if there is no other member.
+        open_of_members: Returns a group that only its members make, given their global ranks and a number that no other
+            such group has; Local. None if groups are made by all members.
         store: Returns the store that the members share; None if there is no other member.
         destroy: Destroys the process group that was created for the group, if there is one.
         close_unreferenced: Closes the groups of the session to which nothing refers any more.
@@ -48,6 +50,7 @@ class GroupContext:
     open_group: Callable[[Sequence[int]], Comm]
     reserve_group: Callable[[Sequence[int]], bool] = lambda _: False
     open_pair: Callable[[Sequence[int]], Comm] | None = None
+    open_of_members: Callable[[Sequence[int], int], Comm] | None = None
     store: Callable[[], Store] | None = None
     destroy: Callable[[], None] = lambda: None
     close_unreferenced: Callable[[], None] = lambda: None
@@ -123,6 +126,22 @@ class Comm(TensorOperations):
             CollectiveError: There is no memory for the group.
         """
         return self._context.reserve_group(ranks)
+
+    def group_of_members(self, ranks: Sequence[int], number: int) -> Comm:
+        """Return a new group of some of the members, that these make alone. Local.
+
+        Args:
+            ranks: Their global ranks, in ascending order, this one among them.
+            number: A number that is the same on all of them, and that no other such group has.
+
+        Raises:
+            CollectiveError: The connections to them are lost.
+        """
+        if self._context.open_of_members is None:
+            raise CollectiveError("this group has no connections of its own")
+        child = self._context.open_of_members(ranks, number)
+        self.add_child(child)
+        return child
 
     def pair(self, src: int, dst: int) -> Comm:
         """Return the group in which a member sends to another one, made by the first call. Local.

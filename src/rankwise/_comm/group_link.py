@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from rankwise._comm.control.channel import Channel, try_lock
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.verdict import Combine, Verdict
-from rankwise._comm.registry import PAIRS, GroupRegistry
+from rankwise._comm.registry import GROUPS_OF_MEMBERS, PAIRS, GroupRegistry
 from rankwise.errors import CollectiveError, NotJoinedError
 
 
@@ -55,6 +55,13 @@ class GroupLink:
             )
         number = PAIRS + ((group.group << 32) | (members[0] << 16) | members[1])
         link = cls(registry, number, tuple(group.ranks[member] for member in members))
+        link.open()
+        return link
+
+    @classmethod
+    def of_members(cls, registry: GroupRegistry, ranks: Sequence[int], number: int) -> GroupLink:
+        """Return the access of a group that its members make alone, with a number of its own. Local."""
+        link = cls(registry, GROUPS_OF_MEMBERS + number, ranks)
         link.open()
         return link
 

@@ -76,6 +76,7 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
             open_group=partial(_open_group, registry),
             reserve_group=registry.reserve_channel,
             open_pair=partial(_open_pair, registry, link) if is_member and len(ranks) > 1 else None,
+            open_of_members=partial(_open_of_members, registry),
             store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
             destroy=partial(registry.destroy_process_group, link.group),
             close_unreferenced=registry.close_unreferenced,
@@ -109,14 +110,23 @@ def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:
 
 def _open_pair(registry: GroupRegistry, group: GroupLink, members: Sequence[int]) -> Comm:
     """Open the group of two members of a group in which the first one sends to the second; this rank is one of them."""
-    link = GroupLink.of_pair(registry, group, members)
+    return _open_over_link(registry, GroupLink.of_pair(registry, group, members))
+
+
+def _open_of_members(registry: GroupRegistry, ranks: Sequence[int], number: int) -> Comm:
+    """Open a group that only its members make, this rank among them; its data moves through their connections."""
+    return _open_over_link(registry, GroupLink.of_members(registry, ranks, number))
+
+
+def _open_over_link(registry: GroupRegistry, link: GroupLink) -> Comm:
     ranks = link.ranks
+    is_single = len(ranks) == 1
     comm = Comm(
         ranks=ranks,
         global_rank=registry.rank,
         device=registry.device,
-        planes=[SocketPlane(link, ranks.index(registry.rank), is_only_plane=True)],
-        exchange=link,
+        planes=[SerialPlane() if is_single else SocketPlane(link, ranks.index(registry.rank), is_only_plane=True)],
+        exchange=None if is_single else link,
         context=GroupContext(open_group=partial(_open_group, registry), timeout=registry.timeout),
         check=registry.check,
     )

@@ -27,6 +27,8 @@ from rankwise.errors import CollectiveError, RankwiseError
 
 # The ids of groups of two ranks that communicate alone begin here, beyond those of other groups.
 PAIRS: Final = 1 << 62
+# The ids of groups that their members make alone begin here, in the order of a counter in the store.
+GROUPS_OF_MEMBERS: Final = 1 << 29
 # After torch has failed, wait so long for the report that a rank has died, which may be why.
 _CAUSE_SECONDS: Final = 0.5
 

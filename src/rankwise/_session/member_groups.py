@@ -28,8 +28,8 @@ _COMPLETE: Final = b"complete"
 _GIVEN_UP: Final = b"given up"
 _IN_OTHER_CALL: Final = b"in another call"  # followed by the ranks of these members
 
-# The number of attempts of the same ranks of a process group that have ended for this member.
-_finished_attempts: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
+# The number of attempts of the same ranks that have ended for this member: of a process group, or of a session without.
+_finished_attempts: WeakKeyDictionary[dist.ProcessGroup | Comm, Counter[str]] = WeakKeyDictionary()
 
 
 def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
@@ -38,25 +38,31 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
     Collective over these ranks alone.
 
     Raises:
-        InvalidArgumentError: The ranks are on XLA devices.
         MismatchError: One of them waits in a collective over the session instead.
         CollectiveError: One of them ended.
         CollectiveTimeoutError: One of them did not arrive within the session's timeout.
     """
-    _require_process_group(session)
-    group = cast("dist.ProcessGroup", session.group)  # there are several ranks
-    finished = _finished_attempts.setdefault(group, Counter())
+    finished = _finished_attempts.setdefault(session.group or session.comm, Counter())
     members = ", ".join(map(str, ranks))
     store = session.comm.shared_store()
     if store is not None and len(ranks) > 1:
-        rendezvous = MemberRendezvous(session.comm, session.rank, ranks, _timeout(group).total_seconds())
+        seconds = session.timeout if session.group is None else _timeout(session.group).total_seconds()
+        rendezvous = MemberRendezvous(session.comm, session.rank, ranks, seconds)
         while not rendezvous.wait(dist.PrefixStore(f"ranks {members}/{finished[members]}", store)):
             finished[members] += 1
-    name = f"rankwise ranks {members}/{finished[members]}"
+    attempt = f"ranks {members}/{finished[members]}"
     finished[members] += 1
+    if session.group is None and store is not None:
+        return session.comm.group_of_members(ranks, _common_number(store, dist.PrefixStore(attempt, store)))
+    name = f"rankwise {attempt}"
     with local_group_name(name):
         part = new_process_group(session, ranks, by_members=True)
     return adopt_subgroup(cast("dist.ProcessGroup", part), session)
+
+
+def _common_number(store: dist.Store, attempt: dist.Store) -> int:
+    """Return a number that is the same on all members of an attempt, and that no other group of members has."""
+    return int(attempt.compare_set("number", "", str(store.add("groups of members", 1))))
 
 
 def new_process_group(session: Session, ranks: Sequence[int], *, by_members: bool = False) -> dist.ProcessGroup | None:
