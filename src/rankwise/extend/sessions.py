@@ -15,10 +15,11 @@ import torch.distributed as dist
 from rankwise._collectives.topology_exchange import exchange_topology
 from rankwise._comm.group import Group
 from rankwise._environment.facts import LaunchEnvironment
-from rankwise._session import adoption, current, member_groups
+from rankwise._session import adoption, current, environ, member_groups
 from rankwise._session.environ import read_environment
 from rankwise._session.lifecycle import preload_torch_functional
 from rankwise._session.session import Session
+from rankwise.errors import LauncherEnvironmentError
 
 __all__ = [
     "close_with_group",
@@ -30,6 +31,7 @@ __all__ = [
     "new_process_group",
     "open_session",
     "read_environment",
+    "torch_xla_environment",
     "world_group",
 ]
 
@@ -61,6 +63,24 @@ def launch_environment(session: Session) -> LaunchEnvironment:
     Local.
     """
     return session.reading
+
+
+def torch_xla_environment() -> LaunchEnvironment | None:
+    """Return the launch environment of a rank that torch_xla has started, joined or not; None elsewhere.
+
+    Local. In a process whose threads are the ranks it is that of the calling thread. torch_xla is not imported.
+
+    Example:
+        >>> torch_xla_environment() is None
+        True
+    """
+    if "torch_xla" not in sys.modules:
+        return None
+    try:
+        reading = environ.own_environment()
+    except LauncherEnvironmentError:  # of variables, which a rank of torch_xla does not have
+        return None
+    return reading if reading.launcher == "torch_xla" else None
 
 
 def is_adopted(session: Session) -> bool:
