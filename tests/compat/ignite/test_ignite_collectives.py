@@ -22,14 +22,17 @@ class OnlyHereError(Exception):
 
 
 def test_getters_say_who_this_is(comm: Comm) -> None:
-    alone = rw.backend() is None
+    backend, model = {
+        None: (None, "serial"),
+        "gloo": ("gloo", "native-dist"),
+        "xla": ("xla-tpu", "xla-dist"),
+    }[rw.backend()]
     assert (idist.get_rank(), idist.get_world_size()) == (rw.get_rank(), comm.size)
     assert (idist.get_local_rank(), idist.get_nproc_per_node()) == (rw.get_rank(), comm.size)
     assert (idist.get_node_rank(), idist.get_nnodes()) == (0, 1)
-    assert idist.backend() == (None if alone else "gloo")
-    assert idist.model_name() == ("serial" if alone else "native-dist")
+    assert (idist.backend(), idist.model_name()) == (backend, model)
     assert idist.hostname() == rw.hostname()
-    assert idist.device().type in {"cpu", "cuda", "mps"}
+    assert idist.device().type in {"cpu", "cuda", "mps", "xla"}
     assert "gloo" in idist.available_backends()
     idist.sync()
     idist.sync(temporary=True)

@@ -176,8 +176,8 @@ def test_a_taken_port_is_named() -> None:
         ({}, {"init_method": "udp://host"}, "is none of env://, tcp://host:port, file:///path"),
         ({}, {"init_method": "tcp://host", "rank": 0, "world_size": 2}, "is not host:port"),
         ({}, {"init_method": "tcp://h:1?rank=x"}, "is not a whole number"),
-        ({}, {"init_method": "file:///nowhere", "rank": 0}, "pass both, or neither"),
-        ({}, {"rank": 0}, "world_size is not given, but rank is"),
+        ({}, {"init_method": "file:///nowhere", "rank": 0}, "Both rank and world_size should be provided"),
+        ({}, {"rank": 0}, "given rank=0 and world_size=None; pass both, or neither"),
         ({}, {"device_id": "nonsense"}, "is no device"),
     ],
 )

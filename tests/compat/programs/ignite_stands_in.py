@@ -15,7 +15,9 @@ precision = importlib.import_module("ignite.metrics.mean_average_precision")
 assert ignite.distributed is idist
 assert precision.idist is idist
 assert precision.all_gather_tensors_with_shapes is idist.all_gather_tensors_with_shapes
-for name in ("auto", "launcher", "utils", "comp_models"):
-    assert importlib.import_module(f"ignite.distributed.{name}") is idist
+models = ("base", "horovod", "native", "xla")
+for name in ("auto", "launcher", "utils", "comp_models", *(f"comp_models.{model}" for model in models)):
+    module = importlib.import_module(f"ignite.distributed.{name}")
+    assert module is importlib.import_module(f"rankwise.compat.ignite.{name}")
 idist.show_config()  # where logging is not set up, it shows itself
 print("ok")

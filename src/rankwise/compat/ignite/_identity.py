@@ -9,13 +9,29 @@ from typing import Final
 
 import torch.distributed as dist
 
+import rankwise
+from rankwise import Session
+from rankwise.compat.ignite._model_backends import has_xla_support
 from rankwise.errors import InvalidArgumentError, NotJoinedError
 from rankwise.extend.checks import integer
 from rankwise.extend.launchers import Fact, LaunchEnvironment
-from rankwise.extend.sessions import current_session, exchange_topology, is_adopted, launch_environment
+from rankwise.extend.sessions import (
+    current_session,
+    exchange_topology,
+    is_adopted,
+    launch_environment,
+    torch_xla_environment,
+)
 
 _LOOPBACK: Final = {"127.0.0.1", "localhost", "::1"}
-_ALONE: Final = {"local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_nodes": 1}
+_ALONE: Final = {
+    "rank": 0,
+    "world_size": 1,
+    "local_rank": 0,
+    "local_world_size": 1,
+    "node_rank": 0,
+    "num_nodes": 1,
+}
 
 
 class _UserSettings:
@@ -25,6 +41,20 @@ class _UserSettings:
 
 
 _user_settings = _UserSettings()
+
+
+def joined_session() -> Session | None:
+    """Return the session for a collective; None alone. A rank that torch_xla has started joins the others here.
+
+    Collective over the ranks of torch_xla where these have not joined; Local otherwise.
+
+    Raises:
+        JoinError: The ranks of torch_xla could not meet.
+    """
+    session = current_session()
+    if session is None and has_xla_support and torch_xla_environment() is not None:
+        return rankwise.init(backend="xla")
+    return session
 
 
 def topology_number(name: str) -> int:
@@ -37,7 +67,8 @@ def topology_number(name: str) -> int:
     """
     session = current_session()
     if session is None:
-        return _ALONE[name]
+        known = torch_xla_environment() if has_xla_support else None
+        return _ALONE[name] if known is None else int(getattr(known, name).value)
     fact: Fact[int] | None = getattr(launch_environment(session), name)
     if fact is not None:
         return fact.value

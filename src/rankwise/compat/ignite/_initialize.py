@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 import rankwise
-from rankwise import LaunchEnvironment, Session
+from rankwise import Group, LaunchEnvironment, Session
 from rankwise.compat.ignite._identity import reset_local_rank, with_local_rank
-from rankwise.compat.ignite._models import available_backends
+from rankwise.compat.ignite._model_backends import XLA_TPU, advice, available_backends, is_usable
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
 from rankwise.extend.launchers import Fact, parse_int
-from rankwise.extend.sessions import close_with_group, current_session, open_session, read_environment
+from rankwise.extend.sessions import close_with_group, current_session, open_session, read_environment, world_group
 
 _ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")
 # The default that Ignite documents; torch's is shorter with nccl.
@@ -25,6 +27,8 @@ _CPU_BACKENDS: Final = ("gloo", "mpi")
 # Ignite's default for MASTER_PORT, where RANK and WORLD_SIZE were set by hand.
 _DEFAULT_PORT: Final = 15000
 _LOOPBACK: Final = "127.0.0.1"
+
+_init_methods: WeakKeyDictionary[Group, str] = WeakKeyDictionary()
 
 
 class UnusableEnvironmentError(LauncherEnvironmentError, RuntimeError):
@@ -37,9 +41,10 @@ def initialize(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's 
     Collective over the world.
 
     Args:
-        backend: "gloo", "nccl" or "mpi"; or several in torch's notation, "cpu:gloo,cuda:nccl".
+        backend: "gloo", "nccl", "mpi" or "xla-tpu"; or several in torch's notation, "cpu:gloo,cuda:nccl".
         kwargs: `timeout`, a timedelta or seconds, 30 minutes by default; `init_method`, "env://", "tcp://host:port" or
-            "file://path"; `rank` and `world_size`, instead of the launcher's; `device_id`, this rank's device.
+            "file://path"; `rank` and `world_size`, instead of the launcher's; `device_id`, this rank's device. For
+            "xla-tpu" only `timeout`.
 
     Raises:
         InvalidArgumentError: An argument cannot be used.
@@ -68,7 +73,7 @@ def finalize() -> None:
         close_with_group(session)
 
 
-def join(backend: str, kwargs: dict[str, Any]) -> Session:
+def join(backend: str, kwargs: Mapping[str, Any]) -> Session:
     """Join, and return the session: a context manager that leaves again, and reports its error to the other ranks.
 
     Collective over the world.
@@ -82,13 +87,31 @@ def join(backend: str, kwargs: dict[str, Any]) -> Session:
     check_backend(backend)
     if current_session() is not None:
         raise JoinError(
-            "this process has joined already; call finalize() first, or leave initialize() out: a process group that "
-            "other code has opened is used without it"
+            "Can not create new distributed process group if default one is already initialized: call finalize() "
+            "first, or leave initialize() out: a process group that other code has opened is used without it"
         )
+    session = _join_devices(kwargs) if backend == XLA_TPU else _join_processes(backend, kwargs)
+    record_init_method(session, kwargs.get("init_method"))
+    return session
+
+
+def _join_devices(kwargs: Mapping[str, Any]) -> Session:
+    """Join the ranks that torch_xla has started, or a world of one with this process's XLA device."""
+    refused = sorted(name for name, value in kwargs.items() if name != "timeout" and value is not None)
+    if refused:
+        raise InvalidArgumentError(
+            f"initialize takes no {', '.join(refused)} with {XLA_TPU!r}, whose ranks torch_xla knows; it takes timeout"
+        )
+    return rankwise.init(backend="xla", timeout=timeout_seconds(kwargs.get("timeout")))
+
+
+def _join_processes(backend: str, kwargs: Mapping[str, Any]) -> Session:
+    """Open a process group with a backend of torch."""
     device = kwargs.get("device_id", "cpu" if backend in _CPU_BACKENDS else None)
     timeout = timeout_seconds(kwargs.get("timeout"))
     method = InitMethod.parse(kwargs.get("init_method"))
     rank, world_size = kwargs.get("rank", method.rank), kwargs.get("world_size", method.world_size)
+    _check_rank_arguments(rank, world_size, kwargs.get("init_method"))
     try:
         if method.path:
             return _join_through_file(method.path, backend, _explicit_or_launched(rank, world_size), timeout=timeout)
@@ -106,14 +129,28 @@ def check_backend(backend: str) -> None:
     Raises:
         InvalidArgumentError: The backend cannot be used here.
     """
-    if not is_available(backend):
-        known = available_backends()
-        raise InvalidArgumentError(f"Backend should be one of {known}, which this host can use; got {backend!r}")
+    if not is_usable(backend):
+        raise InvalidArgumentError(
+            f"Backend should be one of {available_backends()}, which this host can use; got {backend!r}"
+            f"{advice(backend)}"
+        )
 
 
-def is_available(backend: object) -> bool:
-    """Return whether this host can use a backend. One for several device types is checked when it is opened."""
-    return backend in available_backends() or (isinstance(backend, str) and ":" in backend)
+def init_method_in_force() -> str | None:
+    """Return the `init_method` by which the session in force was opened; None if other code opened it.
+
+    Local.
+    """
+    session = current_session()
+    return None if session is None else _init_methods.get(world_group(session))
+
+
+def record_init_method(session: Session, init_method: str | None) -> None:
+    """Keep the `init_method` that a user specified for a session.
+
+    Local.
+    """
+    _init_methods[world_group(session)] = init_method or "env://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,17 +217,23 @@ def _default_address(reading: LaunchEnvironment) -> str | None:
     return f"{host}:{port}"
 
 
-def _explicit_or_launched(rank: int | None, world_size: int | None) -> LaunchEnvironment:
-    """Return the rank and world size that the arguments specify; without them, the launcher's environment.
+def _check_rank_arguments(rank: object, world_size: object, init_method: str | None) -> None:
+    if (rank is None) == (world_size is None):
+        return
+    given = f"rank={rank} and world_size={world_size}"
+    if init_method is None:
+        raise InvalidArgumentError(
+            f"Arguments rank and world_size should be None if no init_method is provided, but given {given}; pass "
+            "both, or neither"
+        )
+    raise InvalidArgumentError(f"Both rank and world_size should be provided, but given {given}; or pass neither")
 
-    Raises:
-        InvalidArgumentError: Only one of them is specified.
-    """
+
+def _explicit_or_launched(rank: int | None, world_size: int | None) -> LaunchEnvironment:
+    """Return the rank and world size that the arguments specify; without them, the launcher's environment."""
     reading = read_environment()
-    if rank is None and world_size is None:
-        return reading
     if rank is None or world_size is None:
-        raise InvalidArgumentError(f"rank={rank} and world_size={world_size}: pass both, or neither")
+        return reading
     return LaunchEnvironment(launcher="arguments", rank=Fact(rank, "rank"), world_size=Fact(world_size, "world_size"))
 
 

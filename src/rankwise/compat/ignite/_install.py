@@ -9,8 +9,17 @@ from typing import Final
 from rankwise.errors import InvalidArgumentError
 
 _REPLACED_PACKAGE: Final = "ignite.distributed"
-# The original and its modules; Ignite's metrics import from `utils`.
-_MODULES: Final = ("", ".auto", ".comp_models", ".launcher", ".utils")
+# The modules of the original, beside the package itself.
+_MODULES: Final = (
+    ".auto",
+    ".comp_models",
+    ".comp_models.base",
+    ".comp_models.horovod",
+    ".comp_models.native",
+    ".comp_models.xla",
+    ".launcher",
+    ".utils",
+)
 
 
 def install() -> None:
@@ -31,12 +40,12 @@ def install() -> None:
             "rankwise.compat.ignite.install() before the first import of ignite"
         )
     package = importlib.import_module(__package__)
-    names = [_REPLACED_PACKAGE + module for module in _MODULES]
-    sys.modules.update(dict.fromkeys(names, package))
+    modules = {_REPLACED_PACKAGE + name: importlib.import_module(f"{__package__}{name}") for name in ("", *_MODULES)}
+    sys.modules.update(modules)
     try:
         ignite = importlib.import_module("ignite")
     except ImportError:
-        for name in names:
+        for name in modules:
             del sys.modules[name]
         raise
     # `import` does not set a module that is in sys.modules already as an attribute of its parent.

@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Final
 
-from rankwise.extend.sessions import current_session
+from rankwise.compat.ignite._identity import topology_number
 
 _FORMAT: Final = "%(asctime)s %(name)s %(levelname)s: %(message)s"
 
@@ -29,8 +29,7 @@ def log_on_rank_zero(name: str, text: str, *args: object, level: int = logging.I
         text, args: As for `logging.Logger.log`.
         level: The level of the message.
     """
-    session = current_session()
-    if session is None or session.rank == 0:
+    if topology_number("rank") == 0:
         _logger(f"ignite.distributed.{name}").log(level, text, *args)
 
 

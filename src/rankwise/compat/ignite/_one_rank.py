@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import rankwise
+from rankwise.compat.ignite._identity import joined_session
 from rankwise.compat.ignite._operations import barrier
 from rankwise.compat.ignite._queries import get_rank, get_world_size
 from rankwise.errors import InvalidArgumentError
 from rankwise.extend import collectives
-from rankwise.extend.sessions import current_session, world_group
+from rankwise.extend.sessions import world_group
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +46,7 @@ def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[..., An
         def on_one_rank(*args: P.args, **kwargs: P.kwargs) -> R | None:
             if not with_barrier:
                 return fn(*args, **kwargs) if get_rank() == rank else None
-            if current_session() is None:
+            if joined_session() is None:
                 return fn(*args, **kwargs) if rank == 0 else None
             if not 0 <= rank < get_world_size():
                 barrier()
@@ -78,7 +79,7 @@ def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
         >>> with one_rank_first():
         ...     data = "downloaded, or found in the cache"
     """
-    session = current_session()
+    session = joined_session()
     if session is None:
         _check_rank(rank, 1)
         yield

@@ -14,11 +14,14 @@ from torch.distributed import ProcessGroup
 
 import rankwise
 from rankwise import Group
+from rankwise.compat.ignite._identity import joined_session
+from rankwise.compat.ignite._model_backends import XLA
+from rankwise.compat.ignite._queries import model_name
 from rankwise.compat.ignite._subgroups import fail_collective, fail_unsupported_type, member_group
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 from rankwise.extend.checks import as_integer, describe
 from rankwise.extend.collectives import collective
-from rankwise.extend.sessions import current_session, world_group
+from rankwise.extend.sessions import world_group
 
 _OPS: Final = {
     "SUM": "sum",
@@ -59,7 +62,7 @@ def all_reduce(tensor: Any, op: str = "SUM", group: Any | None = None) -> Any:  
         >>> all_reduce(3)
         3
     """
-    session = current_session()
+    session = joined_session()
     members = None if session is None else member_group(session, group)
     if op not in _OPS:
         error = InvalidArgumentError(f"Unsupported reduction operation: {op!r} is none of {', '.join(_OPS)}")
@@ -86,7 +89,8 @@ def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - 
 
     Collective over the world, or over `group`: its members call it, and others may.
     Tensors are concatenated along their first dimension, in which they may differ. Alone, a tensor is returned
-    unchanged, and any other value in a list; outside of the group, every value is returned unchanged.
+    unchanged (on an XLA device with a first dimension), and any other value in a list; outside of the group, every
+    value is returned unchanged.
 
     Args:
         tensor: This rank's tensor, or any value that can be pickled.
@@ -103,9 +107,11 @@ def all_gather(tensor: Any, group: Any | None = None) -> Any:  # noqa: ANN401 - 
         >>> all_gather("héllo")
         ['héllo']
     """
-    session = current_session()
+    session = joined_session()
     if session is None:
-        return tensor if isinstance(tensor, torch.Tensor) else [tensor]
+        if not isinstance(tensor, torch.Tensor):
+            return [tensor]
+        return torch.atleast_1d(tensor) if model_name() == XLA else tensor
     members = member_group(session, group)
     if members is None:
         return tensor
@@ -138,7 +144,7 @@ def all_gather_tensors_with_shapes(
         >>> all_gather_tensors_with_shapes(torch.ones(2), [[2]])
         [tensor([1., 1.])]
     """
-    session = current_session()
+    session = joined_session()
     members = None if session is None else member_group(session, group)
     if not isinstance(tensor, torch.Tensor):
         fail_unsupported_type(members, "all_gather_tensors_with_shapes", tensor)
@@ -173,7 +179,7 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:  # noq
         >>> broadcast(123456789)
         123456789
     """
-    session = current_session()
+    session = joined_session()
     if session is None:
         _check_payload(tensor, is_src=True, safe_mode=safe_mode)
         return tensor
@@ -208,7 +214,7 @@ def barrier() -> None:
     Example:
         >>> barrier()
     """
-    session = current_session()
+    session = joined_session()
     if session is not None:
         rankwise.barrier(group=world_group(session))
 

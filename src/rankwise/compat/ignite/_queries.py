@@ -8,9 +8,10 @@ import torch
 
 import rankwise
 from rankwise import Session
+from rankwise.compat.ignite import _xla_training
 from rankwise.compat.ignite._identity import topology_number
 from rankwise.compat.ignite._logging import log_on_rank_zero
-from rankwise.compat.ignite._models import NATIVE, SERIAL
+from rankwise.compat.ignite._model_backends import NATIVE, SERIAL, XLA, XLA_TPU, has_xla_support
 from rankwise.errors import NotJoinedError
 from rankwise.extend.launchers import Fact
 from rankwise.extend.sessions import current_session, launch_environment
@@ -33,7 +34,7 @@ def get_world_size() -> int:
         1
     """
     session = current_session()
-    return 1 if session is None else session.world_size
+    return topology_number("world_size") if session is None else session.world_size
 
 
 def get_rank() -> int:
@@ -46,7 +47,7 @@ def get_rank() -> int:
         0
     """
     session = current_session()
-    return 0 if session is None else session.rank
+    return topology_number("rank") if session is None else session.rank
 
 
 def get_local_rank() -> int:
@@ -110,45 +111,54 @@ def get_node_rank() -> int:
 
 
 def device() -> torch.device:
-    """Return this rank's device: the CPU with gloo and mpi, its own GPU with nccl; alone, this host's.
+    """Return this rank's device: the CPU with gloo and mpi, its GPU with nccl, an XLA device with xla-tpu.
+
+    Alone, it is an XLA device where torch_xla is installed, as in Ignite, and otherwise this host's GPU or the CPU.
 
     Local.
 
     Example:
-        >>> device().type in {"cpu", "cuda", "mps"}
+        >>> device().type in {"cpu", "cuda", "mps", "xla"}
         True
     """
     session = current_session()
     if session is not None:
         return session.device
+    if has_xla_support:
+        return _xla_training.own_device()
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def backend() -> str | None:
-    """Return the backend for tensors on this rank's device: "nccl", "gloo" or "mpi"; None alone.
+    """Return the backend for tensors on this rank's device: "nccl", "gloo", "mpi" or "xla-tpu"; None alone.
 
-    Local.
+    Local. Alone, it is "xla-tpu" where torch_xla is installed, as in Ignite.
 
     Example:
         >>> backend() is None
         True
     """
+    if model_name() == XLA:
+        return XLA_TPU
     session = current_session()
     return None if session is None else _backend(session)
 
 
 def model_name() -> str:
-    """Return the name of the computation model: "native-dist" in a process group, "serial" alone.
+    """Return the name of the computation model: "native-dist", "xla-dist" for XLA devices, "serial" alone.
 
-    Local.
+    Local. Alone, it is "xla-dist" where torch_xla is installed, as in Ignite.
 
     Example:
         >>> model_name()
         'serial'
     """
-    return SERIAL if current_session() is None else NATIVE
+    session = current_session()
+    if session is None:
+        return XLA if has_xla_support else SERIAL
+    return XLA if session.backend == "xla" else NATIVE
 
 
 def show_config() -> None:

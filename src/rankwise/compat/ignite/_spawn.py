@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rankwise.compat.ignite._initialize import InitMethod, check_backend, join, timeout_seconds
+from rankwise.compat.ignite._initialize import InitMethod, check_backend, join, record_init_method, timeout_seconds
 from rankwise.compat.ignite._install import install, is_installed
+from rankwise.compat.ignite._model_backends import XLA_TPU
 from rankwise.compat.ignite._queries import get_local_rank
 from rankwise.errors import InvalidArgumentError
 from rankwise.extend.checks import integer
@@ -44,12 +45,13 @@ def spawn(
         fn: The function that each rank runs; its result is discarded.
         args: The positional arguments after the local rank.
         kwargs_dict: The keyword arguments.
-        nproc_per_node: The number of ranks on this host.
+        nproc_per_node: The number of ranks on this host; for "xla-tpu" that of its XLA devices.
         kwargs: `nnodes`, `node_rank`, `master_addr`, `master_port` for several hosts, each of which makes this call;
             `timeout`, as for `initialize`; `join=False` to return at once, while a thread supervises the ranks.
             `init_method` may be "tcp://host:port" in place of the last two for several hosts. `daemon` and
             `start_method` are ignored: ranks end with their launcher, and are forked from a process that has loaded
-            torch and no other package.
+            torch and no other package. For "xla-tpu" the numbers and addresses of hosts are ignored: each host of a pod
+            makes this call.
 
     Raises:
         InvalidArgumentError: An argument cannot be used, or the function cannot be serialized.
@@ -64,25 +66,28 @@ def spawn(
         raise InvalidArgumentError(f"spawn takes no {', '.join(unknown)}; for gloo and nccl: {', '.join(_ACCEPTED)}")
     check_backend(backend)
     nproc = check_nproc_per_node(nproc_per_node)
-    nodes = nodes_of(kwargs)
+    is_xla = backend == XLA_TPU
+    nodes = None if is_xla else nodes_of(kwargs)  # torch_xla knows the hosts of a pod
     join_arguments = {"timeout": timeout_seconds(kwargs.get("timeout"))}
-    launch = FunctionLaunch(
-        _run_rank,
-        (backend, join_arguments, fn, tuple(args), dict(kwargs_dict or {})),
-        nproc=nproc,
-        nodes=nodes,
-        setup=install if is_installed() else None,  # the function may import Ignite
-    )
+    rank = (_run_rank, (backend, join_arguments, kwargs.get("init_method"), fn, tuple(args), dict(kwargs_dict or {})))
+    setup = install if is_installed() else None  # the function may import Ignite
+    run = FunctionLaunch(*rank, nproc=nproc, nodes=nodes, setup=setup, backend="xla" if is_xla else None).run
     if kwargs.get("join", True):
-        launch.run()
+        run()
     else:
-        threading.Thread(target=launch.run, name="rankwise-spawn").start()
+        threading.Thread(target=run, name="rankwise-spawn").start()
 
 
 def _run_rank(
-    backend: str, join_arguments: dict[str, Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    backend: str,
+    join_arguments: dict[str, Any],
+    init_method: str | None,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
-    with join(backend, join_arguments):
+    with join(backend, join_arguments) as session:
+        record_init_method(session, init_method)  # a rank of the launcher needs none to meet the others
         fn(get_local_rank(), *args, **kwargs)
 
 

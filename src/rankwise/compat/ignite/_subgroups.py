@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import rankwise
 from rankwise import Group, Session
+from rankwise.compat.ignite._identity import joined_session
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 from rankwise.extend.checks import integer
 from rankwise.extend.collectives import collective
@@ -27,10 +28,10 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
 
     Args:
         ranks: The members' ranks.
-        kwargs: For `torch.distributed.new_group`: `backend`, `pg_options`, `timeout`.
+        kwargs: For `torch.distributed.new_group`: `backend`, `pg_options`, `timeout`. None of them on XLA devices.
 
     Raises:
-        InvalidArgumentError: `ranks` is not a list of ranks.
+        InvalidArgumentError: `ranks` is not a list of ranks, or another argument cannot be used.
         MismatchError: The ranks passed different lists.
         CollectiveError: A rank ended, or did not arrive within the session's timeout.
 
@@ -38,13 +39,16 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:  # noqa: ANN401 - Ignite'
         >>> new_group([0])
         [0]
     """
-    session = current_session()
+    session = joined_session()
     if session is None:
         if not _is_list_of_ranks(ranks):
             raise _not_ranks_error(ranks)
         return ranks
     if not _is_list_of_ranks(ranks):
         fail_collective(world_group(session), "new_group", _not_ranks_error(ranks))
+    if kwargs and session.group is None:
+        error = InvalidArgumentError(f"new_group takes no {', '.join(sorted(kwargs))} on XLA devices")
+        fail_collective(world_group(session), "new_group", error)
     if kwargs:
         return dist.new_group(sorted(map(int, ranks)), **kwargs)
     made = rankwise.new_group(ranks)  # checks that all ranks pass the same list
@@ -74,11 +78,31 @@ def member_group(session: Session, group: Any) -> Group | dist.ProcessGroup | No
         return None
     if isinstance(group, dist.ProcessGroup):
         return group
-    error = InvalidArgumentError(
-        f"Argument group should be list of int or ProcessGroup, got {type(group)}, group={group!r}; make one with "
-        "new_group(ranks)"
-    )
-    return fail_collective(world_group(session), "a group", error)
+    return fail_collective(world_group(session), "a group", _not_a_group_error(group))
+
+
+def rank_not_in_group(group: Any) -> bool:  # noqa: ANN401 - any value of the user's
+    """Return whether this rank is outside of a group, in any of its forms.
+
+    Local.
+
+    Raises:
+        InvalidArgumentError: The value is not a group.
+
+    Example:
+        >>> rank_not_in_group([0])
+        False
+    """
+    session = current_session()
+    if session is None or group is None:
+        return False
+    if isinstance(group, Group):
+        return group.rank is None
+    if _is_list_of_ranks(group):
+        return session.rank not in group
+    if group != dist.GroupMember.NON_GROUP_MEMBER and not isinstance(group, dist.ProcessGroup):
+        raise _not_a_group_error(group)
+    return dist.get_rank(group) < 0
 
 
 def _group_of_ranks(session: Session, ranks: tuple[int, ...]) -> Group | None:
@@ -117,6 +141,13 @@ def _is_list_of_ranks(group: object) -> bool:
         isinstance(group, Sequence)
         and not isinstance(group, (str, bytes))
         and all(integer(rank) is not None for rank in group)
+    )
+
+
+def _not_a_group_error(group: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"Argument group should be list of int or ProcessGroup, got {type(group)}, group={group!r}; make one with "
+        "new_group(ranks)"
     )
 
 

@@ -13,12 +13,18 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
+import rankwise
+from rankwise.compat.ignite import _xla_training
+from rankwise.compat.ignite._identity import joined_session
 from rankwise.compat.ignite._logging import log_on_rank_zero
-from rankwise.compat.ignite._queries import device, get_nproc_per_node, get_rank, get_world_size
+from rankwise.compat.ignite._model_backends import XLA
+from rankwise.compat.ignite._queries import device, get_nproc_per_node, get_rank, get_world_size, model_name
 from rankwise.compat.ignite._sampler import DistributedProxySampler
 from rankwise.errors import InvalidArgumentError
 
 __all__ = ["DistributedProxySampler", "auto_dataloader", "auto_model", "auto_optim"]
+
+_XLADistributedOptimizer = _xla_training.AveragingOptimizer
 
 _LOADER: Final = "auto.auto_dataloader"
 _MODEL: Final = "auto.auto_model"
@@ -29,7 +35,8 @@ def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  #
 
     Local. `batch_size` is divided among the ranks of the world, and `num_workers` among those of the node; a warning is
     logged for a batch size that does not divide. A sampler is wrapped in a `DistributedProxySampler`; without one,
-    torch's `DistributedSampler` is used, and shuffles unless `shuffle=False`.
+    torch's `DistributedSampler` is used, and shuffles unless `shuffle=False`. With several ranks on XLA devices it is
+    a loader of torch_xla, which transfers the batches to the device of this rank.
 
     Args:
         dataset: The dataset. An iterable one has to give each rank its own part itself.
@@ -59,19 +66,28 @@ def auto_dataloader(dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:  #
             )
         else:
             _set_sampler(dataset, kwargs, world_size)
-    kwargs.setdefault("pin_memory", device().type == "cuda")
+    is_xla = model_name() == XLA
+    if is_xla and kwargs.get("pin_memory"):
+        warnings.warn(
+            "Found incompatible options: xla support and pin_memory args equal True: pin_memory=False is used",
+            stacklevel=2,
+        )
+        kwargs["pin_memory"] = False
+    kwargs.setdefault("pin_memory", not is_xla and device().type == "cuda")
     log_on_rank_zero(_LOADER, "Use data loader kwargs for dataset '%s': \n\t%s", repr(dataset)[:20].strip(), kwargs)
-    return DataLoader(dataset, **kwargs)
+    loader: DataLoader[Any] = DataLoader(dataset, **kwargs)
+    return _xla_training.loader_to_device(loader) if is_xla and world_size > 1 else loader
 
 
 def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Module:  # noqa: ANN401 - Ignite's signature
     """Return a model on this rank's device, wrapped in DistributedDataParallel if there are several ranks.
 
-    Collective over the world if there are several ranks. Alone with several GPUs, it is wrapped in DataParallel.
+    Collective over the world if there are several ranks. Alone with several GPUs, it is wrapped in DataParallel. On XLA
+    devices it is not wrapped: it gets the parameters of rank zero, and `auto_optim` averages the gradients.
 
     Args:
         model: The model; it is moved in place.
-        sync_bn: Replace batch norm by batch norm over all ranks.
+        sync_bn: Replace batch norm by batch norm over all ranks; ignored on XLA devices, with a warning in the log.
         kwargs: Arguments of the wrapping class, except `device_ids` on an accelerator, which is set here.
 
     Raises:
@@ -84,6 +100,12 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
     own = device()
     if any(parameter.device != own for parameter in model.parameters()):
         model.to(own)
+    if model_name() == XLA:
+        if sync_bn:
+            log_on_rank_zero(_MODEL, "sync_bn is ignored: torch has none for XLA devices", level=logging.WARNING)
+        if joined_session() is not None:
+            rankwise.sync_params(model)
+        return model
     if get_world_size() > 1:
         if sync_bn:
             log_on_rank_zero(_MODEL, "Convert batch norm to sync batch norm")
@@ -105,15 +127,22 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
 
 
 def auto_optim(optimizer: Optimizer, **kwargs: Any) -> Optimizer:  # noqa: ANN401, ARG001 - Ignite's signature
-    """Return the optimizer unchanged: with process groups there is nothing to adapt.
+    """Return the optimizer unchanged, and on XLA devices one that averages the gradients over the ranks in each step.
 
-    Local.
+    Local. That one has the class of the optimizer, its parameters and its state, and replaces it. Its steps are
+    collective; they start the execution on the device.
 
     Args:
-        optimizer: Any optimizer.
+        optimizer: Any optimizer, made after `auto_model`.
         kwargs: Arguments of Horovod's optimizer; ignored.
     """
-    return optimizer
+    return _xla_training.averaging(optimizer) if model_name() == XLA else optimizer
+
+
+def __getattr__(name: str) -> type[DataLoader[Any]]:
+    if name == "_MpDeviceLoader":
+        return _xla_training.loader_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _divided(batch_size: int, world_size: int) -> int:

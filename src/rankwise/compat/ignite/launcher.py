@@ -8,12 +8,14 @@ from typing import Any, Final
 
 from rankwise import Session
 from rankwise.compat.ignite._identity import reset_local_rank
-from rankwise.compat.ignite._initialize import InitMethod, is_available, join
+from rankwise.compat.ignite._initialize import InitMethod, join
 from rankwise.compat.ignite._logging import log_on_rank_zero
-from rankwise.compat.ignite._models import available_backends
+from rankwise.compat.ignite._model_backends import advice, available_backends, is_usable
 from rankwise.compat.ignite._queries import get_local_rank, get_world_size
 from rankwise.compat.ignite._spawn import check_nproc_per_node, nodes_of, spawn
 from rankwise.errors import InvalidArgumentError
+
+__all__ = ["Parallel"]
 
 _LOGGER: Final = "launcher.Parallel"
 
@@ -54,7 +56,7 @@ class Parallel:
         init_method: str | None = None,
         **spawn_kwargs: Any,  # noqa: ANN401 - Ignite's signature
     ) -> None:
-        given = {
+        given: dict[str, Any] = {
             "nproc_per_node": nproc_per_node,
             "nnodes": nnodes,
             "node_rank": node_rank,
@@ -62,8 +64,10 @@ class Parallel:
             "master_port": master_port,
         }
         given = {name: value for name, value in given.items() if value is not None}
-        if backend is not None and not is_available(backend):
-            raise InvalidArgumentError(f"Unknown backend {backend!r}. Available backends: {available_backends()}")
+        if backend is not None and not is_usable(backend):
+            raise InvalidArgumentError(
+                f"Unknown backend {backend!r}. Available backends: {available_backends()}{advice(backend)}"
+            )
         if backend is None and given:
             name, value = next(iter(given.items()))
             raise InvalidArgumentError(
@@ -82,11 +86,20 @@ class Parallel:
         self.init_method = init_method
         self._join_arguments = {"init_method": init_method, "timeout": spawn_kwargs.get("timeout")}
         # Checked here, so that an error is raised before any statement of the block runs.
-        self._spawn_arguments = None if nproc_per_node is None else given | spawn_kwargs
-        if self._spawn_arguments is not None:
-            check_nproc_per_node(nproc_per_node)
-            nodes_of(self._spawn_arguments)
+        self._spawn_params = None if nproc_per_node is None else self._setup_spawn_params(**given, **spawn_kwargs)
         self._session: Session | None = None
+
+    @staticmethod
+    def _setup_spawn_params(nproc_per_node: int, **params: Any) -> dict[str, Any]:  # noqa: ANN401 - Ignite's signature
+        """Return the arguments of `spawn` that are set, checked. Local.
+
+        Raises:
+            InvalidArgumentError: An argument cannot be used.
+        """
+        check_nproc_per_node(nproc_per_node)
+        given = {name: value for name, value in params.items() if value is not None}
+        nodes_of(given)
+        return {"nproc_per_node": nproc_per_node, **given}
 
     def run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's signature
         """Call `func(local_rank, *args, **kwargs)` in every rank.
@@ -96,11 +109,9 @@ class Parallel:
         Raises:
             RankFailedError: A rank that was started on this host failed, and the others were stopped.
         """
-        if self.backend is not None and self._spawn_arguments is not None:
-            log_on_rank_zero(
-                _LOGGER, "Spawn function '%s' in %d processes", func, self._spawn_arguments["nproc_per_node"]
-            )
-            spawn(self.backend, func, args=args, kwargs_dict=kwargs, **self._spawn_arguments)
+        if self.backend is not None and self._spawn_params is not None:
+            log_on_rank_zero(_LOGGER, "Spawn function '%s' in %d processes", func, self._spawn_params["nproc_per_node"])
+            spawn(self.backend, func, args=args, kwargs_dict=kwargs, **self._spawn_params)
         else:
             log_on_rank_zero(_LOGGER, "- Run '%s' in %d processes", func, get_world_size())
             func(get_local_rank(), *args, **kwargs)
@@ -109,12 +120,12 @@ class Parallel:
     def __enter__(self) -> Parallel:  # noqa: PYI034 - Self is not in Python 3.10
         if self.backend is None:
             return self
-        if self._spawn_arguments is None:
+        if self._spawn_params is None:
             self._session = join(self.backend, self._join_arguments)
             log_on_rank_zero(_LOGGER, "Initialized processing group with backend: '%s'", self.backend)
         else:
             log_on_rank_zero(_LOGGER, "Initialized distributed launcher with backend: '%s'", self.backend)
-            settings = "\n\t".join(f"{name}: {value}" for name, value in self._spawn_arguments.items())
+            settings = "\n\t".join(f"{name}: {value}" for name, value in self._spawn_params.items())
             log_on_rank_zero(_LOGGER, "- Parameters to spawn processes: \n\t%s", settings)
         return self
 
