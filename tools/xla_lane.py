@@ -31,6 +31,9 @@ REQUIRED = (
 TESTED_WITH = ("hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "pytorch-ignite")
 IN_PYTEST = ("-m", "not slow", "--dist", "worksteal")
 
+# The tests of a drop-in that run in worlds of all kinds.
+OF_DROP_INS = ("tests/compat/ignite/test_ignite_collectives.py", "tests/compat/ignite/test_ignite_groups.py")
+
 DEVICES = (1, 2, 4)
 LANE_SECONDS = 1800
 # The variables that torch_xla reads, which change what runs.
@@ -97,7 +100,7 @@ def commands(virtualenv: Virtualenv, tests: list[str]) -> list[tuple[str, list[s
     for devices in DEVICES:
         # In a worker of pytest-xdist: torch_xla aborts the process where a rank does not come to a collective.
         command = [*pytest, "--numprocesses", "1", "-p", "no:rankwise", "-p", "tests.xla.device_ranks"]
-        paths = tests or ["tests/contract", "tests/xla/lane"]
+        paths = tests or ["tests/contract", "tests/xla/lane", *OF_DROP_INS]
         runs.append((f"{devices} devices", [*command, *paths], clean | variables(devices)))
     return runs
 

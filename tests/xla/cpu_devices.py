@@ -31,6 +31,8 @@ def variables(devices: int) -> dict[str, str]:
         "CPU_NUM_DEVICES": str(devices),
         "XLA_ENABLE_PARAM_ALIASING": "0",
         "XLA_THREAD_POOL_SIZE": str(2 * devices + 2),
+        # torch_xla sets it for a moment, and where several threads do, one of them restores the value of another.
+        "SKIP_MEGASCALE_PJRT_CLIENT": "true",
     }
 
 
