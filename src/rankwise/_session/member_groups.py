@@ -46,13 +46,13 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
     members = ", ".join(map(str, ranks))
     store = session.comm.shared_store()
     if store is not None and len(ranks) > 1:
-        seconds = session.timeout if session.group is None else _timeout(session.group).total_seconds()
+        seconds = _timeout(session.group).total_seconds() if session.group is not None else session.timeout
         rendezvous = MemberRendezvous(session.comm, session.rank, ranks, seconds)
         while not rendezvous.wait(dist.PrefixStore(f"ranks {members}/{finished[members]}", store)):
             finished[members] += 1
     attempt = f"ranks {members}/{finished[members]}"
     finished[members] += 1
-    if session.group is None and store is not None:
+    if not session.has_group and store is not None:
         return session.comm.group_of_members(ranks, _common_number(store, dist.PrefixStore(attempt, store)))
     name = f"rankwise {attempt}"
     with local_group_name(name):
