@@ -36,6 +36,7 @@ def train() -> None:
     model = torch.nn.Linear(1, 1)
     assert idist.auto_model(model, sync_bn=True) is model
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # replaces `step` of the object
     adapted = idist.auto_optim(optimizer)
     assert isinstance(adapted, torch.optim.SGD)
     assert isinstance(adapted, auto._XLADistributedOptimizer)

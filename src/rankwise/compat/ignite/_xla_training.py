@@ -82,4 +82,5 @@ def averaging(optimizer: Optimizer) -> Optimizer:
     original = type(optimizer)
     adapted: Optimizer = object.__new__(type(original.__name__, (AveragingOptimizer, original), {}))
     adapted.__dict__.update(optimizer.__dict__, wrapped_optimizer=optimizer)
+    adapted.__dict__.pop("step", None)  # a scheduler that was made before has set the original's
     return adapted
