@@ -27,7 +27,7 @@ from tests.xla.not_applicable import reason_not_to_run
 
 DEVICES: Final = int(os.environ["CPU_NUM_DEVICES"])
 # For a call that never returns. The ranks leave before, with an error.
-HANG_SECONDS: Final = 60.0
+HANG_SECONDS: Final = 200.0
 # The devices on which a test makes tensors where it names none.
 DEFAULT_DEVICES: Final = ("cpu", "xla")
 _DEFAULT_DEVICE: Final = "_default_device"

@@ -19,6 +19,14 @@ _LOG = "counts log messages, and those of all ranks are in one log"
 _ROUTE = "changes the routes of calls in the whole process, and takes one that ranks on XLA devices do not have"
 _PATCH = "changes a class in the whole process, under the other ranks"
 _MEMORY = "tensors on XLA devices have no addresses, from which the test knows that memory is taken"
+_RANDOM = "seeds torch's random generator, which all ranks share"
+_COUNTED = "counts descriptors and threads of the process, which all ranks share"
+_AT_ONCE = "a non-blocking call with tensors on XLA devices is made at once, so that different orders are a deadlock"
+_SPARSE = "torch_xla has no sparse tensors"
+_KINDS = "torch_xla does not have some of these kinds of tensors: complex halves, sparse and nested ones"
+_NUMPY = "expects tensors that NumPy can read, those of the CPU"
+_DEFAULT = "compares tensors with those of the CPU"
+_VIEWS = "torch_xla copies where torch makes views: conjugates, and elements that share memory"
 _COMPILED = "torch's state of it belongs to the process: other ranks change it meanwhile"
 
 NOT_APPLICABLE: Final = {
@@ -41,6 +49,41 @@ NOT_APPLICABLE: Final = {
     "test_non_blocking.py::test_a_signal_handler_may_start_a_call_while_the_program_waits*": _SIGNAL,
     "test_non_blocking.py::test_works_that_nobody_waits_for_are_logged_when_their_group_is_closed*": _LOG,
     "test_non_blocking_transfers.py::test_threads_use_the_two_directions_at_once*": _THREAD,
+    "test_arguments.py::*-xla*": _KINDS,
+    "test_awaiting.py::test_several_are_awaited_at_once_in_different_groups-*-xla": _AT_ONCE,
+    "test_closing_groups.py::test_a_closed_group_releases_its_resources-*": _COUNTED,
+    "test_closing_groups.py::test_300_groups_take_few_descriptors_and_leave_none-*": _COUNTED,
+    "test_closing_groups.py::test_unreferenced_groups_are_closed_by_the_next_new_group-*": _COUNTED,
+    "test_closing_groups.py::test_an_error_in_the_block_closes_the_group_without_waiting-*": _COUNTED,
+    "test_containers.py::test_parameters_and_modules_are_gathered-*": _RANDOM,
+    "test_differentiable.py::test_gradients_need_floats_or_complex_numbers-*-xla*": _KINDS,
+    "test_differentiable.py::test_transforms_of_functions_are_refused-*-xla*": _COMPILED,
+    "test_differentiable.py::test_results_can_be_written_to-*-xla*": _COMPILED,
+    "test_divergences.py::test_a_thread_may_use_a_group_of_its_own-*": _THREAD,
+    "test_extend.py::test_misuse_of_an_exchange_is_an_error_on_all_ranks-*-xla": _SPARSE,
+    "test_gather_broadcast_scatter.py::test_a_model_and_an_ordered_dict_are_gathered_unchanged-*": _RANDOM,
+    "test_gather_broadcast_scatter.py::test_all_gather_of_tensors_keeps_type_and_shape-*-xla": _MEMORY,
+    "test_gather_broadcast_scatter.py::test_all_to_all_gives_each_rank_the_values_for_it-*-xla": _DEFAULT,
+    "test_gather_broadcast_scatter.py::test_all_to_all_of_rows-*-xla": _NUMPY,
+    "test_groups.py::test_a_group_has_its_place_and_nothing_to_call_by_mistake-*": _GROUP,
+    "test_non_blocking.py::test_groups_do_not_wait_for_each_other-*-xla": _AT_ONCE,
+    "test_non_blocking.py::test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way-*": _PATCH,
+    "test_non_blocking_transfers.py::*-xla": _AT_ONCE,
+    "test_random_values.py::*-xla": _KINDS,
+    "test_reduction.py::test_all_reduce_of_tensors_keeps_type_and_shape-*-xla-*": _MEMORY,
+    "test_reduction.py::test_values_that_cannot_be_reduced_are_refused_in_every_world-*-xla": _SPARSE,
+    "test_reduction.py::test_reduce_gives_one_rank_the_result_of_all_reduce-*-xla-*": _NUMPY,
+    "test_reduction.py::test_reduce_of_bools_and_of_complex_numbers-*-xla": _DEFAULT,
+    "test_tensors.py::test_conjugate_views_are_reduced_by_value-*-xla": _VIEWS,
+    "test_tensors.py::test_the_default_device_is_not_used_for_messages-*-xla": _DEFAULT,
+    "test_tensors.py::test_gradients_flow_through_all_reduce-*-xla": _COMPILED,
+    "test_training.py::test_sync_grads_is_the_gradient_of_the_whole_batch-*": _RANDOM,
+    "test_training.py::*sparse*-xla": _SPARSE,
+    "test_training.py::test_sync_params_takes_buffers_whose_elements_share_memory-*-xla": _VIEWS,
+    "test_training.py::test_sync_params_copies_the_parameters_of_one_rank-*": _RANDOM,
+    "test_unusual_tensors.py::test_tensors_that_cannot_be_reduced_are_refused_before_anything_is_sent-*-xla-*": _KINDS,
+    "test_unusual_tensors.py::test_tensors_of_unusual_classes_are_reduced-*-xla-expanded": _VIEWS,
+    "test_unusual_tensors.py::test_nested_tensors_are_gathered-*-xla": _KINDS,
     "test_local_failures.py::*-xla*": _MEMORY,
     "test_ops.py::test_every_op_gives_one_result_by_every_route-*": _ROUTE,
     "test_routes.py::*": _ROUTE,
