@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 
 from rankwise._environment.detect import detect
-from rankwise._environment.facts import Fact, LaunchEnvironment
+from rankwise._environment.facts import Fact, LaunchEnvironment, read_int, read_text
 from rankwise._environment.xla_processes import MeetingPlace, meeting_place
-from rankwise._torch_xla import launched_position
+from rankwise._torch_xla import launched_position, num_local_processes
 from rankwise.errors import LauncherEnvironmentError
 
 log = logging.getLogger(__name__)
@@ -73,3 +73,25 @@ def read_check(environ: Mapping[str, str] | None = None) -> bool:
     if value not in {"", "0", "1"}:
         raise LauncherEnvironmentError(f"RANKWISE_CHECK={value!r} is neither 0 nor 1")
     return value == "1"
+
+
+def xla_facts() -> dict[str, Fact[int] | Fact[str]]:
+    """Return the version of torch_xla, and the kind and number of its devices if variables have them; {} without it.
+
+    Local. Imports torch_xla only to count the TPUs of this host, and starts no device.
+    """
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow to import
+
+    try:
+        facts: dict[str, Fact[int] | Fact[str]] = {"torch_xla": Fact(version("torch_xla"), "the installed package")}
+    except PackageNotFoundError:
+        return {}
+    kind = read_text(os.environ, "PJRT_DEVICE")
+    if kind is None:
+        return facts
+    facts["xla_device"] = kind
+    if kind.value == "CPU":
+        facts["xla_devices"] = read_int(os.environ, "CPU_NUM_DEVICES") or Fact(1, "no CPU_NUM_DEVICES")
+    elif kind.value == "TPU":
+        facts["xla_devices"] = Fact(num_local_processes(), "the TPUs of this host")
+    return facts

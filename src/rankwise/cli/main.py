@@ -40,11 +40,12 @@ def env(as_json: bool, launcher: str) -> None:
 
     Run it in place of a script to see the variables of a launcher: mpirun -n 2 rankwise env
     """
-    from rankwise._session.environ import read_environment  # noqa: PLC0415 - not needed for --help
+    from rankwise._session.environ import read_environment, xla_facts  # noqa: PLC0415 - not needed for --help
     from rankwise._session.getters import fact_lines  # noqa: PLC0415
 
     try:
         reading = read_environment(launcher)
+        known = reading.facts() | xla_facts()
     except InvalidArgumentError as error:
         fail(error, EXIT_USAGE)
     except RankwiseError as error:
@@ -53,12 +54,11 @@ def env(as_json: bool, launcher: str) -> None:
         import json  # noqa: PLC0415
 
         facts = {
-            name: None if fact is None else {"value": fact.value, "source": fact.source}
-            for name, fact in reading.facts().items()
+            name: None if fact is None else {"value": fact.value, "source": fact.source} for name, fact in known.items()
         }
         click.echo(json.dumps({"launcher": reading.launcher, "facts": facts, "warnings": reading.warnings}, indent=2))
         return
-    lines = [("launcher", reading.launcher, ""), *fact_lines(reading.facts())]
+    lines = [("launcher", reading.launcher, ""), *fact_lines(known)]
     widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
     for name, value, source in lines:
         click.echo(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {source}".rstrip())
