@@ -88,6 +88,7 @@ NOT_APPLICABLE: Final = {
     "test_store.py::test_a_wait_is_interrupted_by_a_signal*": _SIGNAL,
     "test_store.py::test_threads_use_the_store_at_once*": _THREAD,
     "test_torch_groups.py::test_a_destroyed_process_group_is_an_error*": _GROUP,
+    "test_torch_groups.py::test_a_dimension_of_a_mesh_is_a_group*": _GROUP,
     "test_torch_groups.py::test_a_mesh_of_some_ranks*": _GROUP,
     "test_torch_groups.py::test_a_process_group_of_torch_is_a_group*": _GROUP,
     "test_torch_groups.py::test_errors_in_a_process_group_are_raised_on_its_members*": _GROUP,
