@@ -229,7 +229,7 @@ def _gather_buffers(
     moves: dict[str, Prepared[Sequence[torch.Tensor]]] = {}
     for device in buffer_devices(headers):
         sizes = [header.sizes.get(device, 0) for header in headers]
-        if len(set(sizes)) == 1:
+        if len(set(sizes)) == 1 and sizes[0]:  # without contents, some members may have no buffer
             moves[device] = comm.all_gather(payload.buffers[device])
         else:
             moves[device] = _gather_ragged(comm, rank, payload, headers, device)

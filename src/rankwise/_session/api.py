@@ -50,8 +50,10 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
 
     Args:
         backend: As torch writes it ("gloo", "cpu:gloo,cuda:nccl"); by default gloo for the CPU, and the accelerator's
-            own beside it.
-        device: This rank's device; by default its accelerator if it has one. "cpu" leaves accelerators alone.
+            own beside it. "xla" is for the XLA device of torch_xla, without a process group of torch: the default where
+            torch_xla has started this rank, which may be a thread, and in a process alone that has used XLA devices.
+        device: This rank's device; by default its accelerator if it has one. "cpu" leaves accelerators alone, "xla" is
+            the same as backend="xla".
         timeout: Seconds that joining may take, and every collective after it.
         launcher: The launcher whose variables are read. "auto", by default, takes the first that matches of:
             "override", the variables RANKWISE_RANK and so on; "rankwise", which is `rankwise launch`; "torchrun";
@@ -70,6 +72,7 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
         LauncherEnvironmentError: The variables are incomplete, contradictory or unreadable.
         InvalidArgumentError: An argument cannot be used: no such backend, no such device; or the session or process
             group that is open already has another.
+        MissingDependencyError: The backend is "xla", and this interpreter has no torch_xla.
         JoinError: The ranks could not meet, or do not form one world.
         JoinTimeoutError: Not all ranks arrived in time; the message names those that are missing.
 

@@ -33,7 +33,8 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: G
     Collective over the session, or over `group`. A missing gradient counts as zero, but remains missing if no rank has
     one. Half-precision gradients are averaged in float32. Sparse gradients are replaced by new, coalesced sparse
     tensors, unless another rank has a dense gradient. All other gradients are averaged by one reduction for each dtype
-    and device.
+    and device. On XLA devices all that is pending is started first, in a graph of its own, and then the reduction; the
+    call does not wait for either.
 
     Args:
         parameters: A module, or its parameters in the same order on all ranks; those without requires_grad are ignored.
