@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from tests.session.worlds import clean_environ
+from tests.session.worlds import clean_environ, free_port
 
 COMMAND = "from rankwise.cli.main import main; main()"
 
@@ -63,7 +63,23 @@ def test_the_command_says_so_in_a_line(without_torch: dict[str, str], number: st
     assert ended.returncode == 1
     assert "needs PyTorch" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
-    assert run(without_torch, "-c", COMMAND, "env").returncode == 0
+
+
+def test_the_command_shows_the_environment_without_torch(without_torch: dict[str, str]) -> None:
+    ended = run(without_torch, "-c", COMMAND, "env")
+    assert ended.returncode == 0, ended.stderr
+    assert "not installed: python -m pip install torch" in ended.stdout
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    one = without_torch | address | {"RANK": "0", "WORLD_SIZE": "1"}
+    assert run(one, "-c", COMMAND, "env", "--all").returncode == 0
+    agents = (
+        one
+        | {"WORLD_SIZE": "2"}
+        | {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    )
+    ended = run(agents, "-c", COMMAND, "env", "--all")
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
+    assert "needs PyTorch" in ended.stderr
 
 
 def test_the_plugin_says_so_in_a_line(without_torch: dict[str, str]) -> None:

@@ -145,30 +145,6 @@ def test_a_rank_for_each_gpu_needs_one() -> None:
     assert "sees no GPU on this host" in ended.stderr
 
 
-def test_env_names_the_variable_of_each_value() -> None:
-    ended = rankwise("env", RANK="3", WORLD_SIZE="4")
-    assert ended.returncode == 0
-    lines = {line.split()[0]: line.split()[1:] for line in ended.stdout.splitlines()}
-    assert lines["rank"] == ["3", "RANK"]
-    assert lines["launcher"] == ["plain"]
-
-
-def test_env_as_json() -> None:
-    told = json.loads(rankwise("env", "--json", RANK="3", WORLD_SIZE="4").stdout)
-    assert told["launcher"] == "plain"
-    assert told["facts"]["rank"] == {"value": 3, "source": "RANK"}
-    assert told["facts"]["node_rank"] is None
-    alone = json.loads(rankwise("env", "--json").stdout)
-    assert alone["facts"]["rank"]["value"] == 0
-    assert alone["facts"]["world_size"]["value"] == 1
-
-
-def test_env_of_half_an_environment_is_a_fault() -> None:
-    ended = rankwise("env", RANK="3")
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == ("rankwise: WORLD_SIZE is not set, but RANK=3 is: set both, or neither to run alone\n")
-
-
 def test_the_package_is_the_command() -> None:
     version = rankwise("--version").stdout
     assert version == f"rankwise, version {metadata.version('rankwise')}\n"
@@ -204,14 +180,6 @@ def test_bash_completes_commands_options_and_files(typed: str, completed: str, t
         check=False,
     )
     assert completed in ended.stdout.split(), ended.stderr
-
-
-def test_env_does_not_import_torch() -> None:
-    program = (
-        "import sys; from rankwise.cli.main import main; main(['env'], standalone_mode=False);"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("number", variants([signal.SIGTERM, signal.SIGINT], fast=[signal.SIGTERM]))

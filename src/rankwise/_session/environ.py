@@ -95,3 +95,11 @@ def xla_facts() -> dict[str, Fact[int] | Fact[str]]:
     elif kind.value == "TPU":
         facts["xla_devices"] = Fact(num_local_processes(), "the TPUs of this host")
     return facts
+
+
+def process_variables() -> Mapping[str, str]:
+    """Return the variables of this process.
+
+    Local.
+    """
+    return os.environ

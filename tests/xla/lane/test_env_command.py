@@ -12,7 +12,7 @@ from tests.xla.device_ranks import DEVICES
 def test_the_command_shows_the_devices() -> None:
     shown = CliRunner().invoke(main, ["env"])
     assert shown.exit_code == 0
-    facts = {line.split()[0]: line.split()[1] for line in shown.output.splitlines()}
+    facts = {line.split()[0]: line.split()[1] for line in shown.output.splitlines() if line}
     assert facts["torch_xla"].startswith("2.9")
     assert (facts["xla_device"], facts["xla_devices"]) == ("CPU", str(DEVICES))
 

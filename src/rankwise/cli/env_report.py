@@ -1,0 +1,192 @@
+"""The facts that `rankwise env` shows about one process: each with its value and its source. It does not import torch.
+
+A section is a dictionary of rows, in the order in which they are shown. Every source of rows is a function of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import platform
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from rankwise._environment.candidates import candidates
+from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIELDS, Environ, Fact, LaunchEnvironment
+from rankwise._environment.nesting import OUTER, RUN
+from rankwise._net.host import launching_process
+from rankwise._rendezvous.endpoint import choose
+from rankwise._session.environ import xla_facts
+from rankwise.errors import LauncherEnvironmentError
+
+# The variables of rankwise, those that it sets in its ranks included.
+OWN_VARIABLES: Final = (*OVERRIDES, "RANKWISE_CHECK", "RANKWISE_LAUNCH", RUN, OUTER)
+# The variables by which a scheduler or a user limits the devices of a process.
+_VISIBLE_DEVICES: Final = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("ZE_AFFINITY_MASK", "ASCEND_RT_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A value, and its source; the value is None if it is not known, and the source is then the reason."""
+
+    value: int | str | None
+    source: str
+
+
+Section = dict[str, Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The facts about one process.
+
+    Attributes:
+        reading: Its launch environment.
+        sections: The rows, by section and name.
+        warnings: Messages for the user.
+    """
+
+    reading: LaunchEnvironment
+    sections: dict[str, Section]
+    warnings: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the facts as an object for JSON."""
+        rows = {
+            section: {name: asdict(row) for name, row in rows.items()}
+            for section, rows in self.sections.items()
+            if section not in {"launcher", "topology"}
+        }
+        facts = {name: None if fact is None else asdict(fact) for name, fact in self.reading.facts().items()}
+        launcher = self.sections["launcher"]["launcher"]
+        return {
+            "launcher": launcher.value,
+            "reason": launcher.source,
+            "facts": facts,
+            **rows,
+            "warnings": list(self.warnings),
+        }
+
+
+def report_on(reading: LaunchEnvironment, environ: Environ, launcher: str) -> Report:
+    """Return the report on this process."""
+    warnings = list(reading.warnings)
+    reason = next(one.reason for one in candidates(environ, launcher) if one.chosen)
+    torch = _torch_versions()
+    sections = {
+        "launcher": {"launcher": Row(reading.launcher, reason)},
+        "topology": {name: _row(getattr(reading, name), "not known before init()") for name in TOPOLOGY_FIELDS},
+        "rendezvous": {
+            "address": _address(reading, warnings),
+            "job": _row(reading.job, "not set"),
+        },
+        "devices": _devices(environ) | {name: Row(fact.value, fact.source) for name, fact in xla_facts().items()},
+        "software": {
+            **_torch(torch),
+            "python": Row(platform.python_version(), sys.executable or "unknown"),
+            "rankwise": _rankwise(),
+        },
+        "host": {"hostname": Row(socket.gethostname(), "gethostname()")},
+        "variables": _variables(environ, warnings),
+    }
+    gpus = sections["devices"]["nvidia_gpus"].value
+    if gpus and torch.get("__version__") and not torch.get("cuda"):
+        warnings.append(f"this host has {gpus} NVIDIA GPUs, but torch {torch['__version__']} is built without CUDA")
+    return Report(reading=reading, sections=sections, warnings=tuple(warnings))
+
+
+def _row(fact: Fact[int] | Fact[str] | None, otherwise: str) -> Row:
+    return Row(None, otherwise) if fact is None else Row(fact.value, fact.source)
+
+
+def _address(reading: LaunchEnvironment, warnings: list[str]) -> Row:
+    """Return the address where the ranks would meet in `init()`."""
+    try:
+        endpoint = choose(reading, launching_process=launching_process)
+    except LauncherEnvironmentError as error:
+        warnings.append(f"rankwise.init() would raise: {error}")
+        return Row(None, "not set")
+    if endpoint is None:
+        return Row(None, "a world of one needs none")
+    source = endpoint.source
+    if endpoint.agent_store:
+        source += ", where the launcher serves a store"
+    if len(endpoint.ports) > 1:
+        source += f"; {len(endpoint.ports) - 1} other ports if this one is taken"
+    return Row(f"{endpoint.host}:{endpoint.ports[0]}", source)
+
+
+def _devices(environ: Environ) -> Section:
+    """Return the GPUs of this host, from its device files, and the variables that limit which are visible."""
+    gpus = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", path.name)]
+    rows = {"nvidia_gpus": Row(len(gpus), "/dev/nvidia[0-9]*")}
+    return rows | {name: Row(environ[name], "the environment") for name in _VISIBLE_DEVICES if name in environ}
+
+
+def _torch_versions() -> dict[str, str | None]:
+    """Return the versions that the torch which would be imported was built with; empty if there is no torch.
+
+    They are read from its file of versions: to import torch takes seconds, and initializes libraries of the device.
+    """
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return {}
+    path = Path(found.origin).with_name("version.py")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return {"__version__": "unknown", "path": str(path.parent)}
+    versions = dict(re.findall(r"^(\w+)(?:: [^=]*)? = '([^']*)'$", text, re.MULTILINE))
+    return {"__version__": "unknown", **versions, "path": str(path.parent)}
+
+
+def _torch(versions: Mapping[str, str | None]) -> Section:
+    if not versions:
+        return {"torch": Row(None, "not installed: python -m pip install torch")}
+    rows = {"torch": Row(versions["__version__"], versions["path"] or "")}
+    if versions.get("hip"):
+        rows["hip"] = Row(versions["hip"] or "", "the build of torch")
+    cuda = versions.get("cuda")
+    rows["cuda"] = Row(cuda, "the build of torch") if cuda else Row(None, "torch is built without CUDA")
+    if cuda:
+        rows["nccl"] = _nccl(cuda)
+    return rows
+
+
+def _rankwise() -> Row:
+    folder = str(Path(__file__).parents[1])
+    try:
+        return Row(metadata.version("rankwise"), folder)
+    except metadata.PackageNotFoundError:  # a copied folder
+        return Row("unknown", folder)
+
+
+def _nccl(cuda: str) -> Row:
+    package = f"nvidia-nccl-cu{cuda.partition('.')[0]}"
+    try:
+        return Row(metadata.version(package), f"the package {package}")
+    except metadata.PackageNotFoundError:
+        return Row(None, "part of torch: torch.cuda.nccl.version()")
+
+
+def _variables(environ: Environ, warnings: list[str]) -> Section:
+    """Return the variables of rankwise that are set; one that rankwise does not read adds a warning."""
+    rows: Section = {}
+    for name in sorted(environ):
+        if name.startswith(OVERRIDE_PREFIX):
+            rows[name] = Row(environ[name], "the environment")
+            if name not in OWN_VARIABLES:
+                known = [own.removeprefix(OVERRIDE_PREFIX) for own in OWN_VARIABLES]
+                close = difflib.get_close_matches(name.removeprefix(OVERRIDE_PREFIX), known, n=1)
+                hint = f"; did you mean {OVERRIDE_PREFIX}{close[0]}?" if close else ""
+                warnings.append(f"{name} is set, but rankwise does not read a variable of that name{hint}")
+    return rows
