@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -15,9 +16,12 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from rankwise._net.acceptor import listen
 from rankwise._net.addresses import LOOPBACK
+from rankwise._net.reverse_lookup import is_slow
 from rankwise._rendezvous.handshake import REPLY_SECONDS
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
+
+log = logging.getLogger(__name__)
 
 # The shortest and the longest pause between two polls of the store.
 _PAUSES_SECONDS: Final = (0.001, 0.05)
@@ -27,6 +31,8 @@ _OWN_SECONDS: Final = 10.0
 _STORE_DESCRIPTORS: Final = 12
 # How often a process that waits for a store checks whether the wait can still succeed.
 _POLL_SECONDS: Final = 0.1
+# How long a connection may take before its cause is looked for, and a lookup of a name before it is the cause.
+_SLOW_SECONDS: Final = 1.5
 
 
 def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]:
@@ -60,6 +66,8 @@ def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]
             master_listen_fd=listener.detach(),
         ),
         seconds,
+        address=LOOPBACK,
+        most=timeout,
     )
     if store is None:
         raise JoinError(
@@ -102,7 +110,8 @@ def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = s
     deadline = time.monotonic() + timeout
     while True:  # the agent serves the store before it starts ranks, but a host name may take a while to resolve
         try:
-            socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())).close()
+            with socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())) as probe:
+                address: str = probe.getpeername()[0]
             break
         except (OSError, UnicodeError) as error:
             if isinstance(error, (ConnectionRefusedError, UnicodeError)) or time.monotonic() > deadline or lost():
@@ -118,6 +127,7 @@ def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = s
             lambda: TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout)),
             max(0.1, deadline - time.monotonic()),
             lost,
+            address=address,
         )
     except JoinError:
         raise
@@ -131,11 +141,20 @@ def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = s
     return store
 
 
-def _constructed(construct: Callable[[], Store], seconds: float, lost: Callable[[], str] = str) -> Store | None:
+def _constructed(
+    construct: Callable[[], Store], seconds: float, lost: Callable[[], str] = str, *, address: str, most: float = 0.0
+) -> Store | None:
     """Return a store; None if its construction takes longer than so many seconds.
 
     On a silent port the constructor hangs regardless of its timeout, and cannot be interrupted by a signal. So a thread
     calls it, which is abandoned if it does not return.
+
+    Args:
+        construct: Constructs the store.
+        seconds: How long that may take.
+        lost: Returns why waiting cannot succeed, or "".
+        address: The address that the store connects to.
+        most: How long it may take, if that is more, while the name of the address is being looked up.
 
     Raises:
         JoinError: Waiting cannot succeed; the message is the result of `lost`.
@@ -150,15 +169,30 @@ def _constructed(construct: Callable[[], Store], seconds: float, lost: Callable[
 
     thread = threading.Thread(target=attempt, daemon=True, name="rankwise-store")
     thread.start()
-    deadline = time.monotonic() + seconds
-    while thread.is_alive() and (remaining := deadline - time.monotonic()) > 0:
+    start = time.monotonic()
+    is_explained = False
+    while thread.is_alive() and (remaining := start + seconds - time.monotonic()) > 0:
         thread.join(min(remaining, _POLL_SECONDS))
         if thread.is_alive() and (why := lost()):
             raise JoinError(why)
+        if thread.is_alive() and not is_explained and time.monotonic() - start > _SLOW_SECONDS:
+            is_explained = True
+            if is_slow(address, min(remaining, _SLOW_SECONDS)):
+                _warn_of_lookup(address)
+                seconds = max(seconds, most)
     store = outcome[0] if outcome else None
     if isinstance(store, Exception):
         raise store
     return store
+
+
+def _warn_of_lookup(address: str) -> None:
+    log.warning(
+        "joining is slow: torch looks up the name of %s (reverse DNS) for each connection to its store, and the name "
+        "server of this host does not answer; set RES_OPTIONS='timeout:1 attempts:1' for all ranks, or correct the "
+        "name servers in /etc/resolv.conf",
+        address,
+    )
 
 
 def join_over_store(store: Store, request: JoinRequest, *, timeout: float) -> tuple[JoinReply, Store]:

@@ -1,0 +1,28 @@
+"""How long this host takes to look up the name of an address.
+
+Torch's stores look up the name of the address that they connect to, for their log messages. Where no name server
+answers, that takes 10 s a connection, with the usual settings of the resolver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+def is_slow(address: str, seconds: float) -> bool:
+    """Return whether a lookup of the name of a numeric address has no result after so many seconds.
+
+    In a thread, since a lookup cannot be interrupted; the thread is abandoned if it is slow.
+    """
+
+    def look_up() -> None:
+        with contextlib.suppress(OSError, UnicodeError):  # no name is a result, too
+            # As torch does: an address of IPv4 in the form of IPv6, for which /etc/hosts has no names.
+            socket.getnameinfo((address if ":" in address else f"::ffff:{address}", 0, 0, 0), 0)
+
+    thread = threading.Thread(target=look_up, daemon=True, name="rankwise-reverse-lookup")
+    thread.start()
+    thread.join(seconds)
+    return thread.is_alive()
