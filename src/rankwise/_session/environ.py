@@ -15,6 +15,14 @@ from rankwise.errors import LauncherEnvironmentError
 log = logging.getLogger(__name__)
 
 
+def process_variables() -> Mapping[str, str]:
+    """Return the variables of this process.
+
+    Local.
+    """
+    return os.environ
+
+
 def own_environment() -> LaunchEnvironment:
     """Read the launch environment of this process, or of this thread if it is a rank itself.
 
@@ -95,11 +103,3 @@ def xla_facts() -> dict[str, Fact[int] | Fact[str]]:
     elif kind.value == "TPU":
         facts["xla_devices"] = Fact(num_local_processes(), "the TPUs of this host")
     return facts
-
-
-def process_variables() -> Mapping[str, str]:
-    """Return the variables of this process.
-
-    Local.
-    """
-    return os.environ

@@ -21,7 +21,7 @@ from rankwise._environment.candidates import candidates
 from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIELDS, Environ, Fact, LaunchEnvironment
 from rankwise._environment.nesting import OUTER, RUN
 from rankwise._net.host import launching_process
-from rankwise._rendezvous.endpoint import choose
+from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._session.environ import xla_facts
 from rankwise.errors import LauncherEnvironmentError
 
@@ -108,10 +108,19 @@ def _row(fact: Fact[int] | Fact[str] | None, otherwise: str) -> Row:
     return Row(None, otherwise) if fact is None else Row(fact.value, fact.source)
 
 
+def endpoint_of(reading: LaunchEnvironment) -> Endpoint | None:
+    """Return where the ranks would meet in `init()`; None for a world of one without an address.
+
+    Raises:
+        LauncherEnvironmentError: The address is not set, and cannot be derived.
+    """
+    return choose(reading, launching_process=launching_process)
+
+
 def _address(reading: LaunchEnvironment, warnings: list[str]) -> Row:
     """Return the address where the ranks would meet in `init()`."""
     try:
-        endpoint = choose(reading, launching_process=launching_process)
+        endpoint = endpoint_of(reading)
     except LauncherEnvironmentError as error:
         warnings.append(f"rankwise.init() would raise: {error}")
         return Row(None, "not set")
