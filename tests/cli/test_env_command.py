@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ import torch
 
 import rankwise as rw
 from rankwise.cli.env_report import OWN_VARIABLES
+from rankwise.cli.env_tables import launchers_table
+from rankwise.extend.launchers import LaunchEnvironment
 from tests.session.worlds import clean_environ
 
 RANKWISE = str(Path(sys.executable).with_name("rankwise"))
@@ -178,6 +181,28 @@ def test_launchers_lists_each_with_its_variables() -> None:
     assert {"SLURM_PROCID", "SLURM_STEP_ID"} <= set(variables["slurm"])
     lines = lines_of(env("--launchers", RANK="garbage"))
     assert "OMPI_COMM_WORLD_RANK" in " ".join(lines["openmpi"])
+
+
+class Documented:
+    """A launcher whose variables are known from its documentation alone."""
+
+    name = "documented"
+    description = "documented run"
+    variables = ("DOCUMENTED_RANK", "DOCUMENTED_SIZE")
+    verified = False
+
+    def present(self, environ: Mapping[str, str]) -> bool:
+        return "DOCUMENTED_RANK" in environ
+
+    def read(self, environ: Mapping[str, str]) -> LaunchEnvironment:
+        raise NotImplementedError
+
+
+def test_launchers_marks_those_that_were_never_seen() -> None:
+    rows = launchers_table([Documented(), *rw.launchers()]).sections[0]
+    assert rows[0] == ("documented", "documented run", "unverified", "DOCUMENTED_RANK DOCUMENTED_SIZE")
+    seen = {row[0]: row[2] for row in rows}
+    assert [seen[name] for name in ("torchrun", "openmpi", "mpich", "slurm")] == [""] * 4
 
 
 def test_it_does_not_import_torch_or_rich() -> None:

@@ -18,7 +18,7 @@ from rankwise.cli.env_report import Report, Row
 from rankwise.errors import MissingDependencyError, printable
 from rankwise.extend.launchers import Launcher
 
-# The most characters of a cell of a plain table; rich wraps the lines of its own.
+# The most characters of a value, or of its source, that are shown.
 _WIDEST: Final = 200
 
 
@@ -40,7 +40,7 @@ class Table:
 def report_table(report: Report) -> Table:
     """Return the table of one process."""
     sections = [
-        [(name, "-" if row.value is None else str(row.value), row.source) for name, row in section.items()]
+        [(name, _short(row.value), _short(row.source)) for name, row in section.items()]
         for section in report.sections.values()
         if section
     ]
@@ -95,8 +95,8 @@ def differing(reports: Sequence[dict[str, Row]]) -> dict[str, list[str]]:
     columns: dict[str, list[str]] = {}
     for name in names:
         rows = [report.get(name, Row(None, "")) for report in reports]
-        values = ["-" if row.value is None else str(row.value) for row in rows]
-        sources = [row.source or "-" for row in rows]
+        values = [_short(row.value) for row in rows]
+        sources = [_short(row.source or None) for row in rows]
         if len(set(values)) > 1:
             columns[name] = values
         elif len(set(sources)) > 1:
@@ -153,7 +153,7 @@ def _is_terminal() -> bool:
 
 
 def _plain_lines(table: Table) -> Iterator[str]:
-    sections = [[tuple(_plain(cell) for cell in row) for row in section] for section in table.sections]
+    sections = [[tuple(_one_line(cell) for cell in row) for row in section] for section in table.sections]
     header = [table.columns] if table.columns else []
     widths = [
         max(map(len, column)) for column in zip(*header, *(row for rows in sections for row in rows), strict=True)
@@ -168,9 +168,13 @@ def _plain_lines(table: Table) -> Iterator[str]:
         yield from map(printable, table.notes)
 
 
-def _plain(cell: str) -> str:
-    line = " ".join(printable(cell).split())
-    return line if len(line) <= _WIDEST else f"{line[:_WIDEST]}..."
+def _short(value: int | str | None) -> str:
+    text = "-" if value is None else str(value)
+    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}..."
+
+
+def _one_line(cell: str) -> str:
+    return " ".join(printable(cell).split())
 
 
 def _show_with_rich(table: Table, *, is_terminal: bool | None) -> None:
