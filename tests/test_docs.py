@@ -109,14 +109,18 @@ def rows(page: str, heading: str) -> Iterator[list[str]]:
 
 
 def test_the_table_of_launchers_is_in_their_order() -> None:
-    table = {cells[0].strip("`"): cells[2] for cells in rows(ENVIRONMENT, "Variables of launchers")}
+    cells_of = {cells[0].strip("`"): cells for cells in rows(ENVIRONMENT, "Variables of launchers")}
+    table = {name: cells[2] for name, cells in cells_of.items()}
     assert list(table) == [launcher.name for launcher in LAUNCHERS]
+    for launcher in LAUNCHERS:
+        assert cells_of[launcher.name][4] == ("yes" if launcher.verified else "*unverified*")
     for launcher in LAUNCHERS[:-1]:
         names = re.findall(r"`(\w+)`", table[launcher.name])
         if launcher.name == "tpu":
             assert table[launcher.name].startswith("only if named")
             continue
-        environ = dict.fromkeys(names, "0")
+        environ = dict.fromkeys(names, "1" if launcher.name == "kubeflow" else "0")
+        assert set(re.findall(r"`(\w+)`", cells_of[launcher.name][3])) <= set(launcher.variables)
         if launcher.name == "rankwise":
             environ["RANKWISE_RUN_ID"] = "0@:"
         assert launcher.present(environ), "by these variables"

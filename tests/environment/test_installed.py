@@ -13,23 +13,23 @@ import rankwise as rw
 from rankwise._environment.detect import LAUNCHERS
 from tests.session.worlds import clean_environ, free_port
 
-FLUX = """
+HOROVOD = """
 from rankwise.extend.launchers import LaunchEnvironment, read_int, require_int
 
-class Flux:
-    name = "flux"
-    description = "flux run"
+class Horovod:
+    name = "horovod"
+    description = "horovodrun"
 
     def present(self, environ):
-        return "FLUX_TASK_RANK" in environ
+        return "HOROVOD_RANK" in environ
 
     def read(self, environ):
-        because = "FLUX_TASK_RANK is: flux run sets both"
+        because = "HOROVOD_RANK is: horovodrun sets both"
         return LaunchEnvironment(
             launcher=self.name,
-            rank=require_int(environ, "FLUX_TASK_RANK", because=because),
-            world_size=require_int(environ, "FLUX_JOB_SIZE", because=because),
-            local_rank=read_int(environ, "FLUX_TASK_LOCAL_ID"),
+            rank=require_int(environ, "HOROVOD_RANK", because=because),
+            world_size=require_int(environ, "HOROVOD_SIZE", because=because),
+            local_rank=read_int(environ, "HOROVOD_LOCAL_RANK"),
         )
 """
 UNUSABLE = """
@@ -53,7 +53,7 @@ class Reader(Launcher):
 
 wrong = Reader("wrong")
 """
-FLUX_RANK = {"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
+HOROVOD_VARIABLES = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1"}
 
 
 def install(folder: Path, package: str, module: str, source: str, **launchers: str) -> None:
@@ -73,54 +73,56 @@ def run(folder: Path, code: str, **variables: str) -> subprocess.CompletedProces
 
 
 def test_a_launcher_of_another_package_is_recognized(tmp_path: Path) -> None:
-    install(tmp_path, "flux-for-rankwise", "flux_launcher", FLUX, flux="flux_launcher:Flux")
+    install(tmp_path, "horovod-for-rankwise", "horovod_launcher", HOROVOD, horovod="horovod_launcher:Horovod")
     program = """
         import os, sys
         import rankwise as rw
 
-        assert "flux_launcher" not in sys.modules
+        assert "horovod_launcher" not in sys.modules
         print(rw.get_rank(), rw.get_world_size(), rw.get_local_rank())
         assert "torch" not in sys.modules
         names = [launcher.name for launcher in rw.launchers()]
         print(*names)
-        print(rw.launchers()[3].description)
-        flux = {name: os.environ[name] for name in os.environ if name.startswith("FLUX")}
+        print(rw.launchers()[4].description)
+        horovod = {name: os.environ[name] for name in os.environ if name.startswith("HOROVOD")}
         by_hand = {"RANK": "0", "WORLD_SIZE": "2"}
         torchrun = by_hand | {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}
         override = {"RANKWISE_RANK": "3", "RANKWISE_WORLD_SIZE": "8"}
         for more in (by_hand, torchrun, {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0"}, override):
-            print(rw.detect(flux | more).launcher)
-        print(rw.detect(flux | override).local_rank)
-        print(rw.detect({**flux, "FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"}).launcher)
-        print(rw.detect(flux | by_hand, "plain").rank, rw.detect(flux, "flux").rank)
-        for environ in ({"FLUX_TASK_RANK": "3"}, flux | {"FLUX_TASK_RANK": "9"}):
+            print(rw.detect(horovod | more).launcher)
+        print(rw.detect(horovod | override).local_rank)
+        print(rw.detect({**horovod, "HOROVOD_SIZE": "1", "HOROVOD_RANK": "0"}).launcher)
+        print(rw.detect(horovod | by_hand, "plain").rank, rw.detect(horovod, "horovod").rank)
+        for environ in ({"HOROVOD_RANK": "3"}, horovod | {"HOROVOD_RANK": "9"}):
             try:
                 rw.detect(environ)
             except rw.LauncherEnvironmentError as error:
                 print(error)
     """
-    ended = run(tmp_path, program, **FLUX_RANK)
+    ended = run(tmp_path, program, **HOROVOD_VARIABLES)
     assert ended.stderr == ""
-    contradiction = "rank 9 (from FLUX_TASK_RANK) is not below world_size 8 (from FLUX_JOB_SIZE)"
+    contradiction = "rank 9 (from HOROVOD_RANK) is not below world_size 8 (from HOROVOD_SIZE)"
     assert ended.stdout.splitlines() == [
         "3 8 1",
-        "override rankwise torchrun flux plain openmpi intelmpi mpich slurm tpu none",
-        "flux run (of the package flux-for-rankwise)",
-        "flux",
+        " ".join(
+            name for own in LAUNCHERS for name in ((own.name, "horovod") if own.name == "torchrun" else (own.name,))
+        ),
+        "horovodrun (of the package horovod-for-rankwise)",
+        "horovod",
         "torchrun",
-        "flux",
+        "horovod",
         "override",
-        "1 (from FLUX_TASK_LOCAL_ID)",
-        "flux",
-        "0 (from RANK) 3 (from FLUX_TASK_RANK)",
-        "FLUX_JOB_SIZE is not set, but FLUX_TASK_RANK is: flux run sets both",
-        "the variables of launcher 'flux' contradict each other: " + contradiction,
+        "1 (from HOROVOD_LOCAL_RANK)",
+        "horovod",
+        "0 (from RANK) 3 (from HOROVOD_RANK)",
+        "HOROVOD_SIZE is not set, but HOROVOD_RANK is: horovodrun sets both",
+        "the variables of launcher 'horovod' contradict each other: " + contradiction,
     ]
 
 
 @pytest.mark.slow
 def test_ranks_of_such_a_launcher_join(tmp_path: Path) -> None:
-    install(tmp_path, "flux-for-rankwise", "flux_launcher", FLUX, flux="flux_launcher:Flux")
+    install(tmp_path, "horovod-for-rankwise", "horovod_launcher", HOROVOD, horovod="horovod_launcher:Horovod")
     code = f"""
         import rankwise as rw
         with rw.init(address="127.0.0.1:{free_port()}"):
@@ -129,12 +131,12 @@ def test_ranks_of_such_a_launcher_join(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(code)],
-            env=clean_environ(PYTHONPATH=str(tmp_path), FLUX_TASK_RANK=str(rank), FLUX_JOB_SIZE="2"),
+            env=clean_environ(PYTHONPATH=str(tmp_path), HOROVOD_RANK=str(rank), HOROVOD_SIZE="2"),
             stdout=subprocess.PIPE, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip
-    assert [rank.communicate(timeout=200)[0] for rank in ranks] == ["1 flux\n"] * 2
+    assert [rank.communicate(timeout=200)[0] for rank in ranks] == ["1 horovod\n"] * 2
 
 
 def test_one_that_cannot_be_used_is_an_error_only_for_those_who_name_it(tmp_path: Path) -> None:

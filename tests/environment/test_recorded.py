@@ -24,6 +24,11 @@ LAUNCHER = {
     "pip-mpich5": "mpich",
     "pip-intelmpi": "intelmpi",
     "slurm": "slurm",
+    "accelerate": "accelerate",
+    "composer": "composer",
+    "deepspeed": "deepspeed",
+    "lightning": "lightning",
+    "ray": "ray",
 }
 
 
@@ -142,6 +147,10 @@ def test_slurm_steps_of_a_job_have_jobs_of_their_own() -> None:
         ("pip-intelmpi/01-local-n4", [4, 4, 4, 4]),
         ("torchrun/03-static-2x2", [2, 2, 2, 2]),
         ("slurm-mpi/01-sbatch-mpirun.openmpi", [2, 2, 2, 2]),
+        ("accelerate/01-local-n2", [2, 2]),
+        ("composer/01-local-n2", [2, 2]),
+        ("deepspeed/01-local-n2", [2, 2]),
+        ("ray/01-local-n2", [2, 2]),
         ("slurm-mpi/02-sbatch-mpiexec.hydra", [2, 2, 2, 2]),
     ],
 )

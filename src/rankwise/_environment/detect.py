@@ -7,12 +7,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, LaunchEnvironment, Launcher
+from rankwise._environment.accelerate import AccelerateLaunch
+from rankwise._environment.alps import Alps
+from rankwise._environment.azureml import AzureMl
+from rankwise._environment.composer import Composer
+from rankwise._environment.deepspeed import DeepSpeed
+from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, LaunchEnvironment
+from rankwise._environment.flux import Flux
 from rankwise._environment.hydra import Hydra
 from rankwise._environment.installed import installed_launchers
+from rankwise._environment.kubeflow import Kubeflow
+from rankwise._environment.kubernetes import Kubernetes
+from rankwise._environment.launcher import Launcher, OwnLauncher
+from rankwise._environment.lightning import Lightning
+from rankwise._environment.lsf import Jsrun
+from rankwise._environment.mpt import Mpt
+from rankwise._environment.mvapich import MVAPICH2, MVAPICH3, Mvapich
 from rankwise._environment.nesting import without_outer_ranks
 from rankwise._environment.openmpi import OpenMpi
+from rankwise._environment.pals import Pals
+from rankwise._environment.pbs import Pbs
 from rankwise._environment.plain import TorchVariables
+from rankwise._environment.platform_mpi import PlatformMpi
+from rankwise._environment.ray import RayTrain
+from rankwise._environment.sagemaker import SageMaker
 from rankwise._environment.single import SingleProcess, refuse_incomplete, refuse_incomplete_override
 from rankwise._environment.slurm import Slurm
 from rankwise._environment.torchrun import RankwiseLaunch, Torchrun
@@ -23,24 +41,42 @@ from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, show
 _OVERRIDE: Final = TorchVariables(
     name="override", description="variables for rankwise alone, set by hand", prefix=OVERRIDE_PREFIX
 )
-_PLAIN: Final = TorchVariables(
-    name="plain", description="RANK and WORLD_SIZE, set by hand, Ray Train, DeepSpeed or Composer"
-)
+_PLAIN: Final = TorchVariables(name="plain", description="RANK and WORLD_SIZE, set by hand")
 
-_BEFORE_INSTALLED: Final[tuple[Launcher, ...]] = (
+_BEFORE_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
     _OVERRIDE,  # the user set these variables for rankwise alone
     RankwiseLaunch(),  # before torchrun: it sets the same variables, and one more
+    AccelerateLaunch(),  # likewise
     Torchrun(),  # before MPI and Slurm: it is started through them, once for each node, and their ranks are not its own
 )
 # The launchers of other installed packages stand here. After torchrun, which they too may start once for each node;
 # before the others, because they may set RANK, or be started through mpirun or srun, and have a variable of their own.
-_AFTER_INSTALLED: Final[tuple[Launcher, ...]] = (
+_AFTER_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
+    RayTrain(),  # before plain, as the next two: they set RANK too, and more
+    DeepSpeed(),
+    Composer(),
     _PLAIN,  # before MPI and Slurm: a RANK that is set by hand is more specific than the scheduler's
+    Lightning(),  # sets no RANK; before Slurm, in a step of one task of which it starts its processes
+    Jsrun(),  # before Open MPI, whose variables Spectrum MPI adds to those of jsrun
+    AzureMl(),  # before Open MPI: it sets the same variables, and an address
     OpenMpi(),  # before Slurm: mpirun starts one daemon a node through srun, and its ranks inherit the daemon's SLURM_*
     Hydra(name="intelmpi", description="mpirun of Intel MPI", marker="I_MPI_HYDRA_UUID"),  # likewise
     # Likewise, and after Intel MPI, which sets the same variables, and one more.
     Hydra(name="mpich", description="mpiexec of MPICH (Hydra)"),
-    Slurm(),  # the outermost: a process of its step is a rank only if no inner launcher started it
+    # After Hydra, which is the mpiexec of MVAPICH, and whose variables Platform MPI has in part.
+    Mvapich(name="mvapich2", description="mpirun_rsh of MVAPICH 2", names=MVAPICH2),
+    Mvapich(name="mvapich3", description="mpirun_rsh of MVAPICH 3", names=MVAPICH3),
+    PlatformMpi(),
+    Slurm(),  # a process of its step is a rank only if no inner launcher started it
+    Pals(),  # after MPI: PALS may start the daemons of an mpirun
+    Flux(),
+    Mpt(),
+    Alps(),
+    # Schedulers, whose variables single processes have too: last, and recognized only with the number of ranks.
+    Kubeflow(),
+    Pbs(),
+    SageMaker(),
+    Kubernetes(),
     TpuHosts(),  # only if named: its variables are set in all processes of a host
     SingleProcess(),  # no launcher: a world of one
 )
@@ -48,7 +84,7 @@ LAUNCHERS: Final = (*_BEFORE_INSTALLED, *_AFTER_INSTALLED)
 _NAMES: Final = frozenset(launcher.name for launcher in LAUNCHERS)
 
 # Those that start processes on the nodes of a cluster, and may do so inside a script that has exported RANK.
-_CLUSTER_LAUNCHERS: Final = (OpenMpi, Hydra, Slurm)
+_CLUSTER_LAUNCHERS: Final = (OpenMpi, Hydra, Slurm, Jsrun, Mvapich, PlatformMpi, Pals, Flux)
 
 
 def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
@@ -85,11 +121,13 @@ def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
         refuse_incomplete(environ)
         refuse_task_without_step(environ)
     reading = chosen.read(environ)
-    if chosen is _PLAIN:
-        _refuse_another_world(reading, environ)
-    elif reading.world_size.value == 1 and chosen is not _OVERRIDE and not isinstance(chosen, Torchrun):
+    if isinstance(chosen, TorchVariables):
+        if chosen is not _OVERRIDE:
+            _refuse_another_world(reading, environ)
+        return _completed(reading, environ)
+    if reading.world_size.value == 1 and not isinstance(chosen, Torchrun):
         refuse_unsupported(environ)
-    return _completed(reading, environ) if chosen in {_OVERRIDE, _PLAIN} else reading
+    return reading
 
 
 def launchers() -> tuple[Launcher, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from rankwise.errors import LauncherEnvironmentError, TopologyError, shown
 
@@ -27,6 +27,21 @@ class Fact(Generic[T]):
 
     def __str__(self) -> str:
         return f"{self.value} (from {self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class HostFile:
+    """A file whose first host is rank zero's. A reader names it; init() opens it, if it needs the host.
+
+    Attributes:
+        path: The file, with one host on each line.
+        source: The variable that has the path.
+        skipped: How many lines at its beginning are of hosts without ranks.
+    """
+
+    path: str
+    source: str
+    skipped: int = 0
 
 
 MAX_PORT: Final = 65535
@@ -66,6 +81,7 @@ class LaunchEnvironment:
         rank, world_size, local_rank, local_world_size, node_rank, num_nodes: The topology. None where the launcher does
             not set a number; it is then computed from the requests of all ranks while joining, never guessed.
         host: The host that rank zero listens on, if it is set.
+        host_file: A file that has the host, where no variable does.
         port: The port that rank zero listens on, if it is set.
         job: An id of this job and step, the same on all of its ranks and different from that of every other job.
         agent_store: The launcher itself serves the store at host and port, so no rank has to.
@@ -81,6 +97,7 @@ class LaunchEnvironment:
     node_rank: Fact[int] | None = None
     num_nodes: Fact[int] | None = None
     host: Fact[str] | None = None
+    host_file: HostFile | None = None
     port: Fact[int] | None = None
     job: Fact[str] | None = None
     agent_store: bool = False
@@ -109,6 +126,10 @@ class LaunchEnvironment:
         """Return the environment with some numbers of the topology replaced."""
         return replace(self, **topology)  # type: ignore[arg-type]  # the names are those of TOPOLOGY_FIELDS
 
+    def with_host_file(self, host_file: HostFile | None) -> LaunchEnvironment:
+        """Return the environment with a file that has the host, unless the host is known."""
+        return self if self.host is not None else replace(self, host_file=host_file)
+
     def facts(self) -> dict[str, Fact[int] | Fact[str] | None]:
         """Return every fact by name; None for those that are not set."""
         return {
@@ -119,31 +140,6 @@ class LaunchEnvironment:
 
 
 Reading = LaunchEnvironment  # its other public name, which programs may use
-
-
-class Launcher(Protocol):
-    """One launcher: how to recognize that it started this process, and how to read its variables.
-
-    Both methods are pure: they read nothing but the variables that are passed.
-    """
-
-    @property
-    def name(self) -> str:
-        """The name of the launcher, as `init(launcher=)` takes it."""
-
-    @property
-    def description(self) -> str:
-        """The programs that start processes with these variables, in a few words."""
-
-    def present(self, environ: Environ) -> bool:
-        """Return whether this launcher set these variables, judging by those that no other launcher sets."""
-
-    def read(self, environ: Environ) -> LaunchEnvironment:
-        """Read the facts.
-
-        Raises:
-            LauncherEnvironmentError: A variable is missing, unreadable, or contradicts another.
-        """
 
 
 def check_topology(topology: Mapping[str, Fact[int]]) -> None:

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
-from rankwise._environment.facts import Environ, LaunchEnvironment, Launcher
+from rankwise._environment.facts import Environ, LaunchEnvironment
+from rankwise._environment.launcher import Launcher
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown, summary
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ class InstalledLauncher:
     def __init__(self, name: str, package: str, launcher: Launcher) -> None:
         self.name = name
         self.description = f"{launcher.description} (of the package {package})"
+        self.variables: tuple[str, ...] = tuple(getattr(launcher, "variables", ()))
+        self.verified = False
         self._package = package
         self._launcher = launcher
         self._has_raised = False
@@ -68,6 +71,8 @@ class UnusableLauncher:
     def __init__(self, name: str, package: str, problem: str) -> None:
         self.name = name
         self.description = f"cannot be used: {problem} (of the package {package})"
+        self.variables: tuple[str, ...] = ()
+        self.verified = False
         self._error = f"launcher {name!r} of the package {package} cannot be used: {problem}"
 
     def present(self, environ: Environ) -> bool:  # noqa: ARG002 - whatever the variables

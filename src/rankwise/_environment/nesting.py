@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankwise._environment.facts import Environ, Launcher
+from rankwise._environment.facts import Environ
+from rankwise._environment.launcher import Launcher
 
 # Set in the ranks of `rankwise launch`: the id of the run, and the variables of the outer rank that it was started in.
 RUN: Final = "RANKWISE_RUN_ID"
@@ -20,6 +21,15 @@ RANK_VARIABLES: Final = {
     "intelmpi": ("PMI_RANK", "I_MPI_HYDRA_UUID"),
     "mpich": ("PMI_RANK", "PMI_FD", "HYDI_CONTROL_FD"),
     "slurm": ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+    "azureml": ("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"),
+    "mvapich2": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    "mvapich3": ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE"),
+    "platformmpi": ("MPI_RANKID", "MPI_NRANKS"),
+    "lsf": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    "pals": ("PALS_RANKID", "PALS_APID"),
+    "flux": ("FLUX_TASK_RANK", "FLUX_JOB_ID"),
+    "mpt": ("MPT_LRANK", "PMI_RANK"),
+    "alps": ("ALPS_APP_PE",),
 }
 _NAMES: Final = tuple(dict.fromkeys(name for names in RANK_VARIABLES.values() for name in names))
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from rankwise._environment.facts import Environ, LaunchEnvironment
-from rankwise._environment.mpi import read_mpi
+from rankwise._environment.rank_variables import RankVariables
+
+VARIABLES: Final = RankVariables(
+    start="start with mpirun, which sets both",
+    rank="OMPI_COMM_WORLD_RANK",
+    world_size="OMPI_COMM_WORLD_SIZE",
+    local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+    local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+    job="PMIX_NAMESPACE",
+)
 
 
 class OpenMpi:
@@ -16,19 +25,13 @@ class OpenMpi:
     OMPI_MCA_* in every process. OMPI_COMM_WORLD_NODE_RANK is not the node's index, and no variable is.
     """
 
-    name: Final = "openmpi"
-    description: Final = "mpirun of Open MPI 4 and 5"
+    name: str = "openmpi"
+    description: str = "mpirun of Open MPI 4 and 5"
+    variables: tuple[str, ...] = VARIABLES.names
+    verified: bool = True
 
     def present(self, environ: Environ) -> bool:
         return "OMPI_COMM_WORLD_RANK" in environ
 
     def read(self, environ: Environ) -> LaunchEnvironment:
-        return read_mpi(
-            environ,
-            launcher=self.name,
-            rank="OMPI_COMM_WORLD_RANK",
-            world_size="OMPI_COMM_WORLD_SIZE",
-            local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-            local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-            job="PMIX_NAMESPACE",
-        )
+        return VARIABLES.read(environ, self.name)

@@ -1,6 +1,8 @@
-"""Variables set by hand, or by a launcher that keeps to torch's names: Ray Train, composer, DeepSpeed, a script."""
+"""Variables set by hand, or by a launcher that keeps to torch's names: Ray Train, Composer, DeepSpeed, a script."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from rankwise._environment.facts import (
     Environ,
@@ -13,6 +15,13 @@ from rankwise._environment.facts import (
 )
 from rankwise.errors import LauncherEnvironmentError
 
+# The names of torch, and of launchers and scripts that use them.
+NAMES: Final = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
+    *("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "GROUP_WORLD_SIZE", "NUM_NODES", "CROSS_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+
 
 class TorchVariables:
     """RANK, WORLD_SIZE and their relatives, under an optional prefix.
@@ -22,13 +31,21 @@ class TorchVariables:
     MASTER_PORT; and PET_NPROC_PER_NODE, which shows that RANK counts the pods of a Kubeflow job, not processes.
     """
 
-    def __init__(self, *, name: str, description: str, prefix: str = "") -> None:
+    verified: Final = True
+
+    def __init__(self, *, name: str, description: str, prefix: str = "", markers: tuple[str, ...] = ()) -> None:
         self.name = name
         self.description = description
         self.prefix = prefix
+        self.variables = (
+            *(f"{prefix}{name}" for name in NAMES),
+            *(() if prefix else ("PET_NPROC_PER_NODE",)),
+            *markers,
+        )
+        self._markers = markers
 
     def present(self, environ: Environ) -> bool:
-        return f"{self.prefix}RANK" in environ
+        return all(name in environ for name in (f"{self.prefix}RANK", *self._markers))
 
     def read(self, environ: Environ) -> LaunchEnvironment:
         prefix = self.prefix

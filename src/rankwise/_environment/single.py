@@ -18,19 +18,28 @@ _LEFT_OVER: Final = (
     ("srun", "SLURM_LOCALID", "0"),
     ("srun", "SLURM_NODEID", "0"),
 )
+# How many characters of a list a message shows.
+_SHOWN: Final = 200
 
 
 class SingleProcess:
     """A process that no launcher has started as a rank.
 
-    Reads: SLURM_NTASKS, SLURM_JOB_ID, TPU_WORKER_HOSTNAMES and PET_NNODES, PET_NPROC_PER_NODE, which show that more
-    processes were intended; and LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT,
-    OMPI_COMM_WORLD_NODE_RANK, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, which are left over if the variables
-    of a rank are missing.
+    Reads: SLURM_NTASKS, SLURM_JOB_ID, PET_NNODES, PET_NPROC_PER_NODE, PBS_JOBID, PBS_NUM_NODES, SM_HOSTS and
+    TPU_WORKER_HOSTNAMES, which show that more processes were intended; and LOCAL_WORLD_SIZE, GROUP_RANK,
+    GROUP_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT, OMPI_COMM_WORLD_NODE_RANK, SLURM_STEP_NUM_TASKS, SLURM_LOCALID,
+    SLURM_NODEID, which are left over if the variables of a rank are missing.
     """
 
     name: Final = "none"
     description: Final = "no launcher: a world of one"
+    variables: Final = (
+        *("SLURM_JOB_ID", "SLURM_NTASKS", "PET_NNODES", "PET_NPROC_PER_NODE", "PBS_JOBID", "PBS_NUM_NODES", "SM_HOSTS"),
+        "TPU_WORKER_HOSTNAMES",
+        *("PMIX_RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        *(name for _, name, _ in _LEFT_OVER),
+    )
+    verified: Final = True
 
     def present(self, environ: Environ) -> bool:  # noqa: ARG002 - the last resort, whatever the variables
         return True
@@ -91,16 +100,24 @@ def _warnings(environ: Environ) -> tuple[str, ...]:
         return (
             f"Slurm job {environ['SLURM_JOB_ID']} has {tasks} tasks, but this process runs alone: prefix it with srun",
         )
-    hosts = environ.get("TPU_WORKER_HOSTNAMES", "").count(",") + 1
-    if hosts > 1:
+    num_hosts = environ.get("TPU_WORKER_HOSTNAMES", "").count(",") + 1
+    if num_hosts > 1:
         remedy = (
             "rankwise.launch(fn, backend='xla') on each starts a rank for each TPU, launcher='tpu' is one rank a host"
         )
-        return (f"TPU_WORKER_HOSTNAMES has {hosts} hosts, but this process runs alone: {remedy}",)
+        return (f"TPU_WORKER_HOSTNAMES has {num_hosts} hosts, but this process runs alone: {remedy}",)
     nodes, processes = environ.get("PET_NNODES", "1"), environ.get("PET_NPROC_PER_NODE", "1")
     if (nodes, processes) != ("1", "1"):
         meant = f"{nodes} pods of {processes} processes (PET_NNODES, PET_NPROC_PER_NODE)"
         return (f"this Kubeflow job has {meant}, but this process runs alone: start it with torchrun",)
+    nodes = environ.get("PBS_NUM_NODES", "1")
+    if "PBS_JOBID" in environ and nodes != "1":
+        return (
+            f"PBS job {environ['PBS_JOBID']} has {nodes} nodes, but this process runs alone: start it with mpiexec",
+        )
+    if "," in environ.get("SM_HOSTS", ""):
+        hosts = environ["SM_HOSTS"][:_SHOWN]
+        return (f"SM_HOSTS={hosts} has several hosts, but this process runs alone: start it with a distribution",)
     return tuple(
         f"{name}={environ[name]} is set, as in ranks of {launcher}, but the other variables of a rank are not: "
         f"this process runs alone; unset {name} if it is left over"

@@ -35,6 +35,12 @@ class Slurm:
 
     name: Final = "slurm"
     description: Final = "a task of srun"
+    variables: Final = (
+        *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
+        *("SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+        *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"),
+    )
+    verified: Final = True
 
     def present(self, environ: Environ) -> bool:
         return "SLURM_PROCID" in environ and _is_srun_step(environ.get("SLURM_STEP_ID", ""))

@@ -1,4 +1,4 @@
-"""torchrun, launchers built on its agent (accelerate launch, torchx), and `rankwise launch`, which is one of them."""
+"""torchrun, launchers built on its agent (torchx), and `rankwise launch`, which is one of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ class Torchrun:
     """
 
     name: str = "torchrun"
-    description: str = "torchrun, accelerate launch, torchx"
+    description: str = "torchrun, torchx"
+    variables: tuple[str, ...] = (
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
+        "TORCHELASTIC_RESTART_COUNT",
+    )
+    verified: bool = True
 
     def present(self, environ: Environ) -> bool:
         return "TORCHELASTIC_RUN_ID" in environ
@@ -49,6 +55,7 @@ class RankwiseLaunch(Torchrun):
 
     name: str = "rankwise"
     description: str = "rankwise launch, rankwise.launch, rank tests"
+    variables: tuple[str, ...] = (*Torchrun.variables, RUN)
 
     def present(self, environ: Environ) -> bool:
         return super().present(environ) and is_rankwise_launch(environ)

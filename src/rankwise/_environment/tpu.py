@@ -28,6 +28,12 @@ class TpuHosts:
 
     name: Final = "tpu"
     description: Final = "one process on each host of a TPU pod; only if named"
+    variables: Final = (
+        *("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"),
+        *("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+    )
+    verified: Final = False
 
     def present(self, environ: Environ) -> bool:  # noqa: ARG002 - whatever the variables
         return False

@@ -1,4 +1,4 @@
-"""Launchers that are not supported, and incomplete variables of those that are: an error, never a world of one."""
+"""Variables of launchers without a reader, and incomplete ones of others: an error, never a world of one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class UnsupportedLauncher:
 UNSUPPORTED: Final = (
     UnsupportedLauncher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     UnsupportedLauncher("Open MPI", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    UnsupportedLauncher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    UnsupportedLauncher("LSF's jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    UnsupportedLauncher("PALS", "PALS_RANKID", "PALS_NRANKS"),
-    UnsupportedLauncher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-    UnsupportedLauncher("Platform MPI", "MPI_RANKID", "MPI_NRANKS"),
+    UnsupportedLauncher("MVAPICH 2", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    UnsupportedLauncher("MVAPICH 3", "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_SIZE"),
+    UnsupportedLauncher("LSF's jsrun", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+    UnsupportedLauncher("PALS", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    UnsupportedLauncher("Flux", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES"),
     UnsupportedLauncher("MPICH", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     UnsupportedLauncher("PMI, as of mpiexec.gforker", "PMI_RANK", "PMI_SIZE"),  # last: other launchers set these too
 )

@@ -1,18 +1,29 @@
-"""The variables of this process: the only module that reads `os.environ`. Ranks of torch_xla have none."""
+"""The variables of this process, and the files that they name: the only module that reads `os.environ`.
+
+Ranks of torch_xla have none.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Final
 
 from rankwise._environment.detect import detect
-from rankwise._environment.facts import Fact, LaunchEnvironment, read_int, read_text
+from rankwise._environment.facts import Fact, HostFile, LaunchEnvironment, read_int, read_text
 from rankwise._environment.xla_processes import MeetingPlace, meeting_place
 from rankwise._torch_xla import launched_position, num_local_processes
 from rankwise.errors import LauncherEnvironmentError
 
 log = logging.getLogger(__name__)
+
+# No name that a resolver takes is longer, and a line has no more than a name and a few numbers.
+_LONGEST_LINE: Final = 1000
 
 
 def process_variables() -> Mapping[str, str]:
@@ -103,3 +114,32 @@ def xla_facts() -> dict[str, Fact[int] | Fact[str]]:
     elif kind.value == "TPU":
         facts["xla_devices"] = Fact(num_local_processes(), "the TPUs of this host")
     return facts
+
+
+def with_first_host(reading: LaunchEnvironment) -> LaunchEnvironment:
+    """Return the environment with the host of rank zero, from the file that a variable names, if nothing else has it.
+
+    Local. Opens the file only where ranks on several hosts have to meet.
+
+    Raises:
+        LauncherEnvironmentError: The file cannot be read, or does not have a host where it should.
+    """
+    file = reading.host_file
+    if file is None or reading.host is not None or reading.is_one_host or reading.world_size.value == 1:
+        return reading
+    return replace(reading, host=Fact(_first_host(file), f"line {file.skipped + 1} of {file.source}"))
+
+
+def _first_host(file: HostFile) -> str:
+    remedy = "set MASTER_ADDR to the host of rank zero, for all ranks"
+    try:
+        with Path(file.path).open(encoding="utf-8") as lines:
+            line = next(islice(iter(lambda: lines.readline(_LONGEST_LINE), ""), file.skipped, None), "")
+    except (OSError, ValueError) as error:  # a path with a null byte, or text that is not UTF-8, is a ValueError
+        raise LauncherEnvironmentError(f"{file.source}={file.path!r} cannot be read: {error}; {remedy}") from error
+    match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._:-]{0,254})(\s|$)", line)
+    if match is None:
+        raise LauncherEnvironmentError(
+            f"line {file.skipped + 1} of {file.source}={file.path!r} is {line.rstrip()[:80]!r}, not a host; {remedy}"
+        )
+    return match[1]

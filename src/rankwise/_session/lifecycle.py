@@ -21,6 +21,7 @@ from rankwise._net.host import address_towards, launching_process
 from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.membership import JoinReply
 from rankwise._session.device import choose_backend, is_selectable
+from rankwise._session.environ import with_first_host
 from rankwise._session.joining import Joined, join_with_device, select_device
 from rankwise._session.session import Session
 from rankwise._session.shutdown import OpenedResources
@@ -52,6 +53,7 @@ def open_session(
         JoinError: The ranks could not meet, or do not form one world.
         InvalidArgumentError: There is no such backend or device.
     """
+    reading = with_first_host(reading)
     endpoint = choose(reading, launching_process=launching_process)
     if endpoint is None:
         joined = Joined(JoinReply().complete(reading, "a world of one"), dist.HashStore(), {})

@@ -22,7 +22,7 @@ from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIE
 from rankwise._environment.nesting import OUTER, RUN
 from rankwise._net.host import launching_process
 from rankwise._rendezvous.endpoint import Endpoint, choose
-from rankwise._session.environ import xla_facts
+from rankwise._session.environ import with_first_host, xla_facts
 from rankwise.errors import LauncherEnvironmentError
 
 # The variables of rankwise, those that it sets in its ranks included.
@@ -114,7 +114,7 @@ def endpoint_of(reading: LaunchEnvironment) -> Endpoint | None:
     Raises:
         LauncherEnvironmentError: The address is not set, and cannot be derived.
     """
-    return choose(reading, launching_process=launching_process)
+    return choose(with_first_host(reading), launching_process=launching_process)
 
 
 def _address(reading: LaunchEnvironment, warnings: list[str]) -> Row:

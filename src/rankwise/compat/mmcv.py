@@ -30,8 +30,14 @@ R = TypeVar("R")
 
 # The launchers of each name, and the advice if none of them started this process.
 _LAUNCHERS: Final = {
-    "pytorch": (("override", "rankwise", "torchrun", "plain"), "start it with torchrun, or set RANK and WORLD_SIZE"),
-    "mpi": (("openmpi", "intelmpi", "mpich"), "start it with mpirun or mpiexec"),
+    "pytorch": (
+        ("override", "rankwise", "accelerate", "torchrun", "ray", "deepspeed", "composer", "plain", "lightning"),
+        "start it with torchrun, or set RANK and WORLD_SIZE",
+    ),
+    "mpi": (
+        ("azureml", "openmpi", "intelmpi", "mpich", "mvapich2", "mvapich3", "platformmpi", "pals", "mpt"),
+        "start it with mpirun or mpiexec",
+    ),
     "slurm": (("slurm",), "start it with srun"),
 }
 # Torch's own: the original sets none.
