@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from rankwise._environment.variables import VARIABLES
+
 PROGRAMS = Path(__file__).parent / "programs"
 _PORTS = itertools.count(int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) * 1000, 10)
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
@@ -24,7 +26,11 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "SLUR
 
 def clean_environ(**variables: str) -> dict[str, str]:
     """Return this process's environment without anything of a launcher's, and with these variables."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in VARIABLES and not name.startswith(LAUNCHER_VARIABLES)
+    }
     return own | {"OMP_NUM_THREADS": "1"} | variables
 
 

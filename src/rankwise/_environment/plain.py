@@ -37,11 +37,8 @@ class TorchVariables:
         self.name = name
         self.description = description
         self.prefix = prefix
-        self.variables = (
-            *(f"{prefix}{name}" for name in NAMES),
-            *(() if prefix else ("PET_NPROC_PER_NODE",)),
-            *markers,
-        )
+        own = (f"{prefix}{name}" for name in NAMES)
+        self.variables = tuple(dict.fromkeys((*own, *(() if prefix else ("PET_NPROC_PER_NODE",)), *markers)))
         self._markers = markers
 
     def present(self, environ: Environ) -> bool:

@@ -44,7 +44,7 @@ class RankVariables:
         """Every variable that `read` reads, the one for the rank first."""
         own = [getattr(self, field.name) for field in fields(self) if field.name not in {"start", "also"}]
         others = [other for _, other in self.also]
-        return (*filter(None, own), *others, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+        return tuple(dict.fromkeys((*filter(None, own), *others, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")))
 
     def present(self, environ: Environ) -> bool:
         """Return whether the rank or the world size is set; `read` refuses one without the other."""

@@ -137,7 +137,7 @@ def _first_host(file: HostFile) -> str:
             line = next(islice(iter(lambda: lines.readline(_LONGEST_LINE), ""), file.skipped, None), "")
     except (OSError, ValueError) as error:  # a path with a null byte, or text that is not UTF-8, is a ValueError
         raise LauncherEnvironmentError(f"{file.source}={file.path!r} cannot be read: {error}; {remedy}") from error
-    match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._:-]{0,254})(\s|$)", line)
+    match = re.fullmatch(r"\s*([A-Za-z0-9][A-Za-z0-9._:-]{0,254})(\s+[0-9]+)?\s*", line)
     if match is None:
         raise LauncherEnvironmentError(
             f"line {file.skipped + 1} of {file.source}={file.path!r} is {line.rstrip()[:80]!r}, not a host; {remedy}"
