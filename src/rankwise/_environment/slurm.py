@@ -76,7 +76,10 @@ def _is_srun_step(step: str) -> bool:
 
 def _first_host(environ: Environ) -> Fact[str] | None:
     nodes = read_text(environ, "SLURM_STEP_NODELIST")
-    hosts = expand(nodes.value) if nodes else []
+    try:
+        hosts = expand(nodes.value) if nodes else []
+    except LauncherEnvironmentError as error:
+        raise LauncherEnvironmentError(f"SLURM_STEP_NODELIST cannot be read: {error}") from None
     return Fact(hosts[0], "SLURM_STEP_NODELIST") if hosts else None
 
 
