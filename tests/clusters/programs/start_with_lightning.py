@@ -1,4 +1,4 @@
-"""Start this process again for a second device, as Lightning's `Trainer(devices=2)` does without torchrun; then join."""
+"""Start this process again for a second device, as Lightning's `Trainer(devices=2)` does without torchrun; join."""
 
 import json
 import os
