@@ -18,13 +18,13 @@ from rankwise._environment.hydra import Hydra
 from rankwise._environment.installed import installed_launchers
 from rankwise._environment.kubeflow import Kubeflow
 from rankwise._environment.kubernetes import Kubernetes
-from rankwise._environment.launcher import Launcher, OwnLauncher
 from rankwise._environment.lightning import Lightning
 from rankwise._environment.lsf import Jsrun
 from rankwise._environment.mpt import Mpt
 from rankwise._environment.mvapich import MVAPICH2, MVAPICH3, Mvapich
 from rankwise._environment.nesting import without_outer_ranks
 from rankwise._environment.openmpi import OpenMpi
+from rankwise._environment.own_launcher import Launcher, OwnLauncher
 from rankwise._environment.pals import Pals
 from rankwise._environment.pbs import Pbs
 from rankwise._environment.plain import TorchVariables

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
 from rankwise._environment.facts import Environ, LaunchEnvironment
-from rankwise._environment.launcher import Launcher
+from rankwise._environment.own_launcher import Launcher
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown, summary
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankwise._environment.facts import Environ
-from rankwise._environment.launcher import Launcher
+from rankwise._environment.own_launcher import Launcher
 
 # Set in the ranks of `rankwise launch`: the id of the run, and the variables of the outer rank that it was started in.
 RUN: Final = "RANKWISE_RUN_ID"

@@ -49,7 +49,7 @@ from rankwise._environment.facts import (
     require_int,
 )
 from rankwise._environment.hostlist import expand as expand_hosts
-from rankwise._environment.launcher import Launcher
+from rankwise._environment.own_launcher import Launcher
 
 __all__ = [
     "Fact",
