@@ -94,9 +94,9 @@ def test_json() -> None:
     ("variables", "message"),
     [
         ({"RANK": "3"}, "WORLD_SIZE is not set, but RANK=3 is: set both, or neither to run alone"),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is not a whole number"),
+        pytest.param({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is not a whole number", marks=pytest.mark.slow),
         ({"RANK": "\x1b[2J", "WORLD_SIZE": "2"}, r"RANK='\x1b[2J' is not a whole number"),
-        ({"RANKWISE_CHECK": "yes"}, "RANKWISE_CHECK='yes' is neither 0 nor 1"),
+        pytest.param({"RANKWISE_CHECK": "yes"}, "RANKWISE_CHECK='yes' is neither 0 nor 1", marks=pytest.mark.slow),
     ],
 )
 def test_what_init_would_raise_is_the_error(variables: dict[str, str], message: str) -> None:

@@ -134,6 +134,7 @@ def agent_world(size: int, port: int) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_all_over_the_store_of_an_agent() -> None:
     serving, port = store.serve(one_host=True, timeout=SECONDS)
     first, second = all_ranks(agent_world(2, port))

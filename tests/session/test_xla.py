@@ -154,6 +154,7 @@ def join_without_the_last(port: int) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_come_are_named() -> None:
     first, second, third = rw.launch(join_without_the_last, free_port(), nproc=3)
     assert second == ""

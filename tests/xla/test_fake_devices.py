@@ -106,6 +106,7 @@ def test_other_backends_are_refused_in_a_device_thread() -> None:
         assert all("torch_xla has started this rank" in text for text in run_ranks(rank))
 
 
+@pytest.mark.slow
 def test_torch_xla_is_not_imported_before_it_is_used(tmp_path: Path) -> None:
     program = """
 import sys

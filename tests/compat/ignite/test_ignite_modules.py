@@ -21,6 +21,7 @@ from rankwise.compat.ignite.comp_models.horovod import _HorovodDistModel
 from rankwise.compat.ignite.comp_models.native import _NativeDistModel
 from rankwise.compat.ignite.comp_models.xla import _XlaDistModel
 from tests.compat.ignite.original import original
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 from tests.xla.fake_devices import FAKE
 
@@ -202,6 +203,7 @@ def test_the_model_is_the_view_of_the_session(session: rw.Session) -> None:
         utils._rank_not_in_group("abc")
 
 
+@pytest.mark.slow
 def test_spawned_ranks_know_the_init_method(tmp_path: Path) -> None:
     def check(local_rank: int, expected: str) -> None:
         assert type(utils._model) is _NativeDistModel
@@ -212,6 +214,7 @@ def test_spawned_ranks_know_the_init_method(tmp_path: Path) -> None:
     _NativeDistModel.spawn(check, (method,), nproc_per_node=1, init_method=method)
 
 
+@pytest.mark.slow
 def test_importing_the_modules_does_not_import_torch_xla(tmp_path: Path) -> None:
     (tmp_path / "torch_xla.py").write_text("raise RuntimeError('imported')")
     program = (
@@ -228,7 +231,7 @@ def test_importing_the_modules_does_not_import_torch_xla(tmp_path: Path) -> None
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("world", "devices"), [("alone", 1), ("ranks", 2)])
+@pytest.mark.parametrize(("world", "devices"), variants([("alone", 1), ("ranks", 2)], fast={("ranks", 2)}))
 def test_the_xla_model(world: str, devices: int, tmp_path: Path) -> None:
     """tests/xla/lane has its tests on devices."""
     program = Path(__file__).parents[1] / "programs" / "ignite_on_xla.py"
