@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch_xla
+import torch_xla.core.xla_model as xm
 from torch_xla.debug import metrics
 
 import rankwise as rw
@@ -13,9 +14,9 @@ from tests.xla.device_ranks import DEVICES
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
 
-def compiled() -> int:
-    """Return how many graphs this process has compiled, on all devices."""
-    data = metrics.metric_data("CompileTime")
+def count(metric: str) -> int:
+    """Return how many graphs this process has compiled (CompileTime) or executed (ExecuteTime), on all devices."""
+    data = metrics.metric_data(metric)
     return 0 if data is None else int(data[0])
 
 
@@ -52,7 +53,7 @@ def test_a_step_compiles_nothing_from_the_second_one_on(session: rw.Session) -> 
         optimizer.step()
         torch_xla.sync()
         rw.barrier()
-        counts.append(compiled())
+        counts.append(count("CompileTime"))
         rw.barrier()
     assert counts[1:] == [counts[1]] * 4, "those of the first step are used again"
     assert counts[0] == counts[1]
@@ -65,3 +66,19 @@ def test_a_step_compiles_nothing_from_the_second_one_on(session: rw.Session) -> 
     for own, parameter in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(own.cpu(), parameter)
     assert all(float(loss) > 0 for loss in losses)
+
+
+def test_sync_grads_executes_the_steps_of_a_loop_that_does_not(session: rw.Session) -> None:
+    torch.set_default_device("cpu")  # for the batches
+    model = model_of(session.rank).to(session.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    counts = []
+    for number in range(4):
+        optimizer.zero_grad()
+        step(model, [batch(session.rank, number).to(session.device)])
+        rw.sync_grads(model)
+        optimizer.step()
+        xm.wait_device_ops()
+        counts.append(count("ExecuteTime"))
+        rw.barrier()
+    assert counts == sorted(set(counts)), "each step is executed, and does not become a part of the next one"
