@@ -58,7 +58,7 @@ def test_each_exchange_returns_what_the_members_sent(comm: rw.Group) -> None:
         assert members.all_gather(("any", rank)) == [("any", other) for other in range(size)]
         assert members.gather(rank) == (list(range(size)) if rank == 0 else None)
         assert members.broadcast(rank, src=last) == last
-        assert members.scatter(list("abc"[:size])) == "abc"[rank]
+        assert members.scatter(list("abcd"[:size])) == "abcd"[rank]
 
 
 def test_tensors_are_exchanged_in_any_shapes_and_types(comm: rw.Group) -> None:
