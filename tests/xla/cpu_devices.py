@@ -10,6 +10,9 @@ With torch_xla 2.9 collectives abort the process after 10 s otherwise, for four 
 4. Each device occupies a thread of a pool while it runs, and the pool has as many as there are cores:
    XLA_THREAD_POOL_SIZE.
 
+The 10 s cannot be changed, and a busy machine may need more until the last rank has come. So ranks wait for each other
+before they start a collective.
+
 None of this is needed on TPUs, and rankwise itself does none of it.
 """
 
@@ -18,8 +21,10 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+_ARRIVAL_SECONDS: Final = 200.0
+_supporting = threading.Lock()
 _compiling = threading.Lock()
 _of_thread = threading.local()
 
@@ -41,13 +46,13 @@ def support_collectives() -> None:
     import torch_xla  # noqa: PLC0415 - with the variables
     import torch_xla.core.xla_model as xm  # noqa: PLC0415
 
-    if hasattr(xm.all_reduce, "__wrapped__"):
-        return
-    torch_xla.sync = _keeping_a_tensor(torch_xla.sync)
-    xm.all_reduce = _apart(xm.all_reduce)
-    xm.all_gather = _apart(xm.all_gather, unless=_calls_all_reduce)
-    for name in ("reduce_scatter", "all_to_all", "collective_permute"):
-        setattr(xm, name, _apart(getattr(xm, name)))
+    with _supporting:
+        if hasattr(xm.all_reduce, "__wrapped__"):
+            return
+        torch_xla.sync = _keeping_a_tensor(torch_xla.sync)
+        xm.all_gather = _apart(xm.all_gather, unless=_calls_all_reduce)
+        for name in ("all_reduce", "reduce_scatter", "all_to_all", "collective_permute"):
+            setattr(xm, name, _apart(getattr(xm, name)))
 
 
 def run_ranks(fn: Callable[[], Any]) -> list[Any]:
@@ -100,9 +105,18 @@ def _apart(
         torch_xla.sync()
         xm.wait_device_ops(device)
         with _compiling:
+            together = _all_ranks(xr.world_size())
+        together.wait(_ARRIVAL_SECONDS)
+        with _compiling:
             result = collective(*args, **kwargs)
             torch_xla.sync()
         xm.wait_device_ops(device)
         return result
 
     return apart
+
+
+@functools.cache
+def _all_ranks(size: int) -> threading.Barrier:
+    """Return the barrier of this number of ranks."""
+    return threading.Barrier(size)

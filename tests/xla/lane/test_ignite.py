@@ -202,17 +202,13 @@ def test_steps_compile_nothing_from_the_second_on(session: rw.Session) -> None:
 
 def in_spawned_rank(local_rank: int, expected: int, *, offset: int) -> None:
     """The checks of a rank that `spawn` has started."""
-    with _supporting:
-        support_collectives()
+    support_collectives()
     idist.barrier()
     assert (idist.get_world_size(), idist.get_local_rank()) == (expected, local_rank)
     assert isinstance(utils._model, _XlaDistModel)
     own = torch.tensor([float(local_rank + offset)], device=idist.device())
     assert idist.all_reduce(own).tolist() == [float(sum(range(offset, offset + expected)))]
     idist.barrier()
-
-
-_supporting = threading.Lock()
 
 
 def test_spawn_starts_a_rank_on_each_device(no_leftovers: None) -> None:
