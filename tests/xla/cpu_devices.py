@@ -1,6 +1,6 @@
 """Support for collectives between the devices of XLA on the CPU, which are threads of one process.
 
-With torch_xla 2.9 collectives abort the process after 10 s otherwise, for four reasons:
+With torch_xla 2.9 collectives abort the process after 20 s otherwise, for four reasons:
 
 1. XLA on the CPU pairs the participants of a collective by their executable, so all devices have to run the same one.
    Threads that compile one graph at the same time get different ones, and so does a graph in which anything else
@@ -10,7 +10,7 @@ With torch_xla 2.9 collectives abort the process after 10 s otherwise, for four 
 4. Each device occupies a thread of a pool while it runs, and the pool has as many as there are cores:
    XLA_THREAD_POOL_SIZE.
 
-The 10 s cannot be changed, and a busy machine may need more until the last rank has come. So ranks wait for each other
+The 20 s cannot be changed, and a busy machine may need more until the last rank has come. So ranks wait for each other
 before they start a collective.
 
 None of this is needed on TPUs, and rankwise itself does none of it.
