@@ -66,7 +66,6 @@ NOT_APPLICABLE: Final = {
     "test_groups.py::test_a_group_has_its_place_and_nothing_to_call_by_mistake-*": _GROUP,
     "test_non_blocking.py::test_groups_do_not_wait_for_each_other-*-xla": _AT_ONCE,
     "test_non_blocking.py::test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way-*": _PATCH,
-    "test_non_blocking_transfers.py::*-xla": _AT_ONCE,
     "test_random_values.py::*-xla": _KINDS,
     "test_reduction.py::test_all_reduce_of_tensors_keeps_type_and_shape-*-xla-*": _MEMORY,
     "test_reduction.py::test_values_that_cannot_be_reduced_are_refused_in_every_world-*-xla": _SPARSE,

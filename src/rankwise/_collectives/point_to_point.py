@@ -6,19 +6,22 @@ the collectives of the group do not wait for them.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, overload
+from collections.abc import Callable
+from typing import Any, Final, Literal, NoReturn, overload
 
 import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
-from rankwise._collectives.non_blocking import are_on_xla, start_call
-from rankwise._collectives.serialization import Header, deserialize, empty_buffers, serialize
+from rankwise._collectives.non_blocking import start_call
+from rankwise._collectives.serialization import Header, Serialized, deserialize, empty_buffers, serialize
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
+from rankwise._torch_xla import is_used
+from rankwise.errors import PayloadTypeError
 
 # The group ranks in the group of a sender and a receiver.
 _SENDER: Final = 0
@@ -73,8 +76,9 @@ def send(
     comm = comm_of(group)
     pair = comm.pair(comm.require_member(), comm.group_rank_of(dst, "dst"))
     if async_op is not False:
-        return start_call(pair, "send", lambda: _send(pair, value), async_op=async_op, on_xla=are_on_xla(value))
-    _send(pair, value)
+        payload = _payload_on_xla(value) if is_used() else lambda: serialize(value)
+        return start_call(pair, "send", lambda: _send(pair, payload), async_op=async_op)
+    _send(pair, lambda: serialize(value))
     return None
 
 
@@ -122,10 +126,24 @@ def _call(pair: Comm) -> Call:
     return Call(f"send/recv from rank {pair.ranks[_SENDER]} to rank {pair.ranks[_RECEIVER]}")
 
 
-def _send(pair: Comm, value: object) -> None:
+def _payload_on_xla(value: object) -> Callable[[], Serialized]:
+    """Serialize a value in this thread, the only one that may read its tensors; an error is that of the call."""
+    try:
+        payload = serialize(value)
+    except PayloadTypeError as error:
+        failure = error
+
+        def fail() -> NoReturn:
+            raise failure
+
+        return fail
+    return lambda: payload
+
+
+def _send(pair: Comm, serialized: Callable[[], Serialized]) -> None:
     call = _call(pair)
     with pair.collective(call):
-        payload = serialize(value)
+        payload = serialized()
         pair.broadcast_bytes(call, payload.header.encode(), _SENDER)
         if payload.header.sizes:
             outgoing = [[(data, _RECEIVER)] for data in payload.buffers.values()]
