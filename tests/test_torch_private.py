@@ -6,6 +6,7 @@ import ast
 import ctypes
 import inspect
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -209,6 +210,22 @@ def disable_torch_function() -> None:
     assert plain.tolist() == [1.0, 1.0]
 
 
+@checks("torch._C._functionalization, torch._is_functional_tensor, Tensor._base")
+def functionalization() -> None:
+    """It keeps the views that a tensor was made by, as those of tensors on XLA devices were."""
+    plain = torch.arange(6.0)
+    torch._enable_functionalization(reapply_views=False)  # type: ignore[no-untyped-call,unused-ignore]
+    try:
+        row = torch._to_functional_tensor(plain)  # type: ignore[no-untyped-call,unused-ignore]
+        shared = [row.expand(2, 6), row[:2].expand(3, 2).t(), row.expand(2, 6).detach()]
+        own = [row, row.expand(1, 6), row.reshape(2, 3).t(), row.expand(2, 6).clone()]
+        assert [_torch.has_expanded_view(tensor) for tensor in shared] == [True] * 3
+        assert [_torch.has_expanded_view(tensor) for tensor in own] == [False] * 4
+    finally:
+        torch._disable_functionalization()  # type: ignore[no-untyped-call,unused-ignore]
+    assert not _torch.has_expanded_view(torch.ones(3))
+
+
 @checks("GLOO_SOCKET_IFNAME in C's environment")
 def gloo_interface() -> None:
     """Gloo reads it with C's getenv each time that a group is opened."""
@@ -249,4 +266,4 @@ def test_every_private_name_of_the_module_has_a_check() -> None:
     imports = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     used |= {part for module in imports for part in module.split(".")}
     private = {name for name in used if name.startswith("_") and not name.startswith("__")}
-    assert private <= {part for name in CHECKED for part in name.split(".")}
+    assert private <= {part for name in CHECKED for part in re.split(r"[., ]+", name)}

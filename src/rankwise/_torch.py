@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -155,3 +155,25 @@ def without_class(tensor: torch.Tensor) -> torch.Tensor:
 
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor)
+
+
+def has_expanded_view(tensor: torch.Tensor) -> bool:
+    """Return whether elements of a tensor on an XLA device share memory, which its strides do not show.
+
+    Torch keeps the views that such a tensor was made by, and after a write applies their inverses to what it is a view
+    of: that of `expand` adds the elements up. Of a tensor that does not refer to that, any `expand` counts.
+
+    Checked on 2.9 and 2.13.
+    """
+    import torch  # noqa: PLC0415 - only callers that have torch come here
+
+    if not torch._is_functional_tensor(tensor):  # type: ignore[no-untyped-call,attr-defined,unused-ignore]
+        return False
+    functionalization: Any = torch._C._functionalization
+    views = functionalization.get_view_meta_sequence(tensor)
+    expanded = [place for place, view in enumerate(views) if isinstance(view, functionalization.expand_ViewMeta)]
+    if not expanded or tensor._base is None:
+        return bool(expanded)
+    base = torch.empty_like(tensor._base, device="meta")
+    sizes = [functionalization.apply_view_meta_sequence(base, views[:place]).numel() for place in range(len(views) + 1)]
+    return any(sizes[place] < sizes[place + 1] for place in expanded)

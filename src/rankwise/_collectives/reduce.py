@@ -200,7 +200,7 @@ def all_reduce_(
         if not isinstance(tensor, torch.Tensor):
             raise PayloadTypeError(f"all_reduce_ takes a tensor, got {describe(tensor)}")
         target = dense(tensor)
-        if is_expanded(target):
+        if is_expanded(tensor):
             raise PayloadTypeError(
                 f"{describe(tensor)} is expanded: several of its elements share memory; use all_reduce, or pass "
                 "tensor.clone()"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rankwise._torch import is_transformed
+from rankwise._torch import has_expanded_view, is_transformed
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
 
@@ -95,6 +95,8 @@ def same_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Return whether elements of a dense tensor share memory, so that it cannot be written to."""
+    if tensor.device.type == DEVICE_TYPE:
+        return has_expanded_view(tensor)
     strides = tensor.stride()
     return 0 in strides and any(stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True))
 
@@ -104,7 +106,10 @@ def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
     target = tensor.detach()
     if target.device.type == DEVICE_TYPE:  # there is no memory to compare or to share
         with torch.inference_mode(target.is_inference()):
-            target.copy_(values)
+            if is_expanded(tensor):  # copying to it adds its elements up
+                tensor.data = values.to(tensor.device)
+            else:
+                target.copy_(values)
         return
     is_same_memory = values.data_ptr() == target.data_ptr()
     if target.is_inference():
