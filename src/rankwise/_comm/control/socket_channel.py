@@ -205,7 +205,8 @@ class SocketChannel(Channel):
         return sorted(lost) if is_final else []
 
     def _surely_missing(self, exchange: Exchange, late: Sequence[int]) -> Sequence[int]:
-        """Return those late members that have neither finished this exchange nor wait in it."""
+        """Return those late members that have neither finished this exchange nor wait in it, nor left the group."""
+        late = [member for member in late if not self.lost_reason(member)]
         leader = self._route.leader
         # A member that has finished was late for nobody; its frame may be at the leader, which looks for deadlocks too.
         if self._route.is_leader or exchange.waited > _LEADER_SECONDS:
