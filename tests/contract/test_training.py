@@ -14,9 +14,11 @@ pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.usefixtures("
 
 
 def test_sync_grads_is_the_gradient_of_the_whole_batch(comm: Comm) -> None:
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-    whole = torch.randn(comm.size * 3, 4)
+    with torch.no_grad():  # and not at random: ranks that are threads have one generator
+        for parameter in model.parameters():
+            parameter.copy_(torch.arange(1.0, parameter.numel() + 1).sin().reshape(parameter.shape))
+    whole = torch.arange(comm.size * 12.0).cos().reshape(-1, 4)
     model(whole).pow(2).mean().backward()
     wanted = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
