@@ -72,24 +72,20 @@ def test_mpichs_other_launcher_is_refused_until_it_is_read() -> None:
 @pytest.mark.slow
 def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], tmp_path: Path) -> None:
     """The innermost is the one that is believed, although its ranks have the variables of both."""
-    show = [str(BIN / "rankwise"), "env", "--json"]
+    # Each process writes a file of its own: a launcher may mix what its ranks write.
+    show = ["sh", "-c", f'{BIN / "rankwise"} env --json > "$(mktemp -p "$SHOWN")"']
     torchrun = [str(BIN / "torchrun"), "--no-python", "--standalone", "--nproc-per-node=2", *show]
     script = tmp_path / "start.py"
     script.write_text(
-        "import json, subprocess, sys\n"
-        "for command in json.loads(sys.argv[1]):\n"
-        "    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)\n"
-        "    print(json.dumps(ended.stdout))\n"
+        "import json, os, subprocess, sys\n"
+        "for number, command in enumerate(json.loads(sys.argv[1])):\n"
+        "    os.environ['SHOWN'] = f'{sys.argv[2]}/{number}'\n"
+        "    os.mkdir(os.environ['SHOWN'])\n"
+        "    subprocess.run(command, timeout=200, check=True)\n"
     )
-    ended = subprocess.run(
-        [
-            str(BIN / "rankwise"),
-            "launch",
-            "-n",
-            "1",
-            str(script),
-            json.dumps([show, torchrun, [*mpirun, "-n", "2", *show]]),
-        ],
+    commands = [show, torchrun, [*mpirun, "-n", "2", *show]]
+    subprocess.run(
+        [str(BIN / "rankwise"), "launch", "-n", "1", str(script), json.dumps(commands), str(tmp_path)],
         env=clean_environ(TMPDIR=str(tmp_path)),
         capture_output=True,
         text=True,
@@ -97,8 +93,8 @@ def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], 
         check=True,
     )
     found = []
-    for line in ended.stdout.splitlines():
-        readings = [json.loads(text) for text in re.split(r"(?<=\n})\s*(?={)", json.loads(line))]
+    for number in range(len(commands)):
+        readings = [json.loads(path.read_text()) for path in (tmp_path / str(number)).iterdir()]
         facts = [reading["facts"] for reading in readings]
         ranks = sorted((fact["rank"]["value"], fact["world_size"]["value"]) for fact in facts)
         found.append(({reading["launcher"] for reading in readings}, ranks))
@@ -174,8 +170,10 @@ def test_a_batch_shell_is_alone(cluster: dict[str, str]) -> None:
         timeout=200,
         check=False,
     )
-    assert json.loads(ended.stdout)["launcher"] == "none"
-    assert "has 3 tasks, but this process runs alone: prefix it with srun" in ended.stderr
+    shown = json.loads(ended.stdout)
+    (warning,) = shown["warnings"]
+    assert (shown["launcher"], ended.stderr) == ("none", "")
+    assert "has 3 tasks, but this process runs alone: prefix it with srun" in warning
 
 
 @pytest.mark.slow
