@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 # Entered for the first time it sets a variable and makes a folder: before any test, for none may leave anything.
 with FakeTensorMode():
     torch.ones(1)
+
+
+# TorchScript parses source, which Python 3.11 cannot do in two threads at once, and ranks may be threads.
+_SCRIPTING = threading.Lock()
 
 
 class Tagged(torch.Tensor):
@@ -68,7 +73,7 @@ def frozen() -> torch.nn.Module:
 
 
 def scripted() -> Any:
-    with warnings.catch_warnings():
+    with _SCRIPTING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's: deprecated
         return torch.jit.script(torch.nn.Linear(2, 2))
 
