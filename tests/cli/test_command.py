@@ -58,7 +58,7 @@ def test_launch_runs_a_module() -> None:
     [
         ("raise", 1, "raised ValueError"),
         pytest.param("3", 3, "ended with exit code 3", marks=pytest.mark.slow),
-        ("kill", 137, "was killed by SIGKILL (out of memory?)"),
+        pytest.param("kill", 137, "was killed by SIGKILL (out of memory?)", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_fails_ends_the_world_and_is_named(how: str, status: int, said: str) -> None:

@@ -139,6 +139,7 @@ def test_ranks_of_such_a_launcher_join(tmp_path: Path) -> None:
     assert [rank.communicate(timeout=200)[0] for rank in ranks] == ["1 horovod\n"] * 2
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_used_is_an_error_only_for_those_who_name_it(tmp_path: Path) -> None:
     install(
         tmp_path, "some-launchers", "unusable", UNUSABLE,

@@ -15,7 +15,7 @@ from tests.session.worlds import free_port, plain, run_ranks
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ignite_side_by_side.py")
 
 
-@pytest.mark.parametrize("size", variants([0, 1, 2, 4], fast=[0, 2]), ids="{} joined".format)
+@pytest.mark.parametrize("size", variants([0, 1, 2, 4], fast=[2]), ids="{} joined".format)
 def test_original_and_drop_in_agree(size: int) -> None:
     port = free_port()
     environs = [plain(rank, size, port, LOCAL_RANK=str(rank)) for rank in range(size)] or [{}]
