@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import queue
-import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,14 +10,14 @@ from typing import Any
 
 from rankwise import _torch_xla
 from rankwise._launch.forkserver.ipc import WorkerResult
-from rankwise._launch.forkserver.worker import pickle_error, pickled_result
+from rankwise._launch.forkserver.worker import failed_result, pickle_error, pickled_result
 from rankwise._launch.grace_period import GRACE_SECONDS
-from rankwise._launch.rank_traceback import format_traceback, is_consequence, without_launcher_frames
+from rankwise._launch.rank_traceback import without_launcher_frames
 from rankwise._launch.xla_devices import DeviceResult, DevicesFailedError
 from rankwise._session.current import close_current
 from rankwise._session.environ import own_environment
 from rankwise._session.session import summary_with_location
-from rankwise.errors import InvalidArgumentError, RankFailure, summary
+from rankwise.errors import InvalidArgumentError
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any], nproc: int | None) -> list[DeviceResult]:
@@ -78,25 +76,8 @@ def _run_rank(device: str, fn: Callable[..., Any], args: Sequence[Any]) -> Devic
         close_current()
         result = WorkerResult(value=value, time_ns=time.monotonic_ns())
     except BaseException as error:  # noqa: BLE001 - any of them is the result of the rank
-        result = _failure(position.rank, error)
+        trace = error.__traceback__
+        error.__traceback__ = without_launcher_frames(trace and trace.tb_next)  # the first frame is of this function
+        result = failed_result(error, position.rank, pickle_error(error))
         close_current(reason=f"left with {summary_with_location(error)}", failed=True)
     return DeviceResult(rank=position.rank, world_size=position.world_size, result=result)
-
-
-def _failure(rank: int, error: BaseException) -> WorkerResult:
-    trace = error.__traceback__
-    error.__traceback__ = without_launcher_frames(trace and trace.tb_next)  # the first frame is of this module
-    status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    return WorkerResult(
-        error=pickle_error(error),
-        failure=RankFailure(
-            rank=rank,
-            host=socket.gethostname(),
-            exitcode=status,
-            raised=summary(error),
-            traceback=format_traceback(error),
-        ),
-        status=status,
-        consequence=is_consequence(error),
-        time_ns=time.monotonic_ns(),
-    )

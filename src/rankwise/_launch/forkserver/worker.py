@@ -183,12 +183,23 @@ def _status(error: BaseException, request: StartRequest, connection: socket.sock
     error.__traceback__ = without_launcher_frames(error.__traceback__)
     # Set for debuggers and atexit functions, as in the interpreter.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    pickled = pickle_error(error) if request.kind is TargetKind.FUNCTION else b""
+    result = failed_result(error, int(request.environ.get("RANK", 0)), pickled)
+    was_sent = _send(connection, result)
+    if not was_sent or _is_hooked():
+        hooked = _call_hook(error)
+        return result.status if result.status < 0 else hooked
+    return result.status
+
+
+def failed_result(error: BaseException, rank: int, pickled: bytes) -> WorkerResult:
+    """Return the result of a rank that has raised an exception, given the exception as bytes; b"" without."""
     # An interrupted program ends by the signal, so that its parent can see that.
     status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    result = WorkerResult(
-        error=pickle_error(error) if request.kind is TargetKind.FUNCTION else b"",
+    return WorkerResult(
+        error=pickled,
         failure=RankFailure(
-            rank=int(request.environ.get("RANK", 0)),
+            rank=rank,
             host=socket.gethostname(),
             exitcode=status,
             raised=summary(error),
@@ -198,11 +209,6 @@ def _status(error: BaseException, request: StartRequest, connection: socket.sock
         consequence=is_consequence(error),
         time_ns=time.monotonic_ns(),
     )
-    was_sent = _send(connection, result)
-    if not was_sent or _is_hooked():
-        hooked = _call_hook(error)
-        return status if status < 0 else hooked
-    return status
 
 
 def _call_hook(error: BaseException) -> int:
