@@ -84,6 +84,12 @@ class EventLoop:
         (self._poller.modify if number in self._callbacks else self._poller.register)(number, events)
         self._callbacks[number] = on_readable, on_writable
 
+    def register_wakeups(self, descriptor: Descriptor) -> None:
+        """Return from a wait after each write to an eventfd, which is never read; only where there is epoll."""
+        number = _number(descriptor)
+        self._poller.register(number, select.EPOLLIN | select.EPOLLET)
+        self._callbacks[number] = None, None
+
     def unregister(self, descriptor: Descriptor) -> None:
         """Wait for a descriptor no longer."""
         number = _number(descriptor)

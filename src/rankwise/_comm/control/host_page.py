@@ -71,15 +71,7 @@ class HostPage:
 
     def register(self, loop: SharedEventLoop) -> None:
         """Handle the events of this rank's eventfd, and the ends of the others, in an event loop."""
-        own = self._wakers[self.index]
-
-        def drain() -> None:
-            try:  # noqa: SIM105 - of every call, and suppress() takes longer
-                os.eventfd_read(own)
-            except BlockingIOError:
-                pass
-
-        loop.register(own, drain)
+        loop.register_wakeups(self._wakers[self.index])
         for index, process in self._processes.items():
             if index != self.index:
                 loop.register(process, partial(self._mark_dead, loop, index, process))
