@@ -148,14 +148,15 @@ def test_a_verdict_counts_that_came_while_a_member_looked_for_problems(
     """The leader enters the exchange, publishes and leaves between two looks of a member that came before it."""
     late: Any = group[1].channel
     is_looking, leader_left = threading.Event(), threading.Event()
-    problem = late._problem
+    has_problem = late._window.has_problem
 
-    def wait_and_look() -> object:
+    def wait_and_look(sequence: int) -> bool:
         is_looking.set()
         assert leader_left.wait(200)
-        return problem()
+        found: bool = has_problem(sequence)
+        return found
 
-    monkeypatch.setattr(late, "_problem", wait_and_look)
+    monkeypatch.setattr(late._window, "has_problem", wait_and_look)
 
     def take_part(member: int) -> None:
         if member == 0:

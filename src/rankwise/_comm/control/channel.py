@@ -48,13 +48,8 @@ class Exchange:
 
     @property
     def waited(self) -> float:
-        """The seconds since it began."""
+        """The seconds since it began; the exchange has expired when they exceed its timeout."""
         return time.monotonic() - self.start
-
-    @property
-    def is_expired(self) -> bool:
-        """This member has waited for longer than its timeout."""
-        return time.monotonic() > self.start + self.timeout
 
     def pause(self) -> float:
         """Return the length of the next wait: short at first, so that a deadlock is detected soon."""
@@ -130,7 +125,9 @@ class Channel(ABC):
                 details = call.frame(FrameKind.DETAILS, pickle.dumps(Details.of(call)))
                 verdict = self._exchange(replace(exchange, frame=details, read=(), start=time.monotonic()))
         finally:
-            self.release()
+            self.lock.release()
+            if self.closed:
+                self._free_if_closed()
         return verdict
 
     @abstractmethod

@@ -127,15 +127,16 @@ class PageChannel(Channel):
             seen = self._links.loop.num_events
             num_arrived = self._window.num_arrived(self.sequence)
             self._window.fence()
-            verdict = self._problem()
+            verdict = self._problem() if self._page.dead or self._window.has_problem(self.sequence) else None
             if verdict is None and num_arrived == size:
                 bodies = self._window.bodies_of_calls(self.sequence, exchange.frame.digest)
                 if bodies is None:
                     verdict = conclude(self.ranks, self._frames(), exchange.combine)
                 else:
                     verdict = combined(bodies, exchange.combine)
-                verdict = self._problem() or verdict  # a timeout has expired meanwhile
-            if verdict is None and exchange.is_expired:
+                if self._window.has_problem(self.sequence):
+                    verdict = self._problem() or verdict  # a timeout has expired meanwhile
+            if verdict is None and time.monotonic() - exchange.start > exchange.timeout:
                 verdict = Verdict(Outcome.ERROR, error=self._timeout_error(exchange, self._missing()))
             if verdict is not None:
                 self._publish(verdict)
@@ -147,12 +148,15 @@ class PageChannel(Channel):
         while True:
             seen = self._links.loop.num_events
             verdict = self._verdict()
-            if verdict is None and (problem := self._problem()) is not None and not self._is_led():
-                verdict = self._verdict() or problem  # of a leader that came, published, and left since the first look
-            if verdict is None and exchange.is_expired:
-                verdict = self._verdict_after_timeout(self._timeout_error(exchange, self._missing() or [_LEADER]))
             if verdict is not None:
                 return verdict
+            if self._page.dead or self._window.has_problem(self.sequence):
+                problem = self._problem()
+                if problem is not None and not self._is_led():
+                    # Of a leader that came, published, and left since the first look.
+                    return self._verdict() or problem
+            if time.monotonic() - exchange.start > exchange.timeout:
+                return self._verdict_after_timeout(self._timeout_error(exchange, self._missing() or [_LEADER]))
             self._wait(exchange, seen, partial(self._window.has_arrived, self._window.verdict_slot, self.sequence))
 
     def _wait(self, exchange: Exchange, seen: int, has_news: Callable[[], bool]) -> None:
@@ -172,9 +176,10 @@ class PageChannel(Channel):
             self._window.sleeping[self.own] = False
 
     def _problem(self) -> Verdict | None:
-        """Return the verdict on an exchange that a member has ended, or that a missing one will never enter."""
-        if not self._page.dead and not self._window.has_problem(self.sequence):
-            return None
+        """Return the verdict on an exchange that a member has ended, or that a missing one will never enter.
+
+        None unless a rank of the host is dead, or the window has a problem: every call looks there first.
+        """
         text = self._window.timed_out(self.sequence)
         if text:
             return Verdict(Outcome.ERROR, error=CollectiveTimeoutError(text))
@@ -195,8 +200,11 @@ class PageChannel(Channel):
 
     def _verdict(self) -> Verdict | None:
         """Return the verdict of the leader; None if there is none yet."""
-        data = self._window.verdict(self.sequence)
-        return None if data is None else Verdict.decode(data)
+        window, slot = self._window, self._window.verdict_slot
+        if not window.has_arrived(slot, self.sequence):
+            return None
+        window.fence()
+        return Verdict.decode(window.body(slot, self.sequence))
 
     def _verdict_after_timeout(self, error: CollectiveTimeoutError) -> Verdict:
         """End the exchange for all members, unless the leader has just published a verdict."""

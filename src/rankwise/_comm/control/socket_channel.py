@@ -118,7 +118,7 @@ class SocketChannel(Channel):
             if lost:
                 raise self._ended(self._lost_error(exchange.frame.call, lost))
             late, has_looked = self._late(), True
-            if exchange.is_expired:
+            if exchange.waited > exchange.timeout:
                 raise self._ended(self._timeout_error(exchange, late or self._blocking()))
             if exchange.waited > announce_after:
                 self._announce(exchange.frame)
@@ -201,7 +201,7 @@ class SocketChannel(Channel):
             return []
         # Its last frames, or those of the member because of which it left, may be on the way.
         self._lost_since = self._lost_since or time.monotonic()
-        is_final = exchange.is_expired or time.monotonic() - self._lost_since > LOSS_SECONDS
+        is_final = exchange.waited > exchange.timeout or time.monotonic() - self._lost_since > LOSS_SECONDS
         return sorted(lost) if is_final else []
 
     def _surely_missing(self, exchange: Exchange, late: Sequence[int]) -> Sequence[int]:

@@ -130,13 +130,6 @@ class Window:
             return self._memory.read(self._overflow.body(slot, sequence & 1), length)
         return bytes(self._view[first : first + length])
 
-    def verdict(self, sequence: int) -> bytes | None:
-        """Return the verdict on an exchange; None if there is none yet."""
-        if self._frames[sequence & 1][self.verdict_slot] != sequence and self._ring[self.verdict_slot] < sequence:
-            return None
-        self.fence()
-        return self.body(self.verdict_slot, sequence)
-
     def bodies_of_calls(self, sequence: int, digest: bytes) -> list[bytes] | None:
         """Return the bodies of all members, by group rank, if their frames are all of calls with this digest.
 
