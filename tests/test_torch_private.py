@@ -182,7 +182,7 @@ def functorch() -> None:
     seen: list[bool] = []
 
     def record(x: torch.Tensor) -> torch.Tensor:
-        seen.append(_torch.is_transformed(x))
+        seen.append(_torch.transformation_test()(x))
         return x.sum()
 
     torch.func.vmap(record)(torch.ones(2, 2))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -112,17 +112,24 @@ def run_uncompiled(function: FunctionType) -> None:
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
-def makes_fake_tensors() -> bool:
-    """Return whether FakeTensorMode is active, so that new tensors have no memory.
+def dispatch_mode_counter() -> Callable[[], int]:
+    """Return the function of torch that returns the number of modes of `__torch_dispatch__` that are active.
 
-    Checked on 2.13. Without any mode, the usual case, it takes a tenth of a microsecond.
+    Checked on 2.13. Collectives call it directly: it is 0 in nearly all of them.
     """
     import torch  # noqa: PLC0415 - only callers that have torch come here
 
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-    )
+    return torch._C._len_torch_dispatch_stack
+
+
+def makes_fake_tensors() -> bool:
+    """Return whether FakeTensorMode, one of the modes of `__torch_dispatch__`, is active: new tensors have no memory.
+
+    Checked on 2.13.
+    """
+    import torch  # noqa: PLC0415 - only callers that have torch come here
+
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def flattened_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
@@ -136,14 +143,14 @@ def flattened_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     return next((other for other in flattened if other.mesh.tolist() == ranks), None)
 
 
-def is_transformed(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a wrapper inside a function that torch.func transforms: vmap, grad, jvp.
+def transformation_test() -> Callable[[torch.Tensor], bool]:
+    """Return the function of torch whose result is whether a tensor is a wrapper inside a function of torch.func.
 
-    Checked on 2.13.
+    Such functions are those that vmap, grad and jvp transform. Checked on 2.13. Collectives call it directly.
     """
     import torch  # noqa: PLC0415 - only callers that have torch come here
 
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def without_class(tensor: torch.Tensor) -> torch.Tensor:

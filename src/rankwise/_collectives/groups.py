@@ -37,7 +37,8 @@ def comm_of(group: GroupLike | None) -> Comm:
     """
     try:
         if group is None:
-            return joined_session().comm
+            session = joined_session()
+            return session.comm if session.joined_comm is None else session.joined_comm
         return comm_behind(group) if isinstance(group, Group) else comm_of_torch_group(group)
     except RankwiseError as error:
         strip_internal_frames(error.__traceback__, error)

@@ -27,17 +27,19 @@ _LEAF_TYPES: Final = frozenset({type(None), bool, int, float, complex, torch.Ten
 _COMMON_TYPES: Final = _LEAF_TYPES | {dict, list, tuple}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PyTree:
     """A flattened value.
 
     Attributes:
         leaves: Its leaves: all values that are not containers, including None.
         spec: The structure of its containers.
+        text: A description of that structure; ranks with the same structure have the same description.
     """
 
     leaves: list[Any]
     spec: optree.PyTreeSpec
+    text: str
 
     @classmethod
     def of(cls, value: object) -> PyTree:
@@ -48,16 +50,16 @@ class PyTree:
                 has no value; the value contains itself; or its containers are nested too deeply.
         """
         if type(value) in _LEAF_TYPES:
-            return cls([value], _LEAF_SPEC)
+            return cls([value], _LEAF_SPEC, _LEAF_TEXT)
         try:
             # optree alone, in C++, is enough for most values. Only a value that contains a container or a key that
             # optree might treat differently on another rank is walked in Python, and flattened again.
             leaves, spec = _flatten(value, is_leaf=_is_custom)
             if any(map(_is_custom, leaves)) or not _check_keys(spec.paths()):
                 leaves, spec = _flatten(_with_custom_nodes(value))
+            return cls(leaves, spec, repr(spec))
         except RecursionError:
             raise _too_deep() from None
-        return cls(leaves, spec)
 
     def rebuild(self, leaves: Iterable[object]) -> Any:  # noqa: ANN401 - the type of the value
         """Return new containers of the same structure, with other leaves."""
@@ -72,15 +74,6 @@ class PyTree:
             "".join(entry if isinstance(entry, _AttributeKey) else f"[{entry!r}]" for entry in path)
             for path in self.spec.paths()
         ]
-
-    def text(self) -> str:
-        """Return a description of the structure; ranks with the same structure have the same description."""
-        if self.spec is _LEAF_SPEC:
-            return _LEAF_TEXT
-        try:
-            return repr(self.spec)
-        except RecursionError:
-            raise _too_deep() from None
 
 
 def describe(value: object) -> str:

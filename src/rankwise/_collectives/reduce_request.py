@@ -114,7 +114,7 @@ class ReduceRequest:
         described = [
             f"{'an array of ' if index in arrays else ''}{describe(leaf)}" for index, leaf in enumerate(leaves)
         ]
-        call.content = f"{tree.text()} {' '.join(described)}"
+        call.content = f"{tree.text} {' '.join(described)}"
         call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
         # Contents on an accelerator are never sent with a frame: to read them here would wait for the device.
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
@@ -167,13 +167,14 @@ class ReduceRequest:
         reduced: bytes | None = None
         if self.is_inline or self._is_checked():
             inline = [_contents(bucket.wire) for bucket in self.buckets] if self.is_inline else []
-            reduced = comm.reduce_bytes(self.call, pickle.dumps((numbers, inline)), self._fold)
+            verdict = comm.agree(self.call, pickle.dumps((numbers, inline)), combine=self._fold)
+            reduced = None if verdict is None else verdict.result
         for move in moves:
             move()
         if reduced is not None:
-            return functools.partial(self._inline_leaves, reduced) if is_receiver else list
+            return functools.partial(self._leaves, reduced) if is_receiver else list
         finish = all_reduce_numbers(comm, numbers, self.op) if numbers else list
-        return (lambda: self._leaves(finish())) if is_receiver else finish
+        return (lambda: self._leaves(b"", finish())) if is_receiver else finish
 
     def _fold(self, messages: Sequence[bytes]) -> bytes:
         """Reduce the numbers and the inline tensors of all ranks, in the order of ranks."""
@@ -184,16 +185,18 @@ class ReduceRequest:
             tensors.append(_contents(fold(parts, self.op, out=parts[0])))
         return pickle.dumps((fold_numbers([row[0] for row in rows], self.op) if self.numbers else (), tensors))
 
-    def _inline_leaves(self, reduced: bytes) -> list[Any]:
-        """Return the leaves of the result, given the reduced numbers and inline tensors."""
-        numbers, tensors = pickle.loads(reduced)
-        if self.is_inline:
-            for bucket, data in zip(self.buckets, tensors, strict=True):
-                bucket.wire = _from_contents(data, bucket.wire.dtype)
-        return self._leaves(numbers)
+    def _leaves(self, reduced: bytes, numbers: Sequence[Any] = ()) -> list[Any]:
+        """Return the leaves of the result.
 
-    def _leaves(self, numbers: Sequence[Any]) -> list[Any]:
-        """Return the leaves of the result, given the reduced numbers; the wires of the buckets are reduced."""
+        Args:
+            reduced: The reduced numbers and inline tensors, as `_fold` returns them; b"" if they are elsewhere.
+            numbers: The reduced numbers otherwise; the wires of the buckets are reduced then.
+        """
+        if reduced:
+            numbers, tensors = pickle.loads(reduced)
+            if self.is_inline:
+                for bucket, data in zip(self.buckets, tensors, strict=True):
+                    bucket.wire = _from_contents(data, bucket.wire.dtype)
         leaves = list(self.tree.leaves)
         for index, number in zip(self.numbers, numbers, strict=True):
             leaves[index] = number

@@ -172,7 +172,7 @@ class Comm(TensorOperations):
 
         Collective over the members; Local on other ranks, and in a closed group.
         """
-        if self.closed or self._pid != os.getpid():
+        if self.closed or self.pid != os.getpid():
             return
         call = Call("close")
         try:
@@ -195,7 +195,7 @@ class Comm(TensorOperations):
 
     def leave(self, error: BaseException) -> None:
         """Close a group without waiting for the other members, after an error of this rank."""
-        if not self.closed and self._pid == os.getpid():
+        if not self.closed and self.pid == os.getpid():
             self.close_locally(f"left the group with {type(error).__name__}")
 
     def start(self, call: Call, run: Callable[[], T], *, at_once: bool = False) -> Work[T]:

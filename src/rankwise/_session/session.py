@@ -62,11 +62,11 @@ class Session:
     # - adopted: The comms over process groups that other code made between some of the ranks.
     # - timeout: Seconds that a collective waits for a rank.
     # - node_groups: The groups that `node_group()` and `one_per_node_group()` have made, by the name of the function.
-    # - comm: The operations of the group of all ranks.
+    # - joined_comm: The operations of the group of all ranks, checked for a process that was forked as they begin; None
+    #   before the first use of `comm` in a world that was not joined.
     __slots__ = (
         "__weakref__",
         "_close",
-        "_comm",
         "_device",
         "_pid",
         "_store",
@@ -75,6 +75,7 @@ class Session:
         "backend",
         "group_ref",
         "has_group",
+        "joined_comm",
         "node_groups",
         "rank",
         "reading",
@@ -109,7 +110,7 @@ class Session:
         self.node_groups: dict[str, Group] = {}
         self._world_group: Group | None = None
         self.adopted: dict[weakref.ref[dist.ProcessGroup], Comm] = {}
-        self._comm = comm
+        self.joined_comm = comm
         self._device = device
         self._store: Store | None = None
         self._close = close
@@ -141,11 +142,11 @@ class Session:
         Raises:
             NotJoinedError: The world is larger than one and was not joined, or was joined by another process.
         """
-        if self._comm is None:
-            self._comm = self._serial_comm()
+        if self.joined_comm is None:
+            self.joined_comm = self._serial_comm()
         if self._pid != os.getpid():
             raise NotJoinedError.forked(self.rank)
-        return self._comm
+        return self.joined_comm
 
     @property
     def world_group(self) -> Group:
@@ -201,11 +202,11 @@ class Session:
             return
         close, self._close = self._close, None
         if close is not None:
-            comm = self._comm
+            comm = self.joined_comm
             if comm is not None:
                 comm.finish_works(0 if failed else self.timeout)
             self.group_ref, self.settled = _no_group, False
-            self._comm = self._store = None
+            self.joined_comm = self._store = None
             self.node_groups.clear()
             close(reason, failed)
             self._world_group = None  # not before: groups that other code has stored for this one are closed first

@@ -54,6 +54,7 @@ class Agreement(ABC):
         closed: The group is closed, alone or with its session.
         closed_before_session: The group was closed alone, before its session.
         guard: Allows one collective at a time.
+        pid: The process that has made the group.
         broken_reason: Why the group cannot be used any more; "" if it can.
         num_exclusive_sections: The number of exclusive sections so far, in which one member ran and the others waited.
     """
@@ -81,7 +82,7 @@ class Agreement(ABC):
         self._children: weakref.WeakSet[Agreement] = weakref.WeakSet()
         self.broken_reason = ""
         self.guard = CallGuard()
-        self._pid = os.getpid()
+        self.pid = os.getpid()
 
     def shutdown(self, reason: str) -> None:
         """Close the connections, also those of child groups, and send the reason to the other members."""
@@ -114,7 +115,7 @@ class Agreement(ABC):
             PayloadTypeError: Under FakeTensorMode there is no memory for messages.
             CollectiveError: This rank has left the group, or is in another collective of it.
         """
-        return CollectiveBlock(self, call)
+        return CollectiveBlock((self, call))
 
     def run_prepared(self, call: Call, prepare: Callable[[], Prepared[T]]) -> T:
         """Run an operation on data whose size was not known before the agreement on a call.
@@ -135,7 +136,7 @@ class Agreement(ABC):
             RemoteRankError: A member failed before it could take part.
             CollectiveError: A member is gone, or did not come in time.
         """
-        self._agree(call, timeout=timeout)
+        self.agree(call, timeout=timeout)
 
     def group_rank_of(self, global_rank: int, name: str) -> int:
         """Return the group rank of a member.
@@ -156,7 +157,7 @@ class Agreement(ABC):
             NotJoinedError: The session of the group is closed, or belongs to another process.
             InvalidArgumentError: This process is not a member, or the group is closed.
         """
-        if self._pid != os.getpid() and self.rank is not None:
+        if self.pid != os.getpid() and self.rank is not None:
             raise NotJoinedError.forked(self.ranks[self.rank])
         if self.closed_before_session:
             raise InvalidArgumentError("this group is closed; make another, with rankwise.new_group(ranks)")
@@ -182,7 +183,7 @@ class Agreement(ABC):
         """Return the store that the members share; None if there is no other member."""
         return None
 
-    def _agree(
+    def agree(
         self,
         call: Call,
         message: bytes = b"",

@@ -24,7 +24,7 @@ class ByteCollectives(Agreement):
     def all_gather_bytes(self, call: Call, message: bytes) -> list[bytes]:
         """Verify the call, and return the message of every member, by group rank; the lengths may differ."""
         members = range(self.size)
-        verdict = self._agree(call, message, read=members)
+        verdict = self.agree(call, message, read=members)
         if verdict is None:
             return self.all_gather_unverified(message)
         return [verdict.bodies[member] for member in members]
@@ -37,7 +37,7 @@ class ByteCollectives(Agreement):
             message: The message of this member.
             combine: Computes the result from the messages, by group rank. Its error is raised on all members.
         """
-        verdict = self._agree(call, message, combine=combine)
+        verdict = self.agree(call, message, combine=combine)
         return None if verdict is None else verdict.result
 
     def gather_bytes(
@@ -50,7 +50,7 @@ class ByteCollectives(Agreement):
         own = self.require_member()
         members = range(self.size)
         body = (_SET if flag else _NOT_SET) + message
-        verdict = self._agree(call, body, combine=_any_flag, read=members if own == dst else ())
+        verdict = self.agree(call, body, combine=_any_flag, read=members if own == dst else ())
         if verdict is not None:
             messages = [verdict.bodies[member][1:] for member in members] if own == dst else []
             return messages, verdict.result == _SET
@@ -62,7 +62,7 @@ class ByteCollectives(Agreement):
     def broadcast_bytes(self, call: Call, message: bytes, src: int) -> bytes:
         """Verify the call, and return the message of group rank `src`; the others' messages are ignored."""
         own = self.require_member()
-        verdict = self._agree(call, message if own == src else b"", read=(src,))
+        verdict = self.agree(call, message if own == src else b"", read=(src,))
         if verdict is not None:
             return verdict.bodies[src]
         length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self._transport.message_device)
@@ -77,7 +77,7 @@ class ByteCollectives(Agreement):
     def scatter_bytes(self, call: Call, messages: Sequence[bytes], src: int) -> bytes:
         """Verify the call, and return the message of group rank `src` to this member."""
         own = self.require_member()
-        verdict = self._agree(call, pickle.dumps(list(messages)) if own == src else b"", read=(src,))
+        verdict = self.agree(call, pickle.dumps(list(messages)) if own == src else b"", read=(src,))
         if verdict is not None:
             message: bytes = pickle.loads(verdict.bodies[src])[own]
             return message

@@ -191,9 +191,8 @@ class Call:
 
     def digest(self) -> bytes:
         """Return a digest of 16 bytes, equal on all ranks whose calls agree."""
-        return hashlib.blake2b(
-            f"{self.title}\0{self.content}".encode(errors="backslashreplace"), digest_size=16
-        ).digest()
+        text = f"{self.operation}{self.settings!r}\0{self.content}"
+        return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).digest()
 
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
         """Return a frame about this call."""

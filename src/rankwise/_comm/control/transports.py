@@ -25,7 +25,7 @@ class FrameExchange(Protocol):
     def agree(
         self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
     ) -> Verdict:
-        """Exchange frames with the other members, as `Agreement._agree` describes it."""
+        """Exchange frames with the other members, as `Agreement.agree` describes it."""
 
     def post(self, frame: Frame) -> None:
         """Take part in the next exchange with a frame, without waiting for the frames of the others."""
