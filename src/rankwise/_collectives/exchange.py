@@ -13,7 +13,7 @@ from rankwise._comm.buffers import as_bytes, device_of_bytes, from_bytes
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
-from rankwise._comm.dense_tensors import require_dense
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group_rank import GroupRank
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
@@ -97,5 +97,5 @@ def _checked(comm: Comm, outgoing: Mapping[int | GroupRank, torch.Tensor]) -> di
     for dst, tensor in outgoing.items():
         if not isinstance(tensor, torch.Tensor):
             raise PayloadTypeError(f"exchange sends tensors, got {describe(tensor)} for rank {shown(dst)}")
-        sent[comm.group_rank_of(dst, "a rank of exchange")] = require_dense(tensor)
+        sent[comm.group_rank_of(dst, "a rank of exchange")] = dense(tensor)
     return sent

@@ -14,15 +14,6 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its gradient and its class, and with conjugation and negation applied to its memory.
 
     Raises:
-        PayloadTypeError: The tensor cannot be reduced; see `require_dense`.
-    """
-    return require_dense(tensor).detach().resolve_conj().resolve_neg()
-
-
-def require_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that can be reduced, without its class.
-
-    Raises:
         PayloadTypeError: It is sparse, quantized, nested or has no contents, or its class stores them elsewhere.
     """
     kind = type(tensor)
@@ -32,7 +23,7 @@ def require_dense(tensor: torch.Tensor) -> torch.Tensor:
         form = "nested" if tensor.is_nested else str(tensor.layout)
         raise PayloadTypeError(f"only dense tensors can be reduced, got {form} on {tensor.device}")
     require_memory(tensor)
-    return tensor
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion, Prepared
-from rankwise._comm.dense_tensors import dense, require_dense
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
 
@@ -37,14 +37,14 @@ def layout_bit(parameter: torch.Tensor) -> int:
     Raises:
         PayloadTypeError: The gradient cannot be averaged, or the parameter cannot have one that can.
     """
-    require_dense(parameter)
+    dense(parameter)
     plan(gradient_type(parameter), Op.MEAN)
     grad = parameter.grad
     if grad is None:
         return NO_GRADIENT
     if grad.layout in _SPARSE_LAYOUTS:
         return SPARSE
-    require_dense(grad)
+    dense(grad)
     return DENSE
 
 

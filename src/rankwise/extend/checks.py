@@ -10,7 +10,7 @@ import torch
 from rankwise._arguments import as_bool, as_integer, as_seconds, as_text, integer
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded
-from rankwise._comm.dense_tensors import require_dense
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._text import ranks_text
 from rankwise._torch import is_compiled
@@ -64,7 +64,7 @@ def check_reducible(tensor: torch.Tensor, op: str) -> None:
         Traceback (most recent call last):
         rankwise.errors.PayloadTypeError: only dense tensors can be reduced, got torch.sparse_coo on cpu
     """
-    plan(require_dense(tensor).dtype, Op.parse(op))
+    plan(dense(tensor).dtype, Op.parse(op))
 
 
 def check_writable(tensor: torch.Tensor) -> None:
