@@ -24,6 +24,8 @@ _NAMESPACE: Final = "rankwise"
 _PLAIN_KEYS: Final = frozenset({str, int, bool})
 # Checked first, since `_is_custom` is called for every leaf.
 _LEAF_TYPES: Final = frozenset({type(None), bool, int, float, complex, torch.Tensor})
+# The description of a number: the ranks may have different types of numbers.
+A_NUMBER: Final = "a number"
 _COMMON_TYPES: Final = _LEAF_TYPES | {dict, list, tuple}
 
 
@@ -87,7 +89,7 @@ def describe(value: object) -> str:
         return "None"
     # `numbers.Number` is an abstract class, whose check takes longer.
     is_number = type(value) in _LEAF_TYPES or isinstance(value, numbers.Number)
-    return "a number" if is_number else f"a {type(value).__qualname__}"
+    return A_NUMBER if is_number else f"a {type(value).__qualname__}"
 
 
 class _AttributeKey(str):

@@ -17,7 +17,7 @@ from rankwise.errors import PayloadTypeError, shown
 Number = bool | int | float | complex
 
 # From the narrowest to the widest.
-_TYPES: Final = (bool, int, float, complex)
+NUMBER_TYPES: Final = (bool, int, float, complex)
 _DTYPES: Final = (torch.bool, torch.int64, torch.float64, torch.complex128)
 _INT64_BITS: Final = 63
 
@@ -33,7 +33,7 @@ def to_python_number(value: Any, op: Op) -> Any:  # noqa: ANN401 - any value of 
     number_type = type(value)
     if number_type is float and not op.bools_only:
         return value
-    if number_type not in _TYPES:
+    if number_type not in NUMBER_TYPES:
         value = _as_python(value)
     if op.bools_only and not isinstance(value, bool):
         raise PayloadTypeError(f"op={op.name!r} is for bools, got {shown(value)}; compare first, as in value != 0")
@@ -59,7 +59,7 @@ def all_reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callabl
     reduces them in Python, and raises the same error on all ranks if they have no result.
     """
     bits = max((number.bit_length() for number in numbers if isinstance(number, int)), default=0)
-    widest = torch.tensor([bits, *(_TYPES.index(type(number)) for number in numbers)], device=comm.control_device)
+    widest = torch.tensor([bits, *(NUMBER_TYPES.index(type(number)) for number in numbers)], device=comm.control_device)
     comm.reduce(widest, Op.MAX)()
     bits, *types = widest.tolist()
     if op.result_bits(bits, comm.size) >= _INT64_BITS:
@@ -69,7 +69,7 @@ def all_reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callabl
     results: list[Any] = [None] * len(numbers)
     for type_index in sorted(set(types)):
         indices = [index for index, other in enumerate(types) if other == type_index]
-        widen: Callable[[Any], Any] = _TYPES[type_index]
+        widen: Callable[[Any], Any] = NUMBER_TYPES[type_index]
         values = [widen(numbers[index]) for index in indices]
         wire = torch.tensor(values, dtype=_DTYPES[type_index], device=comm.control_device)
         reduced = comm.all_reduce(wire, Op.SUM if op.is_mean else op)()().tolist()
@@ -83,7 +83,7 @@ def _as_python(value: Any) -> Any:  # noqa: ANN401 - any value of the user's
     own = type(value)
     if hasattr(own, "item") and hasattr(own, "ndim") and not value.ndim:
         value = value.item()
-    number_type = next((candidate for candidate in _TYPES if isinstance(value, candidate)), None)
+    number_type = next((candidate for candidate in NUMBER_TYPES if isinstance(value, candidate)), None)
     if number_type is None:
         raise PayloadTypeError(
             f"a reduction takes tensors, numbers, arrays and containers of them, got a {own.__qualname__}"
@@ -94,7 +94,7 @@ def _as_python(value: Any) -> Any:  # noqa: ANN401 - any value of the user's
 def _fold(column: Sequence[Any], op: Op) -> Any:  # noqa: ANN401 - numbers of any type
     types = set(map(type, column))
     if len(types) > 1:
-        widest = max(types, key=_TYPES.index)
+        widest = max(types, key=NUMBER_TYPES.index)
         try:
             column = [widest(number) for number in column]
         except OverflowError as error:  # the same on all ranks
