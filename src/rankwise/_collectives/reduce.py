@@ -14,7 +14,7 @@ from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import dense
-from rankwise._comm.reduce_ops import Op, plan
+from rankwise._comm.reduce_ops import OPS, Op, plan
 from rankwise._comm.work import Work
 from rankwise.errors import PayloadTypeError
 
@@ -138,7 +138,7 @@ def all_reduce(
         return start(comm, all_reduce, value, op, differentiable=differentiable, async_op=async_op)
     call = Call("all_reduce")
     with comm.collective(call):
-        parsed = Op.parse(op)
+        parsed = OPS[op] if type(op) is str and op in OPS else Op.parse(op)
         differentiable = differentiable is not False and as_bool(differentiable, "differentiable")
         call.settings = {"op": parsed.name, "differentiable": True} if differentiable else {"op": parsed.name}
         request = ReduceRequest.of(comm, call, value, parsed)

@@ -110,7 +110,7 @@ class Session:
         self.node_groups: dict[str, Group] = {}
         self._world_group: Group | None = None
         self.adopted: dict[weakref.ref[dist.ProcessGroup], Comm] = {}
-        self.joined_comm = comm
+        self.joined_comm = comm if pid is None or pid == os.getpid() else None
         self._device = device
         self._store: Store | None = None
         self._close = close
@@ -142,10 +142,10 @@ class Session:
         Raises:
             NotJoinedError: The world is larger than one and was not joined, or was joined by another process.
         """
-        if self.joined_comm is None:
-            self.joined_comm = self._serial_comm()
         if self._pid != os.getpid():
             raise NotJoinedError.forked(self.rank)
+        if self.joined_comm is None:
+            self.joined_comm = self._serial_comm()
         return self.joined_comm
 
     @property

@@ -53,7 +53,8 @@ class PageChannel(Channel):
         self._enter(frame)
         if self.own == _LEADER:
             self._publish(conclude(self.ranks, self._frames() | {self.own: frame}, None))
-        self._window.set_finished(self.own, self.sequence)
+        self._window.fence()
+        self._window.finished[self.own] = self.sequence
         start = time.monotonic()
         while timeout is not None and (slow := self._behind(self.sequence - _MAX_EXCHANGES_AHEAD)):
             if time.monotonic() - start > timeout:
@@ -93,7 +94,8 @@ class PageChannel(Channel):
                 verdict.bodies = {member: self._window.body(member, self.sequence) for member in exchange.read}
             return verdict
         finally:
-            self._window.set_finished(self.own, self.sequence)
+            self._window.fence()
+            self._window.finished[self.own] = self.sequence
 
     def _enter(self, frame: Frame) -> None:
         """Write this member's frame of the next exchange, and wake the leader."""

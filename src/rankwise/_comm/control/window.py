@@ -47,7 +47,8 @@ class Window:
     Attributes:
         number: The number of the window in the page.
         verdict_slot: The index of the slot of the verdict.
-        finished: For each slot the last exchange that the member has finished: it reads nothing of it any more.
+        finished: For each slot the last exchange that the member has finished: it reads nothing of it any more. It is
+            written behind a fence.
         sleeping: For each slot whether the member sleeps until it is woken, or is about to.
     """
 
@@ -188,11 +189,6 @@ class Window:
         _fence()
         # Otherwise it has written over a part of it.
         return call if self._last_entered(slot) == sequence > self.finished[slot] else None
-
-    def set_finished(self, slot: int, sequence: int) -> None:
-        """Record that a member reads nothing any more of an exchange and those before it."""
-        self.fence()
-        self.finished[slot] = sequence
 
     def has_problem(self, sequence: int) -> bool:
         """Return whether a member may have failed in an exchange, may have timed out in it, or has left."""
