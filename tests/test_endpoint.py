@@ -6,6 +6,7 @@ import pytest
 
 from rankwise._environment.detect import detect
 from rankwise._rendezvous.endpoint import Endpoint, choose, parse_address
+from rankwise._rendezvous.mpi import needs_mpi
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 
 SLURM = {
@@ -77,13 +78,37 @@ def test_the_agents_store_is_where_it_says() -> None:
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT are not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "but MASTER_PORT is not set"),
         ({"RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "2"}, "RANKWISE_MASTER_ADDR and RANKWISE_MASTER_PORT"),
-        (MPICH | {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}, "mpiexec -genv"),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "j"}, "but MASTER_ADDR is"),
+        (
+            MPICH | {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"},
+            "add `-genv MASTER_ADDR HOST -genv MASTER_PORT PORT`",
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "j"},
+            "add `-x MASTER_ADDR=HOST`",
+        ),
+        ({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2"}, "add `-E MASTER_ADDR=HOST -E MASTER_PORT=PORT`"),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2", "FLUX_JOB_ID": "f"}, "add `--env=MASTER_ADDR=HOST` to flux run"),
     ],
 )
 def test_no_place_to_meet_says_what_to_set(environ: dict[str, str], named: str) -> None:
     with pytest.raises(LauncherEnvironmentError, match=named):
         endpoint(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "needed"),
+    [
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, False),
+        ({"MASTER_ADDR": "a"}, False),
+        ({"MASTER_PORT": "1234"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
+    ],
+)
+def test_mpi_is_asked_where_nothing_else_has_the_address(environ: dict[str, str], needed: bool) -> None:
+    openmpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "j"}
+    assert needs_mpi(detect(openmpi | environ)) is needed
+    assert not needs_mpi(detect({"RANK": "0", "WORLD_SIZE": "2"})), "nothing shows that they are MPI's"
 
 
 def test_a_world_of_one_meets_nobody() -> None:

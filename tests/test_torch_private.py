@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from rankwise import _torch
+from rankwise._net.host import loopback_interface
 
 CHECKED: dict[str, Callable[[], None]] = {}
 Check = TypeVar("Check", bound=Callable[[], None])
@@ -231,7 +232,7 @@ def gloo_interface() -> None:
     """Gloo reads it with C's getenv each time that a group is opened."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
-    with _torch.gloo_on_loopback():
+    with _torch.gloo_on(loopback_interface()):
         assert getenv(b"GLOO_SOCKET_IFNAME") in {b"lo", b"lo0"}
         assert "GLOO_SOCKET_IFNAME" not in os.environ
         with gloo_group():

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,19 +17,21 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def gloo_on_loopback() -> Iterator[None]:
-    """Make process groups that are opened inside listen on the loopback interface only, unless the user chose another.
+def gloo_on(interface: str) -> Iterator[None]:
+    """Make process groups that are opened inside listen on this network interface, unless the user chose another.
 
     Checked on 2.13: gloo reads GLOO_SOCKET_IFNAME with C's getenv whenever it opens a group, and
     `init_process_group(pg_options=)` ignores options for gloo. The variable is set with C's putenv and removed
     again; `os.environ` never has it.
+
+    Args:
+        interface: Its name; "" to leave the choice to gloo, which takes the address that the host's name resolves to.
     """
     name = "GLOO_SOCKET_IFNAME"
-    loopback = next((interface for _, interface in socket.if_nameindex() if interface in {"lo", "lo0"}), None)
-    if name in os.environ or loopback is None:
+    if name in os.environ or not interface:
         yield
         return
-    os.putenv(name, loopback)
+    os.putenv(name, interface)
     try:
         yield
     finally:

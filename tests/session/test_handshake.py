@@ -304,6 +304,15 @@ def visit(port: int) -> socket.socket:
     raise TimeoutError
 
 
+def test_the_addresses_of_a_host_are_tried_at_the_same_time() -> None:
+    """Of an unknown name, addresses that never answer, and one of each kind of IP, one is sufficient."""
+    others = ("192.0.2.1", "198.51.100.1", "::1", "127.0.0.1")
+    where = replace(endpoint(*(free_port() for _ in range(8)), host="no-such-host.invalid"), other_hosts=others)
+    zero, one = meet(where, [request(0, 2), request(1, 2)])
+    assert isinstance(zero, JoinReply)
+    assert isinstance(one, JoinReply)
+
+
 def test_a_host_that_does_not_resolve_is_named() -> None:
     (error,) = meet(endpoint(1234, host="no-such-host.invalid"), [request(1, 2)], timeout=0.3)
     assert "host 'no-such-host.invalid'" in str(error)

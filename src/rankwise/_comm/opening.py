@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -19,7 +18,7 @@ from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.data.xla import XlaPlane
 from rankwise._comm.group_link import GroupLink
 from rankwise._comm.registry import GroupRegistry
-from rankwise._torch import gloo_on_loopback
+from rankwise._torch import gloo_on
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import CollectiveError, NotJoinedError
 
@@ -136,7 +135,7 @@ def _open_over_link(registry: GroupRegistry, link: GroupLink) -> Comm:
 
 def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.ProcessGroup | None:
     """Return a new process group of some of the ranks; None on other ranks."""
-    with gloo_on_loopback() if registry.one_host else nullcontext():
+    with gloo_on(registry.gloo_interface()):
         try:
             group = dist.new_group(list(ranks), timeout=timedelta(seconds=registry.timeout))
         except (RuntimeError, ValueError) as error:

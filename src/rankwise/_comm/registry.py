@@ -22,6 +22,7 @@ from rankwise._comm.control.rank_state import RankState
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._comm.work_queue import is_program_of_rank
+from rankwise._net.host import interface_towards_others, loopback_interface
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import CollectiveError, RankwiseError
 
@@ -144,6 +145,10 @@ class GroupRegistry:
             raise CollectiveError(
                 f"a group of {len(ranks)} ranks could not be made: the store of the ranks failed: {error}"
             ) from error
+
+    def gloo_interface(self) -> str:
+        """Return the interface that gloo has to listen on; "" if its own choice is right."""
+        return loopback_interface() if self.one_host else interface_towards_others(self.own_address())
 
     def rank_states(self) -> list[RankState]:
         """Return for each rank of the session whether it is alive, and the calls of this rank's groups that it is in.

@@ -1,7 +1,10 @@
-"""Addresses that only this host can connect to."""
+"""Addresses that only this host can connect to, and those that others can."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+from collections.abc import Iterable
 from typing import Final
 
 LOOPBACK: Final = "127.0.0.1"
@@ -10,3 +13,13 @@ LOOPBACK: Final = "127.0.0.1"
 def is_loopback(host: str) -> bool:
     """Return whether a host name refers to the loopback interface, which only this host can reach."""
     return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def address_for_others(connections: Iterable[socket.socket]) -> str:
+    """Return the address of this host that one of several connections has to another host; "" if none has."""
+    for connection in connections:
+        with contextlib.suppress(OSError):  # it was closed
+            address = str(connection.getsockname()[0]).removeprefix("::ffff:")
+            if not is_loopback(address):
+                return address
+    return ""

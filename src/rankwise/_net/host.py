@@ -40,6 +40,51 @@ def network_id() -> str:
         return ""
 
 
+def own_addresses() -> list[str]:
+    """Return the addresses of this host's interfaces that other hosts may be able to reach, those of IPv4 first."""
+    running = {name for name, interface in psutil.net_if_stats().items() if interface.isup}
+    found = [each for name, every in psutil.net_if_addrs().items() if name in running for each in every]
+    addresses = [
+        each.address
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for each in found
+        if each.family == family and not each.address.startswith(("127.", "fe80:")) and each.address != "::1"
+    ]
+    return list(dict.fromkeys(addresses))
+
+
+def loopback_interface() -> str:
+    """Return the name of the loopback interface; "" if there is none."""
+    return next((interface for _, interface in socket.if_nameindex() if interface in {"lo", "lo0"}), "")
+
+
+def interface_towards_others(own_address: str) -> str:
+    """Return the interface that a program should use which would otherwise use the address of this host's name.
+
+    Args:
+        own_address: The address of this host for other hosts, or a name of it.
+
+    Returns:
+        "" if the address of its name can be used: it is one of an interface, and not loopback's. Else the interface of
+        `own_address`; or of the only address that this host has, if that is not one of them either.
+    """
+    own = own_addresses()
+    if set(_resolved(socket.gethostname())) & set(own):
+        return ""
+    found = [address for address in (own_address, *_resolved(own_address)) if address in own]
+    if not found and len(own) == 1:
+        found = own
+    names = [name for name, every in psutil.net_if_addrs().items() for each in every if each.address in found[:1]]
+    return names[0] if names else ""
+
+
+def _resolved(name: str) -> list[str]:
+    try:
+        return [str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        return []
+
+
 def address_towards(host: str, port: int) -> str:
     """Return the address of this host on the route to another host. Sends nothing.
 

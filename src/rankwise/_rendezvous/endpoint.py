@@ -19,6 +19,20 @@ from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, show
 _FIRST_PORT: Final = 20000
 _PORT_COUNT: Final = 12000
 _CANDIDATES: Final = 16
+# The option by which a launcher sets a variable in all of its ranks.
+_OPTIONS: Final = {
+    "openmpi": ("mpirun", "-x {}={}"),
+    "azureml": ("mpirun", "-x {}={}"),
+    "intelmpi": ("mpiexec", "-genv {} {}"),
+    "mpich": ("mpiexec", "-genv {} {}"),
+    "mvapich2": ("mpirun_rsh, before the program", "{}={}"),
+    "mvapich3": ("mpirun_rsh, before the program", "{}={}"),
+    "platformmpi": ("mpirun", "-e {}={}"),
+    "lsf": ("jsrun", "-E {}={}"),
+    "pals": ("mpiexec", "--env {}={}"),
+    "flux": ("flux run", "--env={}={}"),
+    "slurm": ("srun", "--export=ALL,{}={}"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +41,7 @@ class Endpoint:
 
     Attributes:
         host: The host that rank zero, or the launcher's agent, listens on.
+        other_hosts: Other addresses of that host, of which some may be unreachable.
         ports: The ports to try, in an order that is the same on every rank. One, if the launcher or the user chose it.
         source: Where host and port come from, for messages.
         key: A text that the ranks of this world share, and that differs between worlds.
@@ -40,6 +55,7 @@ class Endpoint:
     key: str
     agent_store: bool
     one_host: bool
+    other_hosts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         ports = str(self.ports[0]) if len(self.ports) == 1 else f"{{{','.join(map(str, self.ports))}}}"
@@ -77,9 +93,9 @@ def choose(reading: LaunchEnvironment, *, launching_process: Callable[[str], str
         ports, source, key = (port.value,), f"{host.source} and {port.source}", str(port.value)
     elif host is not None and job is not None and not reading.agent_store:
         key = f"{reading.launcher}/{job.value}"
-        ports, source = _derived_ports(key), f"{host.source} and {job.source}"
+        ports, source = derived_ports(key), f"{host.source} and {job.source}"
     else:
-        raise _missing_address(reading)
+        raise missing_address(reading)
     return Endpoint(
         host=host.value,
         ports=ports,
@@ -108,20 +124,27 @@ def parse_address(address: str) -> tuple[Fact[str], Fact[int]]:
     return Fact(host, "address"), Fact(number, "address")
 
 
-def _missing_address(reading: LaunchEnvironment) -> LauncherEnvironmentError:
+def missing_address(reading: LaunchEnvironment) -> LauncherEnvironmentError:
+    """Return the error that a world has no address; it has the option of its launcher that sets one."""
     prefix = "RANKWISE_" if reading.rank.source.startswith("RANKWISE_") else ""
     missing = [f"{prefix}MASTER_ADDR"] if reading.host is None else []
     if reading.port is None and (reading.job is None or reading.agent_store):
         missing.append(f"{prefix}MASTER_PORT")
     are, them = ("are", "them") if len(missing) > 1 else ("is", "it")
+    command, option = _OPTIONS.get(reading.launcher, ("", ""))
+    options = " ".join(option.format(name, "PORT" if name.endswith("PORT") else "HOST") for name in missing)
+    remedy = (
+        f"add `{options}` to {command}, where HOST is the host of rank zero"
+        if command
+        else f"set {them} to where rank zero shall listen, the same for all ranks"
+    )
     return LauncherEnvironmentError(
         f"the world has {reading.world_size} ranks, but {' and '.join(missing)} {are} not set, so they cannot meet; "
-        f"set {them} to where rank zero shall listen, the same for all ranks (export, mpirun -x, mpiexec -genv), or "
-        "pass address='host:port' to rankwise.init()"
+        f"{remedy}, or pass address='host:port' to rankwise.init()"
     )
 
 
-def _derived_ports(name: str) -> tuple[int, ...]:
+def derived_ports(name: str) -> tuple[int, ...]:
     """Return the ports for a job of that name, in an order that is the same on every rank.
 
     Several candidates, since other programs may use some of them.

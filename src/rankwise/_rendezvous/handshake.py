@@ -14,31 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import hmac
 import json
-import os
 import socket
 import time
 from typing import Final
 
 from rankwise._net.acceptor import Acceptor, Client, listen
+from rankwise._net.addresses import address_for_others
 from rankwise._net.json_lines import parse_object
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, job_conflict, missing, replies_to
+from rankwise._rendezvous.rank_zero import MAX_LINE, PROTOCOL, find_rank_zero, proof, read_line, send_line
 from rankwise.errors import JoinError, JoinTimeoutError
-
-PROTOCOL: Final = "rankwise/1"
 
 # Rank zero knows which ranks are missing, so the others wait for its reply longer than rank zero waits for them.
 REPLY_SECONDS: Final = 5.0
-# Lines of the protocol are short: a client that sends more is not a rank.
-_MAX_LINE: Final = 65536
-# How long a listener may take for its proof, and the pause between two rounds over all ports.
-_PROOF_SECONDS: Final = 1.0
-_RETRY_SECONDS: Final = 0.05
-# The name of a host may not resolve while the pods of a cluster are still being created.
-_RESOLVE_SECONDS: Final = 30.0
 
 
 def serve(
@@ -60,7 +50,8 @@ def serve(
         except JoinError as error:
             server.reply_to_all(JoinReply(error=str(error), late=isinstance(error, JoinTimeoutError)))
             raise
-        replies = replies_to(server.requests, store_port=store_port)
+        address = address_for_others(client.connection for client in server.clients)
+        replies = replies_to(server.requests, store_port=store_port, host_address=address)
         for client, rank in server.clients.items():
             _reply(client, replies[rank])
         if replies[request.rank].error:
@@ -115,7 +106,7 @@ class _Server:
         Raises:
             JoinError: Its request conflicts with another rank's.
         """
-        if not client.read() or len(client.received) > _MAX_LINE:
+        if not client.read() or len(client.received) > MAX_LINE:
             return False
         *lines, rest = client.received.split(b"\n")
         client.received = rest
@@ -123,7 +114,7 @@ class _Server:
             try:
                 fields = parse_object(bytes(line))
                 if fields.get("protocol") == PROTOCOL:
-                    _send(client.connection, json.dumps({"proof": _proof(self._endpoint, fields["nonce"])}))
+                    send_line(client.connection, json.dumps({"proof": proof(self._endpoint, fields["nonce"])}))
                     continue
                 request = JoinRequest.decode(bytes(line))
             except (ValueError, KeyError, AttributeError, OSError):
@@ -164,10 +155,10 @@ def connect(endpoint: Endpoint, request: JoinRequest, *, timeout: float) -> tupl
         JoinTimeoutError: Rank zero was not found, or did not reply, in time.
     """
     deadline = time.monotonic() + timeout
-    connection, port = _find_rank_zero(endpoint, deadline, timeout=timeout)
+    connection, port = find_rank_zero(endpoint, deadline, timeout=timeout)
     try:
-        _send(connection, request.encode())
-        text = _read_line(connection, deadline + REPLY_SECONDS)
+        send_line(connection, request.encode())
+        text = read_line(connection, deadline + REPLY_SECONDS)
     except JoinTimeoutError as error:
         connection.close()
         raise JoinTimeoutError(
@@ -210,91 +201,4 @@ def listen_at(endpoint: Endpoint) -> socket.socket:
 
 def _reply(client: Client, reply: JoinReply) -> None:
     with contextlib.suppress(OSError):  # the client has disconnected, and needs no reply
-        _send(client.connection, reply.encode())
-
-
-def _find_rank_zero(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socket.socket, int]:
-    """Connect to rank zero, which listens on one of the ports; return the connection and the port.
-
-    Ports that refuse, and those of other programs, are tried again until the deadline: rank zero may start later.
-    """
-    foreign_ports: set[int] = set()
-    resolve_until = min(deadline, time.monotonic() + _RESOLVE_SECONDS)
-    failure = "nobody listens there"
-    while True:
-        for port in endpoint.ports:
-            try:
-                connection = socket.create_connection((endpoint.host, port), timeout=_PROOF_SECONDS)
-            except socket.gaierror as error:
-                if time.monotonic() > resolve_until:
-                    raise JoinError(
-                        f"host {endpoint.host!r} of {endpoint} cannot be resolved: {error.strerror}; "
-                        "is it spelled right, and known on this host?"
-                    ) from error
-                break
-            except UnicodeError as error:
-                raise JoinError(
-                    f"host {endpoint.host!r} of {endpoint} is not a valid name of a host: {error}"
-                ) from error
-            except OSError as error:
-                failure = error.strerror or str(error)
-                continue
-            if _proves(connection, endpoint):
-                return connection, port
-            connection.close()
-            foreign_ports.add(port)
-        if time.monotonic() > deadline:
-            break
-        time.sleep(_RETRY_SECONDS)
-    if foreign_ports:
-        ports = ", ".join(map(str, sorted(foreign_ports)))
-        failure = f"the listener on port {ports} is not rank zero of this world but another program or job"
-    raise JoinTimeoutError(
-        f"rank zero was not found at {endpoint} within {timeout:g} s: {failure}. "
-        "Was it started, and can this host reach it?"
-    )
-
-
-def _proves(connection: socket.socket, endpoint: Endpoint) -> bool:
-    """Return whether the listener proves that it is rank zero of this world."""
-    nonce = os.urandom(16).hex()
-    try:
-        _send(connection, json.dumps({"protocol": PROTOCOL, "nonce": nonce}))
-        text = _read_line(connection, time.monotonic() + _PROOF_SECONDS)
-        proof = parse_object(text)["proof"] if text else ""
-        return isinstance(proof, str) and hmac.compare_digest(proof, _proof(endpoint, nonce))
-    except (OSError, JoinTimeoutError, ValueError, TypeError, KeyError):
-        return False
-
-
-def _proof(endpoint: Endpoint, nonce: str) -> str:
-    return hmac.new(endpoint.key.encode(), nonce.encode(), hashlib.sha256).hexdigest()
-
-
-def _send(connection: socket.socket, line: str) -> None:
-    connection.sendall(line.encode() + b"\n")
-
-
-def _read_line(connection: socket.socket, deadline: float) -> str | None:
-    """Read one line; None if the other side closed the connection.
-
-    Raises:
-        JoinTimeoutError: No complete line arrived in time.
-    """
-    received = bytearray()
-    while True:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or len(received) > _MAX_LINE:
-            raise JoinTimeoutError("no answer in time")
-        connection.settimeout(min(remaining, 1.0))
-        try:
-            part = connection.recv(_MAX_LINE)
-        except TimeoutError:
-            continue
-        except ConnectionError:
-            return None
-        if not part:
-            return None
-        received += part
-        if b"\n" in received:
-            return received.partition(b"\n")[0].decode(errors="replace")
+        send_line(client.connection, reply.encode())

@@ -99,6 +99,7 @@ class JoinReply:
         local_rank, local_world_size, node_rank, num_nodes: The topology of the rank, beside rank and world
             size.
         store_port: The port of the store that rank zero serves; 0 if it serves none.
+        host_address: The address of rank zero's host that ranks of other hosts have connected to; "" if unknown.
     """
 
     error: str = ""
@@ -108,6 +109,7 @@ class JoinReply:
     node_rank: int = 0
     num_nodes: int = 1
     store_port: int = 0
+    host_address: str = ""
 
     def encode(self) -> str:
         return encode_line(replace(self, error=shortened(self.error, _LONGEST_ERROR)))
@@ -181,7 +183,9 @@ def job_conflict(first: JoinRequest, second: JoinRequest) -> str:
     )
 
 
-def replies_to(requests: Mapping[int, JoinRequest], *, store_port: int = 0) -> dict[int, JoinReply]:
+def replies_to(
+    requests: Mapping[int, JoinRequest], *, store_port: int = 0, host_address: str = ""
+) -> dict[int, JoinReply]:
     """Return the reply to each rank, given the requests of all.
 
     Nodes are numbered in the order of their lowest rank, local ranks in the order of ranks.
@@ -210,6 +214,7 @@ def replies_to(requests: Mapping[int, JoinRequest], *, store_port: int = 0) -> d
             node_rank=node_rank,
             num_nodes=len(nodes),
             store_port=store_port,
+            host_address=host_address,
         )
         for node_rank, ranks in enumerate(nodes.values())
         for local_rank, rank in enumerate(ranks)

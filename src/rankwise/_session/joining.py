@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from rankwise._environment.facts import Fact, LaunchEnvironment
-from rankwise._net.host import host_id
+from rankwise._net.addresses import address_for_others
+from rankwise._net.host import address_towards, host_id
 from rankwise._rendezvous import handshake, store
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise._rendezvous.membership import JoinReply, JoinRequest
@@ -35,12 +36,14 @@ class Joined:
             one to rank zero.
         listener: On rank zero, the socket of the handshake. It stays open until the session is closed: the port may be
             the only difference between two jobs, so the second job must get the error that the port is taken.
+        host_address: The address of rank zero's host for other hosts; "" if unknown.
     """
 
     reading: LaunchEnvironment
     store: dist.Store
     connections: dict[int, socket.socket]
     listener: socket.socket | None = None
+    host_address: str = ""
 
     @property
     def monitor(self) -> RankMonitor:
@@ -91,6 +94,15 @@ def join_with_device(
         return _join(reading, endpoint, request, timeout=timeout if problem is None else min(timeout, _REPORT_SECONDS))
     except JoinError as error:
         raise problem or error from error
+
+
+def own_address(joined: Joined, endpoint: Endpoint) -> str:
+    """Return the address of this host for other hosts: that of a connection to another host, if this rank has one."""
+    return (
+        address_for_others(joined.connections.values())
+        or joined.host_address
+        or address_towards(endpoint.host, endpoint.ports[0])
+    )
 
 
 def select_device(
@@ -146,8 +158,10 @@ def _join(reading: LaunchEnvironment, endpoint: Endpoint, request: JoinRequest, 
     try:
         complete = _environment_of(reading, reply, endpoint, connection.getpeername()[1])
         monitor = RankMonitor(request.rank, {0: connection})
-        session_store = store.connect(endpoint.host, reply.store_port, timeout=timeout, lost=lambda: monitor.lost([0]))
-        return Joined(complete, session_store, {0: connection})
+        # At the address that has answered: the name may have others, or only other hosts may resolve it.
+        address = connection.getpeername()[0]
+        session_store = store.connect(address, reply.store_port, timeout=timeout, lost=lambda: monitor.lost([0]))
+        return Joined(complete, session_store, {0: connection}, host_address=reply.host_address)
     except JoinError:
         connection.close()
         raise

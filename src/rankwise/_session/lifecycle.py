@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 import weakref
@@ -17,15 +16,16 @@ from rankwise._comm.opening import open_comm, uses_frames
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
-from rankwise._net.host import address_towards, launching_process
+from rankwise._net.host import launching_process
 from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.membership import JoinReply
+from rankwise._rendezvous.mpi import endpoint_over_mpi, needs_mpi
 from rankwise._session.device import choose_backend, is_selectable
 from rankwise._session.environ import with_first_host
-from rankwise._session.joining import Joined, join_with_device, select_device
+from rankwise._session.joining import Joined, join_with_device, own_address, select_device
 from rankwise._session.session import Session
 from rankwise._session.shutdown import OpenedResources
-from rankwise._torch import gloo_on_loopback
+from rankwise._torch import gloo_on
 from rankwise.errors import JoinError
 
 
@@ -54,7 +54,10 @@ def open_session(
         InvalidArgumentError: There is no such backend or device.
     """
     reading = with_first_host(reading)
-    endpoint = choose(reading, launching_process=launching_process)
+    if needs_mpi(reading):
+        endpoint: Endpoint | None = endpoint_over_mpi(reading, timeout=timeout)
+    else:
+        endpoint = choose(reading, launching_process=launching_process)
     if endpoint is None:
         joined = Joined(JoinReply().complete(reading, "a world of one"), dist.HashStore(), {})
     else:
@@ -78,7 +81,7 @@ def _new_registry(
         check=check,
         one_host=one_host,
         store=lambda: store,
-        own_address=lambda: LOOPBACK if endpoint is None else address_towards(endpoint.host, endpoint.ports[0]),
+        own_address=lambda: LOOPBACK if endpoint is None else own_address(joined, endpoint),
         find_dead_ranks=joined.monitor.lost,
     )
 
@@ -88,7 +91,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     excepthook = sys.excepthook
     rank, world_size = joined.reading.rank.value, joined.reading.world_size.value
     try:
-        with gloo_on_loopback() if registry.one_host else contextlib.nullcontext():
+        with gloo_on(registry.gloo_interface()):
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("group", joined.store),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Final, NoReturn, cast
 from weakref import WeakKeyDictionary
@@ -14,9 +13,10 @@ import torch.distributed as dist
 
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
+from rankwise._net.host import loopback_interface
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
-from rankwise._torch import gloo_on_loopback, local_group_name
+from rankwise._torch import gloo_on, local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError, MismatchError
 
 _MAX_PAUSE_SECONDS: Final = 0.05
@@ -77,7 +77,7 @@ def new_process_group(session: Session, ranks: Sequence[int], *, by_members: boo
     _require_process_group(session)
     timeout = _timeout(cast("dist.ProcessGroup", session.group))
     try:
-        with gloo_on_loopback() if session.reading.is_one_host else nullcontext():
+        with gloo_on(loopback_interface() if session.reading.is_one_host else ""):
             made = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=by_members)
     except (RuntimeError, ValueError) as error:
         members = ", ".join(map(str, ranks))

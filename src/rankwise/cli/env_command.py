@@ -133,12 +133,13 @@ def _show_process(reading: LaunchEnvironment, launcher: str, *, as_json: bool, w
 def _show_all_ranks(launcher: str, *, timeout: float, as_json: bool, with_rich: bool | None) -> None:
     from rankwise._net.host import host_id  # noqa: PLC0415 - likewise
     from rankwise._rendezvous.membership import JoinReply, JoinRequest  # noqa: PLC0415
+    from rankwise._rendezvous.mpi import endpoint_over_mpi, needs_mpi  # noqa: PLC0415
     from rankwise._session.environ import process_variables, read_check  # noqa: PLC0415
     from rankwise.cli.env_ranks import gather_reports  # noqa: PLC0415
     from rankwise.cli.env_report import endpoint_of, report_on  # noqa: PLC0415
 
     reading = _read(launcher)
-    endpoint = endpoint_of(reading)
+    endpoint = endpoint_over_mpi(reading, timeout=timeout) if needs_mpi(reading) else endpoint_of(reading)
 
     def report(reply: JoinReply) -> str:
         return json.dumps(report_on(reply.complete(reading), process_variables(), launcher).document())

@@ -22,6 +22,7 @@ from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIE
 from rankwise._environment.nesting import OUTER, RUN
 from rankwise._net.host import launching_process
 from rankwise._rendezvous.endpoint import Endpoint, choose
+from rankwise._rendezvous.mpi import has_mpi4py, needs_mpi
 from rankwise._session.environ import with_first_host, xla_facts
 from rankwise.errors import LauncherEnvironmentError
 
@@ -119,6 +120,8 @@ def endpoint_of(reading: LaunchEnvironment) -> Endpoint | None:
 
 def _address(reading: LaunchEnvironment, warnings: list[str]) -> Row:
     """Return the address where the ranks would meet in `init()`."""
+    if needs_mpi(reading) and has_mpi4py():
+        return Row(None, "an address of rank zero, which init() asks for through mpi4py")
     try:
         endpoint = endpoint_of(reading)
     except LauncherEnvironmentError as error:

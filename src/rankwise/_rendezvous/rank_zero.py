@@ -1,0 +1,124 @@
+"""Finding rank zero: of all that listens at an endpoint, only rank zero of the same world can prove that it is that."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import time
+from contextlib import closing
+from typing import Final
+
+from rankwise._net.connecting import Target, connections, resolve
+from rankwise._net.json_lines import parse_object
+from rankwise._rendezvous.endpoint import Endpoint
+from rankwise.errors import JoinError, JoinTimeoutError
+
+PROTOCOL: Final = "rankwise/1"
+
+# Lines of the protocol are short: a client that sends more is not a rank.
+MAX_LINE: Final = 65536
+# How long a listener may take for its proof, and the pause between two rounds over all ports.
+_PROOF_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 0.05
+# The name of a host may not resolve while the pods of a cluster are still being created.
+_RESOLVE_SECONDS: Final = 30.0
+
+
+def find_rank_zero(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socket.socket, int]:
+    """Connect to rank zero, which listens on one of the ports; return the connection and the port.
+
+    Ports that refuse, and those of other programs, are tried again until the deadline: rank zero may start later.
+    """
+    foreign_ports: set[int] = set()
+    failures = ["nobody listens there"]
+    resolve_until = min(deadline, time.monotonic() + _RESOLVE_SECONDS)
+    while True:
+        with closing(connections(_targets(endpoint, resolve_until), _PROOF_SECONDS, failures)) as established:
+            for connection in established:
+                port = connection.getpeername()[1]
+                if _proves(connection, endpoint):
+                    return connection, port
+                connection.close()
+                foreign_ports.add(port)
+        if time.monotonic() > deadline:
+            break
+        del failures[:-1]
+        time.sleep(_RETRY_SECONDS)
+    failure = failures[-1]
+    if foreign_ports:
+        ports = ", ".join(map(str, sorted(foreign_ports)))
+        failure = f"the listener on port {ports} is not rank zero of this world but another program or job"
+    raise JoinTimeoutError(
+        f"rank zero was not found at {endpoint} within {timeout:g} s: {failure}. "
+        "Was it started, and can this host reach it?"
+    )
+
+
+def _targets(endpoint: Endpoint, deadline: float) -> list[Target]:
+    """Return the addresses and ports of an endpoint; none if its host cannot be resolved yet.
+
+    Raises:
+        JoinError: It cannot be resolved, and the deadline has passed; or it is no name of a host.
+    """
+    try:
+        return resolve((endpoint.host, *endpoint.other_hosts), endpoint.ports)
+    except OSError as error:
+        if time.monotonic() <= deadline:
+            return []
+        raise JoinError(
+            f"host {endpoint.host!r} of {endpoint} cannot be resolved: {error.strerror}; "
+            "is it spelled right, and known on this host?"
+        ) from error
+    except UnicodeError as error:
+        raise JoinError(f"host {endpoint.host!r} of {endpoint} is not a valid name of a host: {error}") from error
+
+
+def _proves(connection: socket.socket, endpoint: Endpoint) -> bool:
+    """Return whether the listener proves that it is rank zero of this world."""
+    nonce = os.urandom(16).hex()
+    connection.settimeout(_PROOF_SECONDS)
+    try:
+        send_line(connection, json.dumps({"protocol": PROTOCOL, "nonce": nonce}))
+        text = read_line(connection, time.monotonic() + _PROOF_SECONDS)
+        answer = parse_object(text)["proof"] if text else ""
+        return isinstance(answer, str) and hmac.compare_digest(answer, proof(endpoint, nonce))
+    except (OSError, JoinTimeoutError, ValueError, TypeError, KeyError):
+        return False
+
+
+def proof(endpoint: Endpoint, nonce: str) -> str:
+    """Return what rank zero answers to a nonce, which only those can compute who know the key of the world."""
+    return hmac.new(endpoint.key.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+
+
+def send_line(connection: socket.socket, line: str) -> None:
+    """Send a line."""
+    connection.sendall(line.encode() + b"\n")
+
+
+def read_line(connection: socket.socket, deadline: float) -> str | None:
+    """Read one line; None if the other side closed the connection.
+
+    Raises:
+        JoinTimeoutError: No complete line arrived in time.
+    """
+    received = bytearray()
+    while True:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or len(received) > MAX_LINE:
+            raise JoinTimeoutError("no answer in time")
+        connection.settimeout(min(remaining, 1.0))
+        try:
+            part = connection.recv(MAX_LINE)
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        received += part
+        if b"\n" in received:
+            return received.partition(b"\n")[0].decode(errors="replace")
