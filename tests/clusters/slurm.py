@@ -8,7 +8,6 @@ ended.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.clusters.packages import which
 from tests.session.worlds import free_port
 
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
@@ -47,24 +47,6 @@ NodeName=node[0-{last}] NodeHostname=node[0-{last}] NodeAddr=127.0.0.1 Port=[{fi
 CoresPerSocket=8 RealMemory=16000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES OverSubscribe=YES DefaultTime=10 MaxTime=INFINITE State=UP
 """
-
-
-def why_not() -> str:
-    """Return why Slurm cannot be had here, or "". Installs its packages if they are missing."""
-    if os.geteuid() != 0:
-        return "not root"
-    missing = [package for program, package in PACKAGES.items() if _which(program) is None]
-    if not missing:
-        return ""
-    if shutil.which("apt-get") is None:
-        return f"{', '.join(missing)} are missing, and there is no apt-get"
-    install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing]
-    quiet = {"env": os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, "capture_output": True, "timeout": 180}
-    for command in (install, ["apt-get", "update", "-qq"], install):
-        ended = subprocess.run(command, check=False, **quiet)  # type: ignore[call-overload]  # options by name
-        if command is install and ended.returncode == 0:
-            return ""
-    return f"{', '.join(missing)} could not be installed: {ended.stderr.decode()[-200:]}"
 
 
 @contextmanager
@@ -107,7 +89,7 @@ def slurm(folder: Path, *, nodes: int) -> Iterator[dict[str, str]]:
 
 
 def _start(program: str, *args: str, **variables: str) -> None:
-    command = [_which(program) or program, *args]
+    command = [which(program) or program, *args]
     subprocess.run(command, env=_environ() | variables, check=True, capture_output=True, timeout=200)
 
 
@@ -143,10 +125,6 @@ def _working_in(folder: Path) -> list[psutil.Process]:
             if process.cwd() == str(folder):
                 found.append(process)
     return found
-
-
-def _which(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 
 def _environ() -> dict[str, str]:

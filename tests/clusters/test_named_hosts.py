@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.test_two_hosts import needs_namespaces, on_two_hosts
+from tests.clusters.hosts import needs_namespaces, on_two_hosts
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 

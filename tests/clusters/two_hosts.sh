@@ -23,6 +23,7 @@ ip link set right0 netns $right
 ip addr add 10.9.9.1/24 dev left0
 ip link set left0 up
 hostname left
+export RIGHT=$right # for rsh.sh
 status=0
 HOST=0 "$@" || status=$?
 wait $right || status=$?
