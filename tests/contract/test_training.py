@@ -98,6 +98,24 @@ def test_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others_becomes_den
     torch.testing.assert_close(parameter.grad.to_dense(), torch.eye(3, 2))
 
 
+def test_sparse_gradients_are_averaged_with_another_default_device(comm: Comm) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3, 2))
+    parameter.grad = torch.ones(3, 2).to_sparse(1)
+    with torch.device("meta"):
+        rw.sync_grads([parameter])
+    torch.testing.assert_close(parameter.grad.to_dense(), torch.ones(3, 2))
+
+
+def test_tensors_that_are_results_may_have_gradients(comm: Comm) -> None:
+    results = [torch.ones(2, requires_grad=True) * 2 for _ in range(2)]
+    for result in results:
+        result.retain_grad()
+    (results[0].sum() * (rw.get_rank() + 1)).backward()
+    rw.sync_grads(results)
+    assert results[1].grad is None
+    torch.testing.assert_close(results[0].grad, torch.full((2,), (comm.size + 1) / 2))
+
+
 def test_sync_grads_refuses_other_values_than_parameters(comm: Comm) -> None:
     with pytest.raises(rw.InvalidArgumentError):
         rw.sync_grads(torch.ones(2))

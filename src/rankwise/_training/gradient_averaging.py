@@ -53,8 +53,8 @@ def gradient_type(parameter: torch.Tensor) -> torch.dtype:
     grad = parameter.grad
     if grad is not None:
         return grad.dtype
-    # Parameters have this attribute since torch 2.10; None allows every dtype.
-    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+    # Leaf tensors have this attribute since torch 2.10; None allows every dtype.
+    return (getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None) or parameter.dtype
 
 
 def _combine(messages: Sequence[bytes]) -> bytes:
@@ -74,9 +74,10 @@ def combine_layouts(comm: Comm, call: Call, layouts: Sequence[int]) -> Prepared[
 
     # In groups without frames the backend reduces them. It has no OR, and so takes the maximum of each bit.
     bits = torch.tensor(
-        [[layout & bit for layout in layouts] for bit in (NO_GRADIENT, DENSE, SPARSE)], dtype=torch.uint8
+        [[layout & bit for layout in layouts] for bit in (NO_GRADIENT, DENSE, SPARSE)],
+        dtype=torch.uint8,
+        device=comm.control_device,
     )
-    bits = bits.to(comm.control_device)
     reduce = comm.reduce(bits, Op.MAX) if layouts else None
 
     def run_without_frames() -> Sequence[int]:
@@ -171,7 +172,8 @@ def _sum(grads: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False).coalesce()
+    # The device is named, or it would be torch's default one.
+    return torch.sparse_coo_tensor(indices, values, shape, device=values.device, check_invariants=False).coalesce()
 
 
 def describe_gradients(parameters: Iterable[torch.Tensor]) -> dict[str, str]:
