@@ -230,3 +230,14 @@ ARRAYS: dict[str, Callable[[], Any]] = {
 }
 
 KINDS = {**PLAIN, **CONTAINERS, **ARRAYS, **TENSORS, **MODULES}
+
+
+def made_of(kind: str) -> Any:
+    """Return a value of a kind, with tensors on the default device if a device of that type can have them."""
+    try:
+        return KINDS[kind]()
+    except (RuntimeError, AttributeError):
+        if torch.get_default_device().type == "cpu":
+            raise
+        with torch.device("cpu"):
+            return KINDS[kind]()

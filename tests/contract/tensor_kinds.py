@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +15,11 @@ with FakeTensorMode():
     torch.ones(1)
 
 
-# TorchScript parses source, which Python 3.11 cannot do in two threads at once, and ranks may be threads.
-_SCRIPTING = threading.Lock()
+# TorchScript parses source, which Python 3.11 cannot do in two threads at once (it does so for tracebacks, too), and
+# ranks may be threads.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's: deprecated
+    _SCRIPTED = torch.jit.script(torch.nn.Linear(2, 2)).save_to_buffer()
 
 
 class Tagged(torch.Tensor):
@@ -73,9 +76,9 @@ def frozen() -> torch.nn.Module:
 
 
 def scripted() -> Any:
-    with _SCRIPTING, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's: deprecated
-        return torch.jit.script(torch.nn.Linear(2, 2))
+        return torch.jit.load(io.BytesIO(_SCRIPTED), map_location="cpu")
 
 
 def without_memory() -> torch.Tensor:
@@ -131,7 +134,7 @@ TENSORS: dict[str, Callable[[], Any]] = {
     "overlapping tensor": lambda: torch.arange(4.0).as_strided((3, 2), (1, 1)),
     "tensor without memory": without_memory,
     "tensor class": lambda: torch.Tensor,
-    "storage": lambda: torch.ones(3).untyped_storage(),
+    "storage": lambda: torch.ones(3, device="cpu").untyped_storage(),  # those of XLA devices have no elements
     "dtype": lambda: torch.float32,
     "device": lambda: torch.device("cpu"),
     "torch.Generator": torch.Generator,

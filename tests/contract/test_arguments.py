@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 import rankwise as rw
 from rankwise._comm.group import Comm, Group
 from rankwise._comm.opening import serial_comm
-from tests.contract.argument_kinds import ARRAYS, KINDS, PLAIN
+from tests.contract.argument_kinds import ARRAYS, KINDS, PLAIN, made_of
 from tests.contract.random_values import EXAMPLES
 
 pytestmark = [
@@ -123,10 +123,10 @@ def cells(title: str) -> Iterator[tuple[str, str]]:
     if title in VARIANTS:
         return
     for argument in settings if title in VALUES else (value, *settings):
-        for kind, make in SETTINGS.items():
+        for kind in SETTINGS:
             if kind == "one" and argument in {"src", "dst"}:
                 continue  # which is a rank in some worlds
-            if argument != "timeout" or not is_short(make()):
+            if argument != "timeout" or not is_short(made_of(kind)):
                 yield argument, kind
 
 
@@ -176,11 +176,11 @@ def test_every_kind_of_every_argument(comm: Comm, title: str) -> None:
     wrong: list[str] = []
     for argument, kind in cells(title):
         cell = f"{title}({argument}={kind})"
-        found = called(title, {argument: KINDS[kind]()}, None, comm.size)
+        found = called(title, {argument: made_of(kind)}, None, comm.size)
         if found.startswith("RAW"):
             wrong.append(f"{cell}: {found}")
         elif comm.size > 1 and is_alike(title, argument):
-            first = called(title, {"group": alone, argument: KINDS[kind]()}, alone, 1)
+            first = called(title, {"group": alone, argument: made_of(kind)}, alone, 1)
             if found != first:
                 wrong.append(f"{cell}\n   alone: {first}\n   of {comm.size}: {found}")
         if outcome(lambda: rw.all_reduce(1) == comm.size or 1 / 0) != "bool":
@@ -212,7 +212,7 @@ def made(template: Any) -> Any:
         return {key: made(value) for key, value in template.items()}
     if isinstance(template, (list, tuple)):
         return type(template)(made(value) for value in template)
-    return KINDS[template]()
+    return made_of(template)
 
 
 @pytest.mark.ranks(2, 3)

@@ -40,6 +40,8 @@ class OutOfMemory(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if str(func).startswith("_c10d_functional."):  # of an XLA device: takes memory only where all ranks execute it
+            return result
         if memory(result, self.least) - memory([args, kwargs]):
             if not self.left:
                 raise MemoryError("none is left")
@@ -50,8 +52,11 @@ class OutOfMemory(TorchFunctionMode):
 def memory(value: object, least: int = 0) -> set[int]:
     """Return the addresses of the tensors in a value that have at least so many bytes."""
     if isinstance(value, torch.Tensor):
-        is_counted = value.layout is torch.strided and value.untyped_storage().nbytes() >= least
-        return {value.untyped_storage().data_ptr()} - {0} if is_counted else set()
+        if value.layout is not torch.strided or value.untyped_storage().nbytes() < least:
+            return set()
+        # The memory of XLA devices has no address: there, the storage is the identity.
+        storage = value.untyped_storage()
+        return {storage._cdata if value.device.type == "xla" else storage.data_ptr()} - {0}
     if isinstance(value, Mapping):
         value = list(value.values())
     return set().union(*(memory(part, least) for part in value)) if isinstance(value, (list, tuple)) else set()
