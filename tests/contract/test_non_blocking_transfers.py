@@ -45,6 +45,29 @@ def test_all_ranks_send_and_receive_at_once_in_both_directions(comm: Comm) -> No
     assert rw.all_reduce(1) == comm.size
 
 
+def test_tensors_are_received_on_the_device_of_a_blocking_call(comm: Comm) -> None:
+    rank, size = rw.get_rank(), comm.size
+    value = [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True), torch.ones(LARGE)]
+    received: list[tuple[Any, Any]] = []
+    if rank == 0:
+        for work in [rw.send(value, dst, async_op=True) for dst in range(1, size) for _ in range(2)]:
+            work.wait()
+    else:
+        pending: rw.Work[Any] = rw.recv(0, async_op=True)
+        received.append((rw.recv(0), pending.wait()))
+    source: Any = value if rank == 0 else None
+    received.append((rw.broadcast(source), rw.broadcast(source, async_op=True).wait()))
+    sources = [value] * size if rank == 0 else None
+    received.append((rw.scatter(sources), rw.scatter(sources, async_op=True).wait()))
+    received.append((rw.all_gather(source)[0], rw.all_gather(source, async_op=True).wait()[0]))
+    for blocking, other in received:
+        for one, same_one in zip(blocking, other, strict=True):
+            assert (one.device, type(one), one.requires_grad) == (
+                *(same_one.device, type(same_one), same_one.requires_grad),
+            )
+            assert torch.equal(one, same_one)
+
+
 def test_in_a_ring_every_rank_may_send_before_it_receives(comm: Comm) -> None:
     rank = rw.get_rank()
     value = torch.full((LARGE,), rank)

@@ -16,6 +16,7 @@ import torch
 
 from rankwise._arguments import as_bool
 from rankwise._collectives.pytree import PyTree
+from rankwise._collectives.serialization import undeferred
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group
@@ -84,11 +85,14 @@ def start_call(
     if not is_async:
         return run()
     try:
-        return comm.start(call, run if on_xla else _in_state_of_caller(run), at_once=on_xla)
+        work = comm.start(call, run if on_xla else _in_state_of_caller(run), at_once=on_xla)
     except RuntimeError as error:
         if isinstance(error, RankwiseError):
             raise
         return _fail(comm, call, CollectiveError(f"{call.text}: no thread can be started: {error}"))
+    if is_used() and not on_xla:
+        work.convert_with(undeferred)
+    return work
 
 
 def are_on_xla(*values: object) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -148,7 +148,9 @@ def serialize(value: object, *, most_inline: int = INLINE_BYTES) -> Serialized:
 
 
 def deserialize(header: Header, buffers: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's
-    """Return the value. It takes ownership of the buffers.
+    """Return the value; where a rank has tensors on an XLA device, and another thread helps it, as a `Deferred`.
+
+    It takes ownership of the buffers.
 
     Raises:
         PayloadTypeError: It cannot be unpickled here.
@@ -162,9 +164,37 @@ def deserialize(header: Header, buffers: Mapping[str, torch.Tensor]) -> Any:  # 
         buffers = {"cpu": to_tensor(data)}
     try:
         parts, stream, *definitions = pickle.loads(envelope)
-        return _Unpickler(stream, Definitions(*definitions), parts, buffers).load()
+        load = _Unpickler(stream, Definitions(*definitions), parts, buffers).load
+        return Deferred(load) if is_helper_thread() and any(part.device == DEVICE_TYPE for part in parts) else load()
     except Exception as error:
-        raise PayloadTypeError(f"a value from another rank cannot be unpickled here: {error}") from error
+        raise _not_unpickled(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A value from another rank that is not unpickled yet: the thread of the rank alone may make its tensors."""
+
+    load: Callable[[], Any]
+
+
+def undeferred(result: Any) -> Any:  # noqa: ANN401 - the result of a collective
+    """Return a value, or values in a list, unpickled by this thread where that was deferred.
+
+    Raises:
+        PayloadTypeError: A value cannot be unpickled here.
+    """
+    if isinstance(result, list):
+        return [undeferred(value) if isinstance(value, Deferred) else value for value in result]
+    if not isinstance(result, Deferred):
+        return result
+    try:
+        return result.load()
+    except Exception as error:
+        raise _not_unpickled(error) from error
+
+
+def _not_unpickled(error: Exception) -> PayloadTypeError:
+    return PayloadTypeError(f"a value from another rank cannot be unpickled here: {error}")
 
 
 def empty_buffers(header: Header, comm: Comm) -> dict[str, torch.Tensor]:

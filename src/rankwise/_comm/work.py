@@ -11,7 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from rankwise._arguments import as_seconds
 from rankwise._user_frames import is_user_frame, strip_internal_frames
@@ -20,6 +20,9 @@ from rankwise.errors import CollectiveError, CollectiveTimeoutError, NotJoinedEr
 T_co = TypeVar("T_co", covariant=True)
 
 log = logging.getLogger(__name__)
+
+# Held by the thread that converts the result of a work: see `Work.convert_with`.
+_converting: Final = threading.RLock()
 
 
 class WorkState:
@@ -111,7 +114,9 @@ class Work(Generic[T_co]):
     A work that nobody has waited for is logged, with its error, when its group or session is closed.
     """
 
-    __slots__ = ("__weakref__", "_error", "_pid", "_rank", "_result", "_run", "_state", "_traceback", "_untaken")
+    __slots__ = (
+        *("__weakref__", "_convert", "_error", "_pid", "_rank", "_result", "_run", "_state", "_traceback", "_untaken"),
+    )
 
     def __init__(self, state: WorkState, run: Callable[[], T_co], untaken: UntakenWorks, rank: int) -> None:
         self._state = state
@@ -119,6 +124,7 @@ class Work(Generic[T_co]):
         self._untaken = untaken
         self._rank = rank
         self._pid = os.getpid()
+        self._convert: Callable[[Any], Any] | None = None
         self._result: T_co = None  # type: ignore[assignment]  # until the collective has ended
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
@@ -168,10 +174,7 @@ class Work(Generic[T_co]):
         self._require_waitable()
         if not self._state.wait(seconds):
             raise CollectiveTimeoutError(f"{self._state.text} has not ended within {seconds:g} s, and is still pending")
-        self._untaken.take(self._state)
-        if self._error is not None:
-            raise self._error.with_traceback(self._traceback)
-        return self._result
+        return self._taken()
 
     def __await__(self) -> Generator[Any, None, T_co]:
         """Wait for the collective without blocking the running event loop of asyncio."""
@@ -180,10 +183,11 @@ class Work(Generic[T_co]):
         self._require_waitable()
         if not self._state.finished:
             yield from asyncio.wrap_future(self._state.future).__await__()
-        self._untaken.take(self._state)
-        if self._error is not None:
-            raise self._error.with_traceback(self._traceback)
-        return self._result
+        return self._taken()
+
+    def convert_with(self, convert: Callable[[Any], Any]) -> None:
+        """Let a function convert the result, once, in the thread that takes it first; its error is that of the work."""
+        self._convert = convert
 
     def execute(self) -> None:
         """Run the collective, in the thread of its group."""
@@ -204,6 +208,28 @@ class Work(Generic[T_co]):
         self._fail(CollectiveError(f"{self._state.text} was not made: {reason}"))
         self._state.error = ""  # the end of its group has a cause of its own
         self.execute()
+
+    def _taken(self) -> T_co:
+        """Return the result of the finished work, or raise its error."""
+        self._untaken.take(self._state)
+        if self._convert is not None:
+            with _converting:
+                self._convert_result()
+        if self._error is not None:
+            raise self._error.with_traceback(self._traceback)
+        return self._result
+
+    def _convert_result(self) -> None:
+        """Convert the result, unless another thread has."""
+        if self._convert is None:
+            return
+        try:
+            if self._error is None:
+                self._result = self._convert(self._result)
+        except Exception as error:  # noqa: BLE001 - raised by every call that takes the result
+            self._fail(error)
+        finally:
+            self._convert = None
 
     def _require_waitable(self) -> None:
         """Check that waiting for the collective can end.
