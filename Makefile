@@ -49,9 +49,9 @@ dist: $(VENV)/.installed
 compat: $(VENV)/.installed
 	$(BIN)/python -m tools.compat $(if $(PY),--python $(PY)) $(if $(TORCH),--torch $(TORCH)) $(if $(TESTS),--tests "$(TESTS)")
 
-# An environment of its own, with torch_xla: a download of 1 GB, once.
+# An environment of its own, with torch_xla: a download of 1 GB, once. IGNITE=CHECKOUT: the tests of PyTorch-Ignite.
 test-xla:
-	$(PYTHON) -m tools.xla_lane $(if $(TESTS),--tests "$(TESTS)")
+	$(PYTHON) -m tools.xla_lane $(if $(TESTS),--tests "$(TESTS)") $(if $(IGNITE),--ignite "$(IGNITE)")
 
 # The constraints come first: torch's CPU build is enough here, and its default one is gigabytes of CUDA.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -3,6 +3,9 @@
 First the ordinary contract tests run in that environment, with its torch and gloo. Then those tests, and those of
 `tests/xla/lane`, run with 1, 2 and 4 devices of XLA on the CPU: each number in processes of its own, each device a
 rank. The environment is in `.xla/`, and is made anew when anything that it is made from has changed.
+
+`make test-xla IGNITE=CHECKOUT` runs PyTorch-Ignite's own tests for XLA in place of them, from a checkout of its
+repository, with 1 and 2 devices; `tests/xla/own_tests_of_ignite.py` puts the drop-in below them.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ OF_DROP_INS = ("tests/compat/ignite/test_ignite_collectives.py", "tests/compat/i
 
 DEVICES = (1, 2, 4)
 LANE_SECONDS = 1800
+OF_IGNITE = ("-m", "tpu", "-p", "no:rankwise", "-p", "no:cacheprovider", "-p", "tests.xla.own_tests_of_ignite")
 # The variables that torch_xla reads, which change what runs.
 OF_TORCH_XLA = ("PJRT_", "XLA_", "XRT_", "TPU_", "CPU_NUM_DEVICES")
 
@@ -93,7 +97,7 @@ def forget_cuda(site_packages: Path) -> None:
 
 def commands(virtualenv: Virtualenv, tests: list[str]) -> list[tuple[str, list[str], dict[str, str]]]:
     """Return the runs of the lane: title, command and environment of each."""
-    clean = {name: value for name, value in environ().items() if not name.startswith(OF_TORCH_XLA)}
+    clean = clean_environ()
     pytest = [virtualenv.python, "-m", "pytest", *IN_PYTEST]
     gloo = [*pytest, "--numprocesses", "2", *(tests or ["tests/contract"])]
     runs = [("gloo", gloo, clean)]
@@ -103,6 +107,25 @@ def commands(virtualenv: Virtualenv, tests: list[str]) -> list[tuple[str, list[s
         paths = tests or ["tests/contract", "tests/xla/lane", *OF_DROP_INS]
         runs.append((f"{devices} devices", [*command, *paths], clean | variables(devices)))
     return runs
+
+
+def commands_of_ignite(virtualenv: Virtualenv, checkout: Path) -> list[tuple[str, list[str], dict[str, str]]]:
+    """Return the runs of Ignite's own tests: title, command and environment of each."""
+    runs = []
+    for devices in DEVICES[:2]:
+        environment = clean_environ() | variables(devices) | {"IGNITE_CHECKOUT": str(checkout)}
+        # `python -m pytest` would put Ignite's package `tests` before ours.
+        environment |= {"PYTHONPATH": f"{ROOT}:{checkout}", "PYTHONDONTWRITEBYTECODE": "1"}
+        if devices > 1:
+            environment["NUM_TPU_WORKERS"] = str(devices)  # by which these tests run in several ranks
+        command = [str(virtualenv.bin / "pytest"), *OF_IGNITE, "-rfxX", "--timeout", "200"]
+        runs.append((f"{devices} devices", [*command, str(checkout / "tests" / "ignite" / "distributed")], environment))
+    return runs
+
+
+def clean_environ() -> dict[str, str]:
+    """Return the environment of this process without variables that change what runs."""
+    return {name: value for name, value in environ().items() if not name.startswith(OF_TORCH_XLA)}
 
 
 def run_all(runs: list[tuple[str, list[str], Mapping[str, str]]]) -> list[str]:
@@ -122,8 +145,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.xla_lane", description=__doc__)
     parser.add_argument("--tests", default="", help="files and options for pytest, in place of the whole lane")
     parser.add_argument("--only", default="", metavar="RUN", help='one run: "gloo", "1 devices", "2 devices"')
+    parser.add_argument("--ignite", type=Path, metavar="CHECKOUT", help="run the tests of this checkout of Ignite")
     given = parser.parse_args()
-    runs = commands(prepare(FOLDER / "environment"), given.tests.split())
+    virtualenv = prepare(FOLDER / "environment")
+    if given.ignite is None:
+        runs = commands(virtualenv, given.tests.split())
+    else:
+        runs = commands_of_ignite(virtualenv, given.ignite.resolve())
     failed = run_all([one for one in runs if given.only in {"", one[0]}])
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
