@@ -174,7 +174,10 @@ class Work(Generic[T_co]):
         self._require_waitable()
         if not self._state.wait(seconds):
             raise CollectiveTimeoutError(f"{self._state.text} has not ended within {seconds:g} s, and is still pending")
-        return self._taken()
+        self._take()
+        if self._error is not None:
+            raise self._error.with_traceback(self._traceback)
+        return self._result
 
     def __await__(self) -> Generator[Any, None, T_co]:
         """Wait for the collective without blocking the running event loop of asyncio."""
@@ -183,7 +186,10 @@ class Work(Generic[T_co]):
         self._require_waitable()
         if not self._state.finished:
             yield from asyncio.wrap_future(self._state.future).__await__()
-        return self._taken()
+        self._take()
+        if self._error is not None:
+            raise self._error.with_traceback(self._traceback)
+        return self._result
 
     def convert_with(self, convert: Callable[[Any], Any]) -> None:
         """Let a function convert the result, once, in the thread that takes it first; its error is that of the work."""
@@ -209,27 +215,19 @@ class Work(Generic[T_co]):
         self._state.error = ""  # the end of its group has a cause of its own
         self.execute()
 
-    def _taken(self) -> T_co:
-        """Return the result of the finished work, or raise its error."""
+    def _take(self) -> None:
+        """Record that the result is taken, and convert it, unless another thread has."""
         self._untaken.take(self._state)
-        if self._convert is not None:
-            with _converting:
-                self._convert_result()
-        if self._error is not None:
-            raise self._error.with_traceback(self._traceback)
-        return self._result
-
-    def _convert_result(self) -> None:
-        """Convert the result, unless another thread has."""
         if self._convert is None:
             return
-        try:
-            if self._error is None:
-                self._result = self._convert(self._result)
-        except Exception as error:  # noqa: BLE001 - raised by every call that takes the result
-            self._fail(error)
-        finally:
-            self._convert = None
+        with _converting:
+            try:
+                if self._convert is not None and self._error is None:
+                    self._result = self._convert(self._result)
+            except Exception as error:  # noqa: BLE001 - raised by every call that takes the result
+                self._fail(error)
+            finally:
+                self._convert = None
 
     def _require_waitable(self) -> None:
         """Check that waiting for the collective can end.
