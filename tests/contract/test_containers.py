@@ -169,11 +169,14 @@ def test_containers_are_gathered_with_their_tensors(comm: Comm) -> None:
 
 
 def test_parameters_and_modules_are_gathered(comm: Comm) -> None:
-    torch.manual_seed(rw.get_rank())
-    model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50))
-    for other, found in enumerate(rw.all_gather(model)):
-        torch.manual_seed(other)
-        wanted = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50))
+    def model_of(rank: int) -> torch.nn.Sequential:
+        model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50))
+        for place, tensor in enumerate(model.state_dict().values()):
+            tensor.fill_(100 * rank + place)
+        return model
+
+    for other, found in enumerate(rw.all_gather(model_of(rw.get_rank()))):
+        wanted = model_of(other)
         assert isinstance(found[0].weight, torch.nn.Parameter)
         assert found[0].weight.requires_grad
         for name, tensor in wanted.state_dict().items():

@@ -375,10 +375,10 @@ def test_a_barrier_that_times_out_names_the_missing_ranks(comm: Comm, tmp_path: 
 
 def test_a_thread_may_use_a_group_of_its_own(comm: Comm) -> None:
     """A second thread of a rank may wait in another group."""
-    group = rw.new_group(range(comm.size))
+    rank, group = rw.get_rank(), rw.new_group(range(comm.size))
     found: list[list[int]] = []
-    thread = threading.Thread(target=lambda: found.append(rw.all_gather(rw.get_rank(), group=group)))
-    if rw.get_rank() == 0:
+    thread = threading.Thread(target=lambda: found.append(rw.all_gather(rank, group=group)))
+    if rank == 0:
         thread.start()
         time.sleep(0.3)
         works(comm)

@@ -18,26 +18,23 @@ _THREAD = "a session belongs to the thread of its rank; other threads that the r
 _LOG = "counts log messages, and those of all ranks are in one log"
 _ROUTE = "changes the routes of calls in the whole process, and takes one that ranks on XLA devices do not have"
 _PATCH = "changes a class in the whole process, under the other ranks"
-_RANDOM = "seeds torch's random generator, which all ranks share"
-_COUNTED = "counts descriptors and threads of the process, which all ranks share"
+_COUNTED = "counts descriptors and threads of the process, where other ranks connect meanwhile"
 _AT_ONCE = "a non-blocking call with tensors on XLA devices is made at once, so that different orders are a deadlock"
 _SPARSE = "torch_xla has no sparse tensors"
 _KINDS = "torch_xla cannot make these tensors, or some of those that the test takes: complex32, sparse, nested, freed"
-_COMPILED = "torch's state of it belongs to the process: other ranks change it meanwhile"
+_TANGENTS = "torch has one level of tangents in a process: other ranks enter it meanwhile"
 
 NOT_APPLICABLE: Final = {
     "test_adopted_groups.py::*": _GROUP,
-    "test_arguments.py::test_every_kind_of_every_argument-*-all_reduce": _COMPILED,
     "test_awaiting.py::test_a_call_that_is_refused_is_named*": _THREAD,
     "test_closing_groups.py::test_a_process_group_that_other_code_destroyed*": _GROUP,
     "test_concurrent_calls.py::test_a_signal_handler_is_refused-*": _SIGNAL,
     "test_concurrent_calls.py::test_a_signal_handler_is_refused_while_its_rank_waits*": _SIGNAL,
-    "test_concurrent_calls.py::test_an_error_in_the_group_of_one_thread_does_not_disturb_the_other*": _THREAD,
     "test_concurrent_calls.py::test_another_thread_is_refused-*": _THREAD,
     "test_concurrent_calls.py::test_another_thread_is_refused_between_the_agreement_on_a_call_and_its_data*": _THREAD,
     "test_concurrent_calls.py::test_another_thread_is_refused_while_any_collective_waits*": _THREAD,
     "test_concurrent_calls.py::test_every_collective_in_another_thread_is_refused_also_a_non_blocking_one*": _THREAD,
-    "test_differentiable.py::test_tangents_are_refused_where_they_would_be_lost*": _COMPILED,
+    "test_differentiable.py::test_tangents_are_refused_where_they_would_be_lost*": _TANGENTS,
     "test_main_definitions.py::test_a_definition_on_one_rank_is_sent_with_its_values*": _MAIN,
     "test_main_definitions.py::test_a_definition_that_cannot_be_sent_is_named*": _MAIN,
     "test_main_definitions.py::test_a_definition_that_differs_between_ranks_is_the_senders*": _MAIN,
@@ -47,12 +44,8 @@ NOT_APPLICABLE: Final = {
     "test_non_blocking_transfers.py::test_threads_use_the_two_directions_at_once*": _THREAD,
     "test_awaiting.py::test_several_are_awaited_at_once_in_different_groups-*-xla": _AT_ONCE,
     "test_closing_groups.py::test_a_closed_group_releases_its_resources-*": _COUNTED,
-    "test_containers.py::test_parameters_and_modules_are_gathered-*": _RANDOM,
     "test_differentiable.py::test_gradients_need_floats_or_complex_numbers-*-xla*": _SPARSE,
-    "test_differentiable.py::test_transforms_of_functions_are_refused-*": _COMPILED,
-    "test_divergences.py::test_a_thread_may_use_a_group_of_its_own-*": _THREAD,
     "test_extend.py::test_misuse_of_an_exchange_is_an_error_on_all_ranks*-xla": _SPARSE,
-    "test_groups.py::test_a_group_has_its_place_and_nothing_to_call_by_mistake-*": _GROUP,
     "test_non_blocking.py::test_groups_do_not_wait_for_each_other-*-xla": _AT_ONCE,
     "test_non_blocking.py::test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way-*": _PATCH,
     "test_reduction.py::test_values_that_cannot_be_reduced_are_refused_in_every_world-*-xla": _SPARSE,
