@@ -97,10 +97,10 @@ def test_transforms_of_functions_are_refused(comm: Comm, *, differentiable: bool
     for name, call in calls.items():
         transforms: list[Callable[[Any], Any]] = [
             torch.func.vmap(call),
-            torch.func.grad(lambda x, call=call: call(x).sum()),
+            torch.func.grad(partial(sum_of, call)),
             torch.func.jacrev(call),
             torch.func.jacfwd(call),
-            lambda x, call=call: torch.func.jvp(call, (x,), (x,)),  # type: ignore[misc]
+            partial(tangent_of, call),
         ]
         if not is_xla:  # whose tensors are functional already, so that it fails itself
             transforms.append(torch.func.functionalize(call))
@@ -109,6 +109,14 @@ def test_transforms_of_functions_are_refused(comm: Comm, *, differentiable: bool
                 transform(torch.ones(2))
                 pytest.fail(name)
             assert rw.all_reduce(1) == comm.size
+
+
+def sum_of(call: Callable[[Any], Any], x: torch.Tensor) -> Any:
+    return call(x).sum()
+
+
+def tangent_of(call: Callable[[Any], Any], x: torch.Tensor) -> Any:
+    return torch.func.jvp(call, (x,), (x,))
 
 
 def holding(tensor: torch.Tensor) -> torch.nn.Module:
