@@ -15,8 +15,8 @@ from typing import NoReturn, TypeVar
 import torch
 
 from rankwise._arguments import as_bool
+from rankwise._collectives.deferred import undeferred
 from rankwise._collectives.pytree import PyTree
-from rankwise._collectives.serialization import undeferred
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group

@@ -13,12 +13,13 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
+from rankwise._collectives.deferred import Deferred, not_unpickled
 from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, from_bytes, memory_of, require_memory, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._pickling import Definitions, Pickler, Unpickler
@@ -167,34 +168,7 @@ def deserialize(header: Header, buffers: Mapping[str, torch.Tensor]) -> Any:  # 
         load = _Unpickler(stream, Definitions(*definitions), parts, buffers).load
         return Deferred(load) if is_helper_thread() and any(part.device == DEVICE_TYPE for part in parts) else load()
     except Exception as error:
-        raise _not_unpickled(error) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """A value from another rank that is not unpickled yet: the thread of the rank alone may make its tensors."""
-
-    load: Callable[[], Any]
-
-
-def undeferred(result: Any) -> Any:  # noqa: ANN401 - the result of a collective
-    """Return a value, or values in a list, unpickled by this thread where that was deferred.
-
-    Raises:
-        PayloadTypeError: A value cannot be unpickled here.
-    """
-    if isinstance(result, list):
-        return [undeferred(value) if isinstance(value, Deferred) else value for value in result]
-    if not isinstance(result, Deferred):
-        return result
-    try:
-        return result.load()
-    except Exception as error:
-        raise _not_unpickled(error) from error
-
-
-def _not_unpickled(error: Exception) -> PayloadTypeError:
-    return PayloadTypeError(f"a value from another rank cannot be unpickled here: {error}")
+        raise not_unpickled(error) from error
 
 
 def empty_buffers(header: Header, comm: Comm) -> dict[str, torch.Tensor]:
