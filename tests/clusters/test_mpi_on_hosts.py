@@ -26,7 +26,7 @@ def through_mpi4py(mpi: Mpi) -> list[str]:
 
 @every_mpi
 def test_on_one_host(mpi: Mpi) -> None:
-    command = [*mpi.command, *(["--map-by", ":OVERSUBSCRIBE"] if "prterun" in mpi.command[0] else []), "-n", "3", *SHOW]
+    command = [*mpi.command, *mpi.crowded, "-n", "3", *SHOW]
     ended = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr
     host = Path("/proc/sys/kernel/hostname").read_text().strip()
