@@ -32,6 +32,7 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/accessors.py
+	$(BIN)/python benchmarks/hostlists.py
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python -m benchmarks.growth --save docs
 	$(BIN)/python benchmarks/startup.py

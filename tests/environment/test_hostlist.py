@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise._environment.hostlist import MAX_HOSTS, expand
+from rankwise._environment.hostlist import MAX_HOSTS, expand, first
 from rankwise.errors import LauncherEnvironmentError
 
 TABLE = [
@@ -42,6 +42,26 @@ def test_expands_as_scontrol_does(hostlist: str, printed: str) -> None:
         assert expand(hostlist) == ["node", "1", "2"]
     else:
         assert expand(hostlist) == NEWER.get(hostlist, printed).split()
+
+
+@pytest.mark.parametrize("hostlist", [row[0] for row in TABLE])
+def test_the_first_host_is_the_first_of_all(hostlist: str) -> None:
+    try:
+        hosts = expand(hostlist)
+    except LauncherEnvironmentError:
+        return
+    assert first(hostlist) == (hosts[0] if hosts else None)
+
+
+@pytest.mark.parametrize(
+    "hostlist",
+    ["node[00001-50000],gpu[00001-50000]", ",".join(f"n{number}" for number in range(100_000))],
+    ids=["ranges", "names"],
+)
+def test_a_hundred_thousand_hosts(hostlist: str) -> None:
+    hosts = expand(hostlist)
+    assert (len(hosts), len(set(hosts))) == (100_000, 100_000)
+    assert first(hostlist) == hosts[0]
 
 
 def test_four_brackets_vary_the_last_fastest_then_the_first() -> None:
@@ -95,6 +115,7 @@ def test_any_text_expands_or_is_refused(seed: int) -> None:
         except LauncherEnvironmentError:
             return
         assert len(hosts) <= MAX_HOSTS
+        assert first(text) == (hosts[0] if hosts else None)
         assert all(host and "," not in host for host in hosts)
 
     check()

@@ -9,11 +9,14 @@ import re
 
 from rankwise.errors import LauncherEnvironmentError
 
-# Slurm's own limit (MAX_RANGE in its hostlist.c): a longer range is a typing error.
-MAX_HOSTS = 65536
+# Slurm's own limit for one range (MAX_RANGE in its hostlist.c): a longer one is a typing error.
+MAX_RANGE = 65536
+# The most hosts of a list: several times those of the largest clusters.
+MAX_HOSTS = 1 << 17
 # No name that a resolver takes is longer.
 _LONGEST_NAME = 255
 _MOST_DIGITS = 18
+_RANGE = re.compile(rf"([0-9]{{1,{_MOST_DIGITS}}})(?:-([0-9]{{0,{_MOST_DIGITS}}}))?")
 # How many characters of a list an error message shows.
 _SHOWN = 200
 
@@ -22,7 +25,7 @@ def expand(hostlist: str) -> list[str]:
     """Return the host names in a Slurm host list, in its order, duplicates kept, zero padding kept.
 
     Raises:
-        LauncherEnvironmentError: It is malformed, or longer than 65,536 hosts.
+        LauncherEnvironmentError: It is malformed, has more than 131,072 hosts, or a range of more than 65,536.
 
     Example:
         >>> expand("node[08-10],login1")
@@ -30,14 +33,45 @@ def expand(hostlist: str) -> list[str]:
     """
     hosts: list[str] = []
     for name in _split(hostlist):
-        hosts += _expand_name(name, hostlist)
+        if "[" in name or len(name) > _LONGEST_NAME:
+            hosts += _expand_name(name, hostlist)
+        else:
+            hosts.append(name)
         if len(hosts) > MAX_HOSTS:
             raise _malformed(hostlist, f"more than {MAX_HOSTS} hosts")
     return hosts
 
 
+def first(hostlist: str) -> str | None:
+    """Return the first host of a Slurm host list; None if it is empty. Reads no further, however long the list is.
+
+    Raises:
+        LauncherEnvironmentError: Its first name is malformed.
+
+    Example:
+        >>> first("node[08-10],login1")
+        'node08'
+    """
+    name, position = "", re.match(r"[,\s]*", hostlist).end()  # type: ignore[union-attr]  # it matches any text
+    while (found := re.compile(r"[\[\],\s]|\Z").search(hostlist, position)) is not None:
+        name += hostlist[position : found.start()]
+        if len(name) > _LONGEST_NAME:
+            raise _malformed(hostlist, f"a name of more than {_LONGEST_NAME} characters")
+        end = hostlist.find("]", found.start())
+        if found[0] == "]" or (found[0] == "[" and end < 0):
+            raise _malformed(hostlist, "its brackets do not match")
+        if found[0] != "[":
+            break
+        comma = hostlist.find(",", found.end(), end)
+        name += _range(hostlist[found.end() : end if comma < 0 else comma], hostlist)[0]
+        position = end + 1
+    return name or None
+
+
 def _split(hostlist: str) -> list[str]:
     """Split at commas and blanks outside of brackets: "a[1,2],b c" -> ["a[1,2]", "b", "c"]."""
+    if "[" not in hostlist and "]" not in hostlist:
+        return hostlist.replace(",", " ").split()
     if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", hostlist):
         raise _malformed(hostlist, "its brackets do not match")
     return re.findall(r"(?:[^\[\],\s]|\[[^\[\]]*\])+", hostlist)
@@ -69,19 +103,30 @@ def _expand_ranges(inside: str, hostlist: str) -> list[str]:
     """Expand the inside of a bracket: "08-10,15" -> ["08", "09", "10", "15"]."""
     values: list[str] = []
     for item in inside.split(","):
-        match = re.fullmatch(rf"([0-9]{{1,{_MOST_DIGITS}}})(?:-([0-9]{{0,{_MOST_DIGITS}}}))?", item)
-        if match is None:
-            raise _malformed(hostlist, f"{item[:_SHOWN]!r} is not a number or a range")
-        first = match[1]
-        last = match[2] or first  # "1-" is 1 to scontrol
-        if int(last) < int(first):
-            raise _malformed(hostlist, f"{item!r} runs backwards")
-        if int(last) - int(first) >= MAX_HOSTS:
-            raise _malformed(hostlist, f"{item!r} has more than {MAX_HOSTS} hosts")
         if len(values) > MAX_HOSTS:
             raise _malformed(hostlist, f"more than {MAX_HOSTS} hosts")
-        values += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        if item.isascii() and item.isdecimal() and len(item) <= _MOST_DIGITS:  # the usual case, which is cheap
+            values.append(item)
+        else:
+            lowest, last = _range(item, hostlist)
+            values += [str(number).zfill(len(lowest)) for number in range(int(lowest), last + 1)]
     return values
+
+
+def _range(item: str, hostlist: str) -> tuple[str, int]:
+    """Return the first number of a range as it is written, and the last one: "08-10" -> ("08", 10), "15" -> ("15", 15).
+
+    "1-" is 1 to scontrol.
+    """
+    match = _RANGE.fullmatch(item)
+    if match is None:
+        raise _malformed(hostlist, f"{item[:_SHOWN]!r} is not a number or a range")
+    lowest, last = match[1], int(match[2] or match[1])
+    if last < int(lowest):
+        raise _malformed(hostlist, f"{item!r} runs backwards")
+    if last - int(lowest) >= MAX_RANGE:
+        raise _malformed(hostlist, f"{item!r} has more than {MAX_RANGE} hosts")
+    return lowest, last
 
 
 def _malformed(hostlist: str, why: str) -> LauncherEnvironmentError:

@@ -15,7 +15,7 @@ from rankwise._environment.facts import (
     read_text,
     require_int,
 )
-from rankwise._environment.hostlist import expand
+from rankwise._environment.hostlist import first
 from rankwise.errors import LauncherEnvironmentError
 
 # Step ids from here on are Slurm's own: interactive (...290), batch, extern, pending.
@@ -77,10 +77,10 @@ def _is_srun_step(step: str) -> bool:
 def _first_host(environ: Environ) -> Fact[str] | None:
     nodes = read_text(environ, "SLURM_STEP_NODELIST")
     try:
-        hosts = expand(nodes.value) if nodes else []
+        host = first(nodes.value) if nodes else None
     except LauncherEnvironmentError as error:
         raise LauncherEnvironmentError(f"SLURM_STEP_NODELIST cannot be read: {error}") from None
-    return Fact(hosts[0], "SLURM_STEP_NODELIST") if hosts else None
+    return Fact(host, "SLURM_STEP_NODELIST") if host else None
 
 
 def _tasks_on(environ: Environ, node_rank: Fact[int] | None, world_size: Fact[int]) -> Fact[int] | None:
