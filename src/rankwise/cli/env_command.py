@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +27,12 @@ _LONGEST: Final = 86_400.0
 
 
 @click.command(short_help="Show the rank of this process, and where it comes from.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON. With --all, rank zero prints that of all ranks: some launchers mix the output of ranks.",
+)
 @click.option("--explain", is_flag=True, help="Show why each launcher was chosen, or was not.")
 @click.option(
     "--launchers", "lists_launchers", is_flag=True, help="Show every launcher, and the variables that it reads."
@@ -176,10 +183,21 @@ def _show_ranks(lines: Sequence[str], *, as_json: bool, with_rich: bool | None) 
 
 
 def _print(document: object, table: Table, *, with_rich: bool | None) -> None:
-    """Print an object as JSON; without one, a table."""
+    """Print an object as JSON; without one, a table.
+
+    Raises:
+        RankwiseError: stdout cannot be written to: its disk is full, for example.
+    """
     from rankwise.cli.env_tables import show  # noqa: PLC0415 - likewise
 
-    if document is None:
-        show(table, with_rich=with_rich)
-    else:
-        click.echo(json.dumps(document, indent=2))
+    try:
+        if document is None:
+            show(table, with_rich=with_rich)
+        else:
+            click.echo(json.dumps(document, indent=2))
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # the reader has seen enough: click ends without a message
+            raise
+        # What is still buffered would fail again at the end of the process, with a message of Python's.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise RankwiseError(f"the output could not be written: {error.strerror}") from error
