@@ -103,12 +103,14 @@ def fake_store() -> None:
     assert not dist.is_initialized()
 
 
-@checks("torch._dynamo.eval_frame.OptimizedModule")
+@checks("torch._dynamo.eval_frame.OptimizedModule, OptimizedModule._orig_mod")
 def optimized_module() -> None:
     """It is the class of the modules that `torch.compile` returns; in another process, since it leaves files."""
     program = (
-        "import torch; from rankwise._torch import is_compiled; module = torch.nn.Linear(1, 1); assert not is_compiled("
-        "module); assert is_compiled(torch.compile(module, backend='eager')); assert not is_compiled(module)"
+        "import torch; from rankwise._torch import is_compiled, uncompiled; module = torch.nn.Linear(1, 1); "
+        "compiled = torch.compile(module, backend='eager'); assert is_compiled(compiled); assert not is_compiled("
+        "module); assert uncompiled(compiled) is module; assert uncompiled(module) is module; "
+        "assert next(compiled.named_parameters())[0] == '_orig_mod.weight'"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -225,6 +227,17 @@ def functionalization() -> None:
     finally:
         torch._disable_functionalization()  # type: ignore[no-untyped-call,unused-ignore]
     assert not _torch.has_expanded_view(torch.ones(3))
+
+
+@checks("Tensor._is_view, torch._foreach_copy_")
+def views_and_copies() -> None:
+    """The one recognizes views, also those made without gradients; the other copies many tensors."""
+    flat = torch.zeros(6)
+    with torch.no_grad():
+        views = [part.view(1, 3) for part in flat.split(3)]
+    assert [_torch.is_view(tensor) for tensor in (flat, *views, flat.detach().clone())] == [False, True, True, False]
+    _torch.copy_each(views, [torch.ones(1, 3), torch.full((1, 3), 2.0)])
+    assert flat.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
 
 
 @checks("GLOO_SOCKET_IFNAME in C's environment")

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     )
     from rankwise._session.key_value_store import Store
     from rankwise._session.session import Session
-    from rankwise._training.gradients import sync_grads, sync_params
+    from rankwise._training.gradients import release_grads, sync_grads
+    from rankwise._training.parameters import sync_params
     from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
     from rankwise.errors import (
         CollectiveError,
@@ -133,6 +134,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "release_grads",
     "scatter",
     "send",
     "store",
@@ -197,7 +199,8 @@ _HOMES = {
     "_session.session": ("Session",),
     "topology": ("Topology",),
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
-    "_training.gradients": ("sync_grads", "sync_params"),
+    "_training.gradients": ("release_grads", "sync_grads"),
+    "_training.parameters": ("sync_params",),
 }
 # The compiler of torch would follow calls of these functions into the exchange of frames, and fail there.
 _WITH_COLLECTIVES = ("_collectives.", "_training.")

@@ -1,4 +1,4 @@
-"""Means of gradients: dense ones by one reduction for each dtype and device, sparse ones gathered and summed.
+"""Reductions of gradients that are in no bucket: copies of dense ones by dtype and device; sparse ones gathered.
 
 The gradient of a parameter may be None, dense or sparse, and may differ in that between ranks. So ranks first exchange
 one byte for each parameter, whose bits are combined over the ranks.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 
 from rankwise._collectives.all_gather import all_gather
-from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
@@ -63,7 +62,7 @@ def _combine(messages: Sequence[bytes]) -> bytes:
     return combined.to_bytes(len(messages[0]), "little")
 
 
-def combine_layouts(comm: Comm, call: Call, layouts: Sequence[int]) -> Prepared[Sequence[int]]:
+def combine_bits(comm: Comm, call: Call, layouts: Sequence[int]) -> Prepared[Sequence[int]]:
     """Prepare to agree on a call, and to combine the bits of each parameter over all ranks."""
     if comm.uses_frames:
 
@@ -89,15 +88,40 @@ def combine_layouts(comm: Comm, call: Call, layouts: Sequence[int]) -> Prepared[
     return run_without_frames
 
 
-def dense_means(parameters: Mapping[int, torch.Tensor], comm: Comm) -> Prepared[Completion[dict[int, torch.Tensor]]]:
-    """Prepare the means of the dense gradients of parameters, by index; a missing gradient counts as zero."""
+def reduce_by_copies(comm: Comm, call: Call, parameters: Sequence[torch.Tensor], op: Op) -> Completion[None]:
+    """Agree on a call, and reduce copies of gradients, in a block of `collective`; return a function for the rest."""
+    layouts = [layout_bit(parameter) for parameter in parameters]
+    # The reduction is prepared before the ranks agree, since it allocates memory, which can fail on one rank.
+    # It is right unless a gradient is sparse on some ranks and not on others; then it is prepared once more.
+    local_dense = {index: parameters[index] for index, layout in enumerate(layouts) if not layout & SPARSE}
+    reduce = _reduced_copies(local_dense, comm, op)
+    combined = combine_bits(comm, call, layouts)()
+    if all(layout == SPARSE or not layout & SPARSE for layout in combined):
+        results = reduce()
+    else:
+        others = {index: parameters[index] for index, layout in enumerate(combined) if not layout & SPARSE}
+        results = comm.run_prepared(call, lambda: _reduced_copies(others, comm, op))
+
+    def finish() -> None:
+        reduce_sparse(comm, [one for one, layout in zip(parameters, combined, strict=True) if layout & SPARSE], op)
+        for index, values in results().items():
+            if combined[index] & DENSE:
+                set_gradient(parameters[index], values)
+
+    return finish
+
+
+def _reduced_copies(
+    parameters: Mapping[int, torch.Tensor], comm: Comm, op: Op
+) -> Prepared[Completion[dict[int, torch.Tensor]]]:
+    """Prepare the reduction of the dense gradients of parameters, by index; a missing gradient counts as zero."""
     buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, parameter in parameters.items():
         buckets.setdefault((gradient_type(parameter), parameter.device), []).append(index)
     moves = []
     for (dtype, _), indices in buckets.items():
         grads = [_dense_gradient(parameters[index], dtype).reshape(-1) for index in indices]
-        moves.append(comm.all_reduce(torch.cat(grads), Op.MEAN))
+        moves.append(comm.all_reduce(torch.cat(grads), op))
 
     def finish(bucket_means: Sequence[Completion[torch.Tensor]]) -> dict[int, torch.Tensor]:
         means: dict[int, torch.Tensor] = {}
@@ -117,7 +141,7 @@ def _dense_gradient(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
 
 
 def set_gradient(parameter: torch.Tensor, values: torch.Tensor) -> None:
-    """Overwrite the gradient of a parameter with a mean; make a new gradient if there is no dense one to write to."""
+    """Overwrite the gradient of a parameter; make a new gradient if there is no dense one to write to."""
     grad = parameter.grad
     if grad is None or grad.layout is not torch.strided or is_expanded(grad):
         parameter.grad = torch.empty_like(dense(parameter), dtype=values.dtype).copy_(values)
@@ -125,26 +149,28 @@ def set_gradient(parameter: torch.Tensor, values: torch.Tensor) -> None:
         overwrite(grad, values)
 
 
-def gather_sparse(parameters: Sequence[torch.Tensor], comm: Comm) -> list[list[Any]]:
-    """Return the parts of the gradients of these parameters on every rank.
+def reduce_sparse(comm: Comm, parameters: Sequence[torch.Tensor], op: Op) -> None:
+    """Replace gradients that are sparse on some rank by their reductions, sparse unless a rank has a dense one.
 
-    Collective over the members.
+    Collective over the members, if there are parameters.
     """
+    if not parameters:
+        return
     with comm.collective(Call("sync_grads", {"step": "sparse gradients"})):
         parts = [_parts(parameter.grad) for parameter in parameters]
-    return all_gather(parts, group=Group(comm))
-
-
-def set_sparse_means(parameters: Sequence[torch.Tensor], gathered: Sequence[Sequence[Any]], size: int) -> None:
-    """Replace gradients that are sparse on some rank by their means, which are sparse unless a rank has a dense one."""
+    gathered = all_gather(parts, group=Group(comm))
+    # From here on no other rank waits for this one, so that allocations may fail on this rank alone.
     for parameter, of_ranks in zip(parameters, zip(*gathered, strict=True), strict=True):
         grads = [_from_parts(parts, parameter) for parts in of_ranks if parts is not None]
+        if not grads:
+            continue
         dtype = grads[0].dtype
-        mean = (_sum([grad.to(plan(dtype, Op.MEAN).wire_dtype) for grad in grads]) / size).to(dtype)
-        if mean.layout is torch.strided:
-            set_gradient(parameter, mean)
+        total = _sum([grad.to(plan(dtype, Op.MEAN).wire_dtype) for grad in grads])
+        result = (total / (comm.size if op.is_mean else 1)).to(dtype)
+        if result.layout is torch.strided:
+            set_gradient(parameter, result)
         else:
-            parameter.grad = mean.coalesce()
+            parameter.grad = result.coalesce()
 
 
 def _parts(grad: torch.Tensor | None) -> tuple[torch.Tensor, ...] | None:
@@ -174,14 +200,3 @@ def _sum(grads: Sequence[torch.Tensor]) -> torch.Tensor:
 def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     # The device is named, or it would be torch's default one.
     return torch.sparse_coo_tensor(indices, values, shape, device=values.device, check_invariants=False).coalesce()
-
-
-def describe_gradients(parameters: Iterable[torch.Tensor]) -> dict[str, str]:
-    """Return a description of each parameter and its gradient, which has to be the same on all ranks."""
-    return {f"parameter {index}": _described(parameter) for index, parameter in enumerate(parameters)}
-
-
-def _described(parameter: torch.Tensor) -> str:
-    dtype = gradient_type(parameter)
-    own = "" if dtype == parameter.dtype else f" with a gradient of {str(dtype).removeprefix('torch.')}"
-    return f"{describe(parameter)}{own}"

@@ -1,51 +1,72 @@
-"""Synchronization of gradients and parameters, without a wrapper around the model."""
+"""Synchronization of gradients, without a wrapper around the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
+from typing import Final
 
 import torch
 
+from rankwise._arguments import integer
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.pytree import describe
-from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.dense_tensors import dense
-from rankwise._comm.group_rank import GroupRank
-from rankwise._training.gradient_averaging import (
-    DENSE,
-    SPARSE,
-    combine_layouts,
-    dense_means,
-    describe_gradients,
-    gather_sparse,
-    layout_bit,
-    set_gradient,
-    set_sparse_means,
-)
-from rankwise.errors import InvalidArgumentError
+from rankwise._comm.reduce_ops import Op
+from rankwise._torch import uncompiled
+from rankwise._training.gradient_layout import layouts_of
+from rankwise._training.gradient_sync import GradientSync
+from rankwise._training.module_wrappers import refuse_wrappers
+from rankwise.errors import InvalidArgumentError, shown
+
+_MEBIBYTE: Final = 1 << 20
+_DEFAULT_BUCKET_MB: Final = 25
+# In the names of parameters of compiled modules.
+_COMPILED: Final = "_orig_mod."
 
 
-def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: GroupLike | None = None) -> None:
-    """Replace every gradient by its mean over all ranks, in place.
+def sync_grads(
+    parameters: torch.nn.Module | Iterable[torch.Tensor],
+    *,
+    op: str = "mean",
+    bucket_mb: float = _DEFAULT_BUCKET_MB,
+    missing: str = "zeros",
+    group: GroupLike | None = None,
+) -> None:
+    """Replace every gradient by its mean over all ranks.
 
-    Collective over the session, or over `group`. A missing gradient counts as zero, but remains missing if no rank has
-    one. Half-precision gradients are averaged in float32. Sparse gradients are replaced by new, coalesced sparse
-    tensors, unless another rank has a dense gradient. All other gradients are averaged by one reduction for each dtype
-    and device. On XLA devices all that is pending is started first, in a graph of its own, and then the reduction; the
-    call does not wait for either.
+    Collective over the session, or over `group`. Half-precision gradients are summed and divided in float32.
+
+    Gradients become views of persistent buckets, which are reduced as they are, without copies. The first call makes
+    the buckets; they take the place of the gradients in memory, and a few small tensors more. They belong to the
+    parameters: there is no object to keep, and `release_grads` removes them. A tensor that was a gradient before the
+    call is not changed, unless it is a view of other memory, such as a flat buffer of the program, or part of a graph.
+    Frozen or added parameters, and parameters of another dtype or device, get new buckets. Copies and pickles of
+    parameters have none.
+
+    Sparse gradients are replaced by new, coalesced sparse tensors, unless another rank has a dense gradient. On XLA
+    devices all that is pending is started first, in a graph of its own, and then the reduction of copies of the
+    gradients; the call does not wait for either.
 
     Args:
         parameters: A module, or its parameters in the same order on all ranks; those without requires_grad are ignored.
+        op: "mean" or "sum".
+        bucket_mb: The size of a bucket in MiB; the same on all ranks.
+        missing: "zeros": a missing gradient counts as zero, but remains missing if no rank has one. "error": it is an
+            error, which names the parameters and ranks.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
-        InvalidArgumentError: `parameters` is neither a module nor parameters.
-        PayloadTypeError: A gradient cannot be averaged: it is of integers or 8-bit floats, or a DTensor, for example.
+        InvalidArgumentError: `parameters` is neither a module nor parameters, or is a module of DDP or FSDP, which
+            average gradients themselves; or another argument is not as above.
+        PayloadTypeError: A gradient cannot be averaged: it is of 8-bit floats, or a DTensor, for example.
         RemoteRankError: One of these errors occurred on another rank.
-        MismatchError: The parameters differ in number, shape or dtype, or another rank calls another collective.
-        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        MismatchError: The parameters differ in name, number, shape, dtype or strides, or another rank calls another
+            collective.
+        CollectiveError: A gradient is missing, with missing="error"; or a rank is dead, or did not call within the
+            session's timeout.
         NotJoinedError: The world has more than one rank, and this process has not joined it.
 
     Example:
@@ -61,90 +82,62 @@ def sync_grads(parameters: torch.nn.Module | Iterable[torch.Tensor], *, group: G
     call = Call("sync_grads")
     with torch.no_grad():
         with comm.collective(call):
-            trained = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
-            layouts = [layout_bit(parameter) for parameter in trained]
-            _describe(call, describe_gradients(trained))
-            # The reduction is prepared before the ranks agree, since it allocates memory, which can fail on one rank.
-            # It is right unless a gradient is sparse on some ranks and not on others; then it is prepared once more.
-            local_dense = {index: trained[index] for index, layout in enumerate(layouts) if not layout & SPARSE}
-            average = dense_means(local_dense, comm)
-            combined = combine_layouts(comm, call, layouts)()
-            is_uniform = all(layout == SPARSE or not layout & SPARSE for layout in combined)
-            finish = average() if is_uniform else None
-            if finish is None:
-                others = {index: trained[index] for index, layout in enumerate(combined) if not layout & SPARSE}
-                finish = comm.run_prepared(call, lambda: dense_means(others, comm))
-        sparse = [parameter for parameter, layout in zip(trained, combined, strict=True) if layout & SPARSE]
-        gathered = gather_sparse(sparse, comm) if sparse else []
-        # From here on no other rank waits for this one, so that allocations may fail on this rank alone.
-        for index, values in finish().items():
-            if combined[index] & DENSE:
-                set_gradient(trained[index], values)
-        if sparse:
-            set_sparse_means(sparse, gathered, comm.size)
+            listed, names = _selected(parameters, "sync_grads")
+            parsed, size, needs_all = _checked_op(op), _checked_megabytes(bucket_mb), _needs_all(missing)
+            settings = {"op": (parsed.name, "mean"), "bucket_mb": (size, _DEFAULT_BUCKET_MB)}
+            settings["missing"] = ("error" if needs_all else "zeros", "zeros")
+            call.settings = {name: value for name, (value, default) in settings.items() if value != default}
+            sync = GradientSync(comm, parsed, size * _MEBIBYTE, needs_all, listed, names)
+            finish = sync.exchange(call)
+        finish()
 
 
-def sync_params(module: torch.nn.Module, *, src: int | GroupRank = 0, group: GroupLike | None = None) -> None:
-    """Copy the parameters and buffers of one rank to all others, in place.
+def release_grads(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> None:
+    """Remove the buckets and hooks that `sync_grads` has made for parameters; gradients get memory of their own.
 
-    Collective over the session, or over `group`. Makes one broadcast for each dtype and device.
+    Local. Parameters that share buckets with these lose them too. The next `sync_grads` makes new ones, if all ranks
+    release them or not.
 
     Args:
-        module: The same module on all ranks, except for the values.
-        src: The global rank whose values are copied, or a `GroupRank`.
-        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+        parameters: A module or parameters.
 
     Raises:
-        InvalidArgumentError: `src` is not a member, or `module` is not a module.
-        PayloadTypeError: A parameter or buffer has no contents, or is not dense.
-        RemoteRankError: One of these errors occurred on another rank.
-        MismatchError: The modules differ in names, shapes or dtypes, or another rank calls another collective.
-        CollectiveError: A rank is dead, or did not call within the session's timeout.
-        NotJoinedError: The world has more than one rank, and this process has not joined it.
+        InvalidArgumentError: `parameters` is neither a module nor parameters.
 
     Example:
         >>> import torch
-        >>> model = torch.nn.Linear(2, 1)  # initialized at random, differently on each rank
-        >>> sync_params(model)  # now the same on all ranks
+        >>> model = torch.nn.Linear(2, 1)
+        >>> model(torch.ones(3, 2)).sum().backward()
+        >>> sync_grads(model)
+        >>> release_grads(model)
+        >>> model.weight.grad
+        tensor([[3., 3.]])
     """
-    comm = comm_of(group)
-    call = Call("sync_params")
+    listed = list(parameters.parameters()) if isinstance(parameters, torch.nn.Module) else _listed(parameters)
     with torch.no_grad():
-        with comm.collective(call):
-            sender = comm.group_rank_of(src, "src")
-            call.settings = {"src": comm.ranks[sender]}
-            if not isinstance(module, torch.nn.Module):
-                raise InvalidArgumentError(f"sync_params takes a module, got {describe(module)}")
-            tensors = dict([*module.named_parameters(), *module.named_buffers()])
-            buckets = _by_kind(tensors.values())
-            flat = [torch.cat([as_bytes(dense(tensor)) for tensor in bucket]) for bucket in buckets]
-            moves = [comm.broadcast(data, sender) for data in flat]
-            _describe(call, {name: describe(tensor) for name, tensor in tensors.items()})
-            comm.verify(call)
-            for move in moves:
-                move()
-        for bucket, data in zip(buckets, flat, strict=True):
-            for tensor, values in zip(bucket, data.split([tensor.nbytes for tensor in bucket]), strict=True):
-                _put(from_bytes(values, tensor.dtype, tensor.shape), tensor)
+        for layout in list(layouts_of(listed)):
+            layout.release()
 
 
-def _describe(call: Call, parts: Mapping[str, str]) -> None:
-    """Put the description of parameters or buffers into the call; it has to be the same on all ranks."""
-    call.content = " ".join(f"{name}: {part}" for name, part in parts.items())
-    call.parts = lambda: parts
-
-
-def _put(values: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy values into a tensor, whose elements may share memory, as those of an expanded tensor do."""
-    for dim, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.shape[dim] > 1:
-            values, tensor = values.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
-    overwrite(tensor, values)
-
-
-def _listed(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def _selected(
+    parameters: torch.nn.Module | Iterable[torch.Tensor], caller: str
+) -> tuple[list[torch.Tensor], Callable[[], Sequence[str]]]:
+    """Return the parameters that require gradients, each once, and a function that returns their names."""
     if isinstance(parameters, torch.nn.Module):
-        return list(parameters.parameters())
+        refuse_wrappers(parameters, caller)
+        module = uncompiled(parameters)
+        return [one for one in module.parameters() if one.requires_grad], functools.partial(_names, module)
+    listed = [one for one in _listed(parameters) if one.requires_grad]
+    unique = {id(one): one for one in listed}
+    trained = listed if len(unique) == len(listed) else list(unique.values())
+    return trained, lambda: [f"parameter {index}" for index in range(len(trained))]
+
+
+def _names(module: torch.nn.Module) -> list[str]:
+    return [name.replace(_COMPILED, "") for name, one in module.named_parameters() if one.requires_grad]
+
+
+def _listed(parameters: object) -> list[torch.Tensor]:
     if isinstance(parameters, Iterable) and not isinstance(parameters, torch.Tensor) and not is_array(parameters):
         listed = list(parameters)
         if all(isinstance(parameter, torch.Tensor) for parameter in listed):
@@ -152,9 +145,25 @@ def _listed(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.
     raise InvalidArgumentError(f"sync_grads takes a module or a list of parameters, got {describe(parameters)}")
 
 
-def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Group tensors by dtype and device; the groups are in the same order on all ranks."""
-    buckets: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(buckets.values())
+def _checked_op(op: str) -> Op:
+    parsed = Op.parse(op)
+    if parsed in {Op.MEAN, Op.SUM}:
+        return parsed
+    raise InvalidArgumentError(f"op={op!r} is not for gradients: pass 'mean' or 'sum'")
+
+
+def _checked_megabytes(value: object) -> float:
+    if integer(value) is not None or (isinstance(value, Real) and not isinstance(value, bool)):
+        try:
+            size = float(value)  # type: ignore[arg-type]  # a number is one
+        except OverflowError:
+            size = float("inf")
+        if size > 0:
+            return size
+    raise InvalidArgumentError(f"bucket_mb={shown(value)} is not a number of MiB above 0")
+
+
+def _needs_all(missing: object) -> bool:
+    if isinstance(missing, str) and missing in {"zeros", "error"}:
+        return missing == "error"
+    raise InvalidArgumentError(f"missing={shown(missing)} is neither 'zeros' nor 'error'")

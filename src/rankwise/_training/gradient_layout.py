@@ -1,0 +1,285 @@
+"""The layout of gradients in buckets, which belongs to parameters: made by the first `sync_grads`, used by the next.
+
+Parameters have no attribute for it, so that copies and pickles of them have no layout. Between backward and
+`sync_grads` a gradient is in its bucket already, or a tensor of its own: `zero_grad()` sets gradients to None, and
+backward then makes new ones. A hook moves a new large gradient to its bucket at once, so that its memory is used again
+by the next one; small ones are moved together, by `collect`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from rankwise._collectives.pytree import describe
+from rankwise._comm.buffers import is_expanded, overwrite
+from rankwise._comm.dense_tensors import require_dense
+from rankwise._comm.reduce_ops import require_differentiable
+from rankwise._torch import copy_each, is_view
+from rankwise._training.gradient_averaging import gradient_type
+from rankwise._training.gradient_buckets import Bucket, BucketPlan, gradient_strides, plan_buckets
+
+# A new gradient of at least so many bytes is moved to its bucket by a hook; smaller ones together, in less time.
+_HOOKED_BYTES: Final = 1 << 16
+
+_layouts: Final = WeakIdKeyDictionary()
+
+
+@dataclass(slots=True)
+class CollectedGradients:
+    """The gradients of this rank, once those that are in buckets are there.
+
+    Attributes:
+        missing: The indices of parameters without a gradient.
+        sparse: The indices of those with a sparse gradient that have a place in a bucket.
+        in_place: Gradients that stay where they are, by index: views of memory of the program, or parts of a graph.
+    """
+
+    missing: list[int] = field(default_factory=list)
+    sparse: list[int] = field(default_factory=list)
+    in_place: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class GradientLayout:
+    """The places of the gradients of some parameters in buckets.
+
+    Attributes:
+        names: The names of the parameters.
+        sparse: The indices of the parameters whose gradients are sparse, on any rank; these have no place in a bucket.
+        buckets: The buckets, in the order in which they are reduced.
+        digest: A digest of the names, shapes and dtypes, the same on all ranks.
+        attached: It belongs to the parameters, and has buckets.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], names: Sequence[str], bucket_bytes: float) -> None:
+        """Describe parameters, without memory for their gradients.
+
+        Raises:
+            PayloadTypeError: A parameter has no gradient that could be averaged.
+        """
+        self.names = names
+        self.bucket_bytes = bucket_bytes
+        self.sparse: frozenset[int] = frozenset()
+        self.buckets: list[Bucket] = []
+        self.attached = False
+        self._references = [weakref.ref(parameter) for parameter in parameters]
+        self._dtypes = [parameter.dtype for parameter in parameters]
+        self._gradient_dtypes = [_checked_gradient_type(parameter) for parameter in parameters]
+        self._descriptions = list(map(_described, parameters))
+        # The views that are gradients, and others of the same memory: the program may give a gradient other memory.
+        self._views: list[torch.Tensor | None] = [None] * len(parameters)
+        self._places: list[torch.Tensor | None] = [None] * len(parameters)
+        self._addresses = [0] * len(parameters)
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        text = "\n".join(f"{name}: {description}" for name, description in self.descriptions().items())
+        self.digest = hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).hexdigest()
+
+    def descriptions(self) -> dict[str, str]:
+        """Return a description of each parameter and its gradient, by name."""
+        return dict(zip(self.names, self._descriptions, strict=True))
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters that still exist."""
+        return [parameter for reference in self._references if (parameter := reference()) is not None]
+
+    def matches(self, parameters: Sequence[torch.Tensor], bucket_bytes: float) -> bool:
+        """Return whether this is the layout of these parameters, and their dtypes have not changed."""
+        return (
+            len(parameters) == len(self._references)
+            and bucket_bytes == self.bucket_bytes
+            and all(reference() is one for reference, one in zip(self._references, parameters, strict=True))
+            and [parameter.dtype for parameter in parameters] == self._dtypes
+        )
+
+    def plan(self, parameters: Sequence[torch.Tensor], sparse: Iterable[int]) -> list[BucketPlan]:
+        """Plan the buckets, given the indices of parameters whose gradients are sparse on some rank."""
+        self.sparse = frozenset(sparse)
+        dense = [
+            (index, parameter, dtype)
+            for index, (parameter, dtype) in enumerate(zip(parameters, self._gradient_dtypes, strict=True))
+            if index not in self.sparse
+        ]
+        return plan_buckets(dense, self.bucket_bytes)
+
+    def add(self, bucket: Bucket, parameters: Sequence[torch.Tensor]) -> None:
+        """Move the gradients of a bucket's parameters to it."""
+        self.buckets.append(bucket)
+        for index, view in zip(bucket.plan.indices, bucket.views(parameters), strict=True):
+            self._views[index] = view
+            self._places[index] = view.detach()
+            self._addresses[index] = view.data_ptr()
+            grad = parameters[index].grad
+            if grad is not None and self._is_ordinary(grad, index) and self._fits(index, grad):
+                view.copy_(grad)
+                parameters[index].grad = view
+
+    def attach(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Make this the layout of its parameters."""
+        self.attached, not_hooked = True, 0.0
+        for index, (parameter, view) in enumerate(zip(parameters, self._views, strict=True)):
+            _layouts[parameter] = self
+            if view is None:
+                continue
+            not_hooked += view.nbytes
+            if view.nbytes >= _HOOKED_BYTES or not_hooked > self.bucket_bytes:
+                not_hooked -= view.nbytes
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(index)))
+
+    def dissolve(self) -> None:
+        """Remove the layout from its parameters; gradients stay views of the buckets."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.buckets.clear()
+        self.attached = False
+        self._views = [None] * len(self._views)
+        self._places = [None] * len(self._views)
+        for parameter in self.parameters():
+            if _layouts.get(parameter) is self:
+                del _layouts[parameter]
+
+    def release(self) -> None:
+        """Dissolve the layout, and give its gradients memory of their own."""
+        for reference, view in zip(self._references, self._views, strict=True):
+            parameter = reference()
+            if parameter is not None and view is not None and parameter.grad is view:
+                parameter.grad = view.clone()
+        self.dissolve()
+
+    def collect(self, parameters: Sequence[torch.Tensor]) -> CollectedGradients | None:
+        """Move the gradients to the buckets; None if a parameter has changed so that its place does not fit."""
+        found = CollectedGradients()
+        new: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        for index, (parameter, view) in enumerate(zip(parameters, self._views, strict=True)):
+            grad = parameter.grad
+            if grad is view and view is not None and view.data_ptr() == self._addresses[index]:
+                continue
+            if grad is not None and grad is view and self._fits(index, grad):
+                # The program has given it other memory, as by `parameter.grad.data = ...`.
+                new.append((parameter, self._new_view(index), grad))
+            elif grad is not None and view is not None and self._is_ordinary(grad, index):
+                new.append((parameter, view, grad))
+            elif not self._collect_other(index, grad, view, found):
+                return None
+        if not all(self._fits(index, parameters[index]) for index in found.missing) or not _moved(new):
+            return None
+        for bucket in self.buckets:
+            bucket.count(found.missing)
+        return found
+
+    def put_back(self, parameters: Sequence[torch.Tensor], found: CollectedGradients, *, some_missing: bool) -> None:
+        """Give parameters the reduced gradients of the buckets.
+
+        Args:
+            parameters: The parameters.
+            found: What `collect` returned.
+            some_missing: Whether a gradient is missing on any rank.
+        """
+        for index, grad in found.in_place.items():
+            if (view := self._views[index]) is not None:
+                overwrite(grad, view)
+        if some_missing and found.missing:
+            present = {index for bucket in self.buckets for index in bucket.present()}
+            for index in present.intersection(found.missing):
+                parameters[index].grad = self._views[index]
+
+    def _is_ordinary(self, grad: torch.Tensor, index: int) -> bool:
+        """Return whether a gradient is an ordinary tensor, which a view of a bucket can replace."""
+        return (
+            grad.layout is torch.strided
+            and grad.dtype is self._gradient_dtypes[index]
+            and not ((grad.requires_grad or is_view(grad)) and not is_expanded(grad))
+        )
+
+    def _collect_other(
+        self, index: int, grad: torch.Tensor | None, view: torch.Tensor | None, found: CollectedGradients
+    ) -> bool:
+        """Collect a gradient that is not an ordinary tensor; return False if it does not fit in its place."""
+        if grad is None:
+            found.missing.append(index)
+        if view is None:
+            return True
+        if grad is None:
+            view.zero_()
+        elif grad.layout is not torch.strided:
+            found.sparse.append(index)
+            view.zero_()
+        elif grad is view or grad.dtype is not self._gradient_dtypes[index]:
+            return False
+        else:
+            view.copy_(grad)
+            found.in_place[index] = grad
+        return True
+
+    def _fits(self, index: int, tensor: torch.Tensor) -> bool:
+        """Return whether a parameter or gradient has the shape and device of its place."""
+        place = self._places[index]
+        return place is None or (place.shape == tensor.shape and place.device == tensor.device)
+
+    def _new_view(self, index: int) -> torch.Tensor:
+        place = self._places[index]
+        if place is None:
+            raise KeyError(index)
+        view = self._views[index] = place.detach()
+        return view
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def move(parameter: torch.Tensor) -> None:
+            grad, view = parameter.grad, self._views[index]
+            if grad is view or grad is None or view is None:
+                return
+            if self._is_ordinary(grad, index) and self._fits(index, grad):
+                view.copy_(grad)
+                parameter.grad = view
+
+        return move
+
+
+def _moved(new: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> bool:
+    """Replace gradients by views with their values; return False, and replace none, if a view does not fit."""
+    if not new:
+        return True
+    done = 0
+    try:
+        copy_each([view for _, view, _ in new], [grad for _, _, grad in new])
+        for parameter, view, _ in new:
+            parameter.grad = view
+            done += 1
+    except RuntimeError:
+        if all(grad.shape == view.shape and grad.device == view.device for _, view, grad in new):
+            raise
+        for parameter, _, grad in new[:done]:
+            parameter.grad = grad
+        return False
+    return True
+
+
+def _checked_gradient_type(parameter: torch.Tensor) -> torch.dtype:
+    require_differentiable(require_dense(parameter))
+    return gradient_type(parameter)
+
+
+def _described(parameter: torch.Tensor) -> str:
+    dtype = gradient_type(parameter)
+    own = "" if dtype == parameter.dtype else f" with a gradient of {str(dtype).removeprefix('torch.')}"
+    strides = gradient_strides(parameter)
+    contiguous = torch.empty(parameter.shape, device="meta").stride()
+    order = "" if strides == contiguous else f" with strides {list(strides)}"
+    return f"{describe(parameter)}{own}{order}"
+
+
+def layout_of(parameter: torch.Tensor) -> GradientLayout | None:
+    """Return the layout that a parameter belongs to."""
+    found: GradientLayout | None = _layouts.get(parameter)
+    return found
+
+
+def layouts_of(parameters: Iterable[torch.Tensor]) -> Iterator[GradientLayout]:
+    """Yield the layouts of some parameters, each once."""
+    yield from {id(layout): layout for one in parameters if (layout := layout_of(one)) is not None}.values()

@@ -1,0 +1,596 @@
+"""Gradients in buckets: training as one process would train on the whole batch, whatever the program does to them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import io
+import pickle
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise._training.gradient_layout import layout_of
+from tests.contract.without_frames import without_frames
+
+pytestmark = [
+    pytest.mark.ranks("serial", 1, 2, 3),
+    pytest.mark.slow_with_ranks(1, 3),
+    pytest.mark.usefixtures("torch_random"),
+]
+
+BATCH = 12
+STEPS = 4
+# The second one has no hook, and shares its bucket; the first and third have hooks.
+WIDTH = 160
+
+
+@pytest.fixture(autouse=True)
+def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Set a variable that parts of torch, which its optimizers import, set otherwise."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+class Momentum:
+    """An optimizer like those of torch, which import the compiler; it changes gradients in place."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.param_groups = [{"params": list(parameters)}]
+        self._moments: dict[torch.Tensor, torch.Tensor] = {}
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                moment = self._moments.setdefault(parameter, torch.zeros_like(parameter)).to(parameter.dtype)
+                parameter.grad.add_(moment, alpha=0.5)
+                self._moments[parameter] = parameter.grad.clone()
+                parameter.sub_(parameter.grad, alpha=0.2)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, WIDTH)
+        self.wide = torch.nn.Linear(WIDTH, WIDTH)
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.last = torch.nn.Linear(WIDTH, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.norm(torch.tanh(self.wide(torch.tanh(self.first(x))))))
+        return result
+
+
+def filled(model: Any) -> Any:
+    """Fill a model with the same values on all ranks; not at random, for ranks that are threads have one generator."""
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            values = torch.arange(1.0, parameter.numel() + 1).add(number).sin().div(8)
+            parameter.copy_(values.reshape(parameter.shape))
+    return model
+
+
+def batches() -> list[torch.Tensor]:
+    return [torch.arange(step, step + BATCH * 4.0).cos().reshape(BATCH, 4) for step in range(STEPS)]
+
+
+def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = model(x.to(next(model.parameters()).dtype)).pow(2).mean()
+    return result
+
+
+Step = Callable[[torch.nn.Module, Any, torch.Tensor, Callable[[], None]], None]
+
+
+def usual(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+    optimizer.zero_grad()
+    loss(model, x).backward()
+    sync()
+    optimizer.step()
+
+
+def compare(
+    comm: Any,
+    step: Step = usual,
+    make: Callable[[], torch.nn.Module] = Net,
+    optimizer: Callable[[Iterable[torch.Tensor]], Any] = Momentum,
+    **options: Any,
+) -> Any:
+    """Train on parts of each batch, and by one process on all of it; compare, and return the model of this rank."""
+    models = [filled(make()) for _ in range(2)]
+    for model, is_whole in zip(models, (True, False), strict=True):
+        trained = optimizer(model.parameters())
+        for x in batches():
+            part = x if is_whole else x[comm.rank :: comm.size]
+            step(model, trained, part, lambda: None if is_whole else rw.sync_grads(model, **options))  # noqa: B023
+    for (name, expected), found in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(found, expected, msg=name)
+    states = rw.all_gather([parameter.detach() for parameter in models[1].parameters()])
+    assert all(torch.equal(own, other) for state in states for own, other in zip(states[0], state, strict=True))
+    return models[1]
+
+
+@pytest.mark.parametrize("bucket_mb", [25, 0.05, 1e-6])
+def test_training_is_that_of_one_process(comm: Any, bucket_mb: float) -> None:
+    model = compare(comm, bucket_mb=bucket_mb)
+    layout = layout_of(next(model.parameters()))
+    assert layout is not None
+    assert len(layout.buckets) == {25: 1, 0.05: 3}.get(bucket_mb, len(list(model.parameters())))
+
+
+def test_gradients_are_views_of_persistent_buckets(comm: Any) -> None:
+    model = filled(Net())
+    addresses = set()
+    for x in batches():
+        model.zero_grad()
+        loss(model, x[comm.rank :: comm.size]).backward()
+        rw.sync_grads(model)
+        grads = [parameter.grad for parameter in model.parameters()]
+        addresses.add(tuple(grad.data_ptr() for grad in grads if grad is not None))
+        assert len({grad.untyped_storage().data_ptr() for grad in grads if grad is not None}) == 1
+    assert len(addresses) == 1
+    model.zero_grad()
+    loss(model, batches()[0]).backward()
+    assert model.wide.weight.grad is not None
+    assert model.wide.weight.grad.data_ptr() in addresses.pop(), "a large gradient is moved in backward"
+
+
+@pytest.mark.slow
+def test_optimizers(comm: Any) -> None:
+    for name in ("SGD", "Adam", "AdamW", "RMSprop"):
+        for foreach in (False, True):
+            kind = functools.partial(getattr(torch.optim, name), lr=0.01, weight_decay=0.1, foreach=foreach)
+            compare(comm, optimizer=kind, make=lambda: Net().double())
+
+
+def test_zeroed_gradients(comm: Any) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        loss(model, x).backward()
+        sync()
+        optimizer.step()
+
+    compare(comm, step)
+
+
+def test_accumulation(comm: Any) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+        optimizer.zero_grad()
+        for part in x.chunk(2):
+            (loss(model, part) * len(part) / len(x)).backward()
+        sync()
+        optimizer.step()
+
+    compare(comm, step)
+
+
+def test_clipping(comm: Any) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+        optimizer.zero_grad()
+        loss(model, x).backward()
+        sync()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+
+    compare(comm, step)
+
+
+def test_a_grad_scaler_skips_the_steps_in_which_a_gradient_overflows_on_any_rank(comm: Any) -> None:
+    model = filled(Net())
+    optimizer: Any = Momentum(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1)
+    scales = []
+    for number, x in enumerate(batches()):
+        optimizer.zero_grad()
+        odd = float("inf") if number == 1 and comm.rank == comm.size - 1 else 1.0
+        scaler.scale(loss(model, x[comm.rank :: comm.size]) * odd).backward()
+        rw.sync_grads(model)
+        before = model.last.bias.clone()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        assert torch.equal(before, model.last.bias) is (number == 1)
+    assert rw.all_gather(scales) == [[4.0, 2.0, 4.0, 8.0]] * comm.size
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("how", ["grad", "data", "clone", "set_to_other_memory"])
+def test_replaced_gradients(comm: Any, how: str) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+        optimizer.zero_grad()
+        loss(model, x).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            if how == "grad":
+                parameter.grad = parameter.grad * 0.5
+            elif how == "data":
+                parameter.grad.data = parameter.grad.data * 0.5
+            elif how == "clone":
+                parameter.grad = parameter.grad.clone().mul_(0.5)
+            else:
+                parameter.grad.set_(parameter.grad * 0.5)
+        sync()
+        optimizer.step()
+
+    compare(comm, step)
+
+
+def test_gradients_in_memory_of_the_program_stay_there(comm: Any) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+        flat = model.__dict__.setdefault("flat", torch.zeros(sum(one.numel() for one in model.parameters())))
+        views = flat.split([one.numel() for one in model.parameters()])
+        for parameter, view in zip(model.parameters(), views, strict=True):
+            if parameter.grad is None:
+                parameter.grad = view.view_as(parameter)
+        flat.zero_()
+        loss(model, x).backward()
+        sync()
+        with torch.no_grad():
+            for parameter, view in zip(model.parameters(), views, strict=True):
+                parameter.sub_(view.view_as(parameter), alpha=0.5)
+
+    compare(comm, step)
+
+
+def test_frozen_and_unfrozen_parameters(comm: Any) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+        number = model.__dict__["number"] = model.__dict__.get("number", -1) + 1
+        model.wide.requires_grad_(number % 3 == 0)
+        usual(model, optimizer, x, sync)
+
+    compare(comm, step)
+
+
+def test_a_parameter_that_one_rank_alone_has_frozen_is_named(comm: Any) -> None:
+    model = filled(Net())
+    for x in batches():
+        loss(model, x).backward()
+        rw.sync_grads(model)
+    if comm.size == 1:
+        return
+    model.norm.requires_grad_(comm.rank == 0)
+    with pytest.raises(rw.MismatchError, match=r"norm.weight is float32\[160\] on cpu on rank 0, nothing on rank"):
+        rw.sync_grads(model)
+    model.norm.requires_grad_(True)
+    rw.sync_grads(model)
+
+
+def test_shared_parameters(comm: Any) -> None:
+    def tied() -> torch.nn.Module:
+        model = Net()
+        model.norm.weight = model.norm.bias
+        return model
+
+    compare(comm, make=tied)
+    weight: Any = torch.nn.Parameter(torch.ones(3))
+    for _ in range(2):
+        (weight * (1.0 + comm.rank)).sum().backward()
+        rw.sync_grads([weight, weight])
+        torch.testing.assert_close(weight.grad, torch.full((3,), (comm.size + 1) / 2))
+        weight.grad = None
+
+
+def test_a_changed_dtype(comm: Any) -> None:
+    for keep in (True, False):
+
+        def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+            usual(model, optimizer, x, sync)
+            if not keep:  # noqa: B023
+                optimizer.zero_grad()
+            number = model.__dict__["number"] = model.__dict__.get("number", -1) + 1
+            if number == 1:
+                model.float()
+
+        assert next(compare(comm, step, make=lambda: Net().double()).parameters()).dtype is torch.float32
+
+
+@pytest.mark.parametrize("size", [3, 40_000])
+def test_a_changed_shape(comm: Any, size: int) -> None:
+    weight: Any = torch.nn.Parameter(torch.ones(size))
+    for shape in ((size,), (size,), (2, size), (1,), (2, 1), (1, 2)):
+        weight.data = torch.ones(shape)
+        weight.grad = None
+        if comm.rank == 0 or shape == (2, size):
+            (weight * 2).sum().backward()
+        rw.sync_grads([weight])
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, torch.full(shape, 2.0 if shape == (2, size) else 2.0 / comm.size))
+
+
+def test_other_memory_formats(comm: Any) -> None:
+    conv: Any = torch.nn.Conv2d(3, 4, 3)
+    model = filled(conv.to(memory_format=torch.channels_last))
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.full((1, 3, 4, 4), 1.0 + comm.rank).to(memory_format=torch.channels_last)).sum().backward()
+        rw.sync_grads(model)
+        assert model.weight.grad is not None
+        assert model.weight.grad.stride() == model.weight.stride()
+        torch.testing.assert_close(
+            model.weight.grad.contiguous(), torch.full(model.weight.shape, 2.0 * (comm.size + 1))
+        )
+
+
+def test_only_some_of_the_parameters_in_buckets(comm: Any) -> None:
+    """They keep their places, and the other calls too."""
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+        optimizer.zero_grad()
+        loss(model, x).backward()
+        sync()
+        layout = layout_of(model.first.weight)
+        if layout is None:  # of the one process
+            optimizer.step()
+            return
+        rw.sync_grads(model.last, bucket_mb=1)
+        assert layout_of(model.last.weight) is layout
+        optimizer.step()
+
+    model = compare(comm, step)
+    head = list(model.last.parameters())
+    rw.release_grads(model)
+    loss(model, batches()[0]).backward()
+    rw.sync_grads(head)
+    narrow = layout_of(head[0])
+    rw.sync_grads(model)
+    assert layout_of(head[0]) is not narrow, "a call with these parameters and others takes them over"
+
+
+def test_several_models_and_groups(comm: Any) -> None:
+    """A generator and a discriminator; and gradients averaged within groups, and then across."""
+    models = [filled(Net()) for _ in range(2)]
+    with rw.new_group([0]) as alone:
+        for x in batches():
+            for model in models:
+                model.zero_grad()
+                loss(model, x[comm.rank :: comm.size]).backward()
+                if comm.rank == 0:
+                    rw.sync_grads(model, group=alone)
+            layouts = [layout_of(model.last.bias) for model in models]
+            for model in models:
+                rw.sync_grads(model)
+            grads = rw.all_gather([model.last.bias.grad for model in models])
+            assert all(torch.equal(own, other) for state in grads for own, other in zip(grads[0], state, strict=True))
+    assert layouts[0] is not None or comm.rank
+    assert layouts[0] is not layouts[1] or comm.rank
+
+
+def test_copies_and_pickles_have_no_buckets(comm: Any) -> None:
+    model = filled(Net())
+    loss(model, batches()[0]).backward()
+    rw.sync_grads(model)
+    plain = io.BytesIO()
+    torch.save(filled(Net()), plain)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    assert len(saved.getvalue()) == len(plain.getvalue())
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for other in copies:
+        assert all(layout_of(parameter) is None for parameter in other.parameters())
+        before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        loss(other, batches()[1][comm.rank :: comm.size]).backward()
+        rw.sync_grads(other)
+        assert all(torch.equal(one, parameter.grad) for one, parameter in zip(before, model.parameters(), strict=True))
+    if comm.size > 1:  # a rank whose model is a copy, which has no buckets yet
+        used = copy.deepcopy(model) if comm.rank == 0 else model
+        used.zero_grad()
+        loss(used, batches()[1]).backward()
+        rw.sync_grads(used)
+
+
+def test_released_gradients_have_memory_of_their_own(comm: Any) -> None:
+    model = filled(Net())
+    loss(model, batches()[0]).backward()
+    rw.sync_grads(model)
+    before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    if comm.rank == 0:
+        rw.release_grads(model)
+        for parameter, grad in zip(model.parameters(), before, strict=True):
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad, grad)
+            assert parameter.grad.untyped_storage().nbytes() == grad.nbytes
+            assert layout_of(parameter) is None
+            assert not parameter._post_accumulate_grad_hooks
+    rw.sync_grads(model)
+    for parameter, grad in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
+    with pytest.raises(rw.InvalidArgumentError, match="takes a module or a list"):
+        rw.release_grads(torch.ones(1))
+
+
+def test_buckets_are_released_with_the_parameters(comm: Any) -> None:
+    model = filled(Net())
+    loss(model, batches()[0]).backward()
+    rw.sync_grads(model)
+    layout = layout_of(model.last.bias)
+    assert layout is not None
+    found = [layout.buckets[0]]
+    del layout, model
+    gc.collect()
+    assert len([one for one in gc.get_referrers(found[0]) if one is not found]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_dtypes_without_overflow(comm: Any, dtype: torch.dtype) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (3, 40_000)]
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, 60000.0)
+        rw.sync_grads(weights)
+        for weight in weights:
+            torch.testing.assert_close(weight.grad, torch.full_like(weight, 60000.0))
+            assert weight.grad is not None
+            assert weight.grad.dtype is dtype
+
+
+def test_sums(comm: Any) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(3, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    embedding = torch.nn.Parameter(torch.zeros(3))
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, 1.0 + comm.rank)
+        embedding.grad = torch.ones(3).to_sparse()
+        rw.sync_grads([*weights, embedding], op="sum")
+        total = comm.size * (comm.size + 1) / 2
+        assert all(weight.grad.tolist() == [total] * 3 for weight in weights if weight.grad is not None)
+        assert embedding.grad.to_dense().tolist() == [float(comm.size)] * 3
+
+
+def test_gradients_that_come_and_go(comm: Any) -> None:
+    sizes = (3, 40_000)
+    some, none, all_ = ([torch.nn.Parameter(torch.zeros(size)) for size in sizes] for _ in range(3))
+    for number in range(4):
+        for parameter in [*some, *none, *all_]:
+            parameter.grad = None
+        for parameter in all_ + (some if (comm.rank + number) % comm.size == 0 else []):
+            (parameter * (1.0 + number)).sum().backward()
+        rw.sync_grads([*some, *none, *all_])
+        for parameter in some:
+            torch.testing.assert_close(parameter.grad, torch.full_like(parameter, (1.0 + number) / comm.size))
+        assert [parameter.grad for parameter in none] == [None, None]
+        for parameter in all_:
+            torch.testing.assert_close(parameter.grad, torch.full_like(parameter, 1.0 + number))
+
+
+def test_missing_gradients_are_named(comm: Any) -> None:
+    model = filled(Net())
+    for number in range(2):
+        loss(model, batches()[0]).backward()
+        model.norm.weight.grad = None
+        if comm.rank == comm.size - 1:
+            model.last.bias.grad = None
+        where = {1: "rank 0", 2: "ranks 0-1"}.get(comm.size, "ranks 0-2")
+        text = f"no gradient of norm.weight on {where}, last.bias on rank {comm.size - 1}:"
+        before: list[Any] = [
+            None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()
+        ]
+        with pytest.raises(rw.CollectiveError, match=text):
+            rw.sync_grads(model, missing="error")
+        for one, parameter in zip(before, model.parameters(), strict=True):
+            assert one is parameter.grad or torch.equal(one, parameter.grad)
+        if number == 0:
+            rw.sync_grads(model)
+    model.zero_grad()
+    loss(model, batches()[0]).backward()
+    rw.sync_grads(model, missing="error")
+
+
+def test_a_gradient_that_becomes_sparse(comm: Any) -> None:
+    """On one rank first, and dense again later."""
+    embedding = torch.nn.Parameter(torch.zeros(4, 2))
+    other = torch.nn.Parameter(torch.zeros(2))
+    for sparse_on in (range(0), range(1), range(comm.size), range(0)):
+        embedding.grad = torch.eye(4, 2)
+        if comm.rank in sparse_on:
+            embedding.grad = torch.eye(4, 2).to_sparse()
+        other.grad = torch.full((2,), 1.0 + comm.rank)
+        rw.sync_grads([embedding, other])
+        assert embedding.grad.is_sparse is (len(sparse_on) == comm.size)
+        torch.testing.assert_close(embedding.grad.to_dense(), torch.eye(4, 2))
+        torch.testing.assert_close(other.grad, torch.full((2,), (comm.size + 1) / 2))
+
+
+@pytest.mark.slow
+def test_sparse_adam(comm: Any) -> None:
+    def embedding() -> torch.nn.Embedding:
+        made = torch.nn.Embedding(BATCH, 2, sparse=True)
+        filled(made)
+        return made
+
+    models = [embedding() for _ in range(2)]
+    for model, is_whole in zip(models, (True, False), strict=True):
+        optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            rows = torch.arange(BATCH) if is_whole else torch.arange(BATCH)[comm.rank :: comm.size]
+            model(rows).pow(2).mean().backward()
+            if not is_whole:
+                rw.sync_grads(model)
+            assert model.weight.grad is not None
+            assert model.weight.grad.is_sparse
+            optimizer.step()
+    torch.testing.assert_close(models[1].weight, models[0].weight)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_gradients_that_are_part_of_a_graph(comm: Any) -> None:
+    weight: Any = torch.nn.Parameter(torch.full((40_000,), 2.0))
+    for _ in range(2):
+        weight.grad = None
+        (weight**3).sum().backward(create_graph=True)
+        grad = weight.grad
+        assert grad is not None
+        rw.sync_grads([weight])
+        assert weight.grad is grad, "it stays"
+        (second,) = torch.autograd.grad(grad.sum(), weight)
+        torch.testing.assert_close(second, torch.full((40_000,), 12.0))
+    weight.grad = None
+
+
+def test_hooks_of_the_program_run_before(comm: Any) -> None:
+    """As those that make the step of an optimizer in backward, and set the gradient to None."""
+    weight: Any = torch.nn.Parameter(torch.zeros(40_000))
+    seen = []
+
+    def step(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        seen.append(parameter.grad[0].item())
+
+    weight.register_post_accumulate_grad_hook(step)
+    for number in range(3):
+        weight.grad = None
+        (weight * (1.0 + number)).sum().backward()
+        rw.sync_grads([weight])
+    assert seen == [1.0, 2.0, 3.0]
+
+
+def test_groups_without_frames(comm: Any) -> None:
+    with without_frames(comm):
+        model = filled(Net())
+        for number, x in enumerate(batches()):
+            model.zero_grad()
+            loss(model, x[comm.rank :: comm.size]).backward()
+            if number == 2 and comm.rank == 0 and comm.size > 1:
+                model.norm.bias.grad = None
+            rw.sync_grads(model)
+            grads = rw.all_gather([parameter.grad for parameter in model.parameters()])
+            assert all(torch.equal(own, other) for state in grads for own, other in zip(grads[0], state, strict=True))
+        model.norm.bias.grad = None
+        with pytest.raises(rw.CollectiveError, match=r"no gradient of norm\.bias"):
+            rw.sync_grads(model, missing="error")
+        if comm.size > 1:
+            with pytest.raises(rw.MismatchError, match=r"is float32.* on cpu on rank 0, nothing on"):
+                rw.sync_grads(model if comm.rank else torch.nn.Sequential(*list(model.children())[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("op", "max", "'mean' or 'sum'"),
+        ("op", "average", "op='average' is none of"),
+        ("bucket_mb", 0, "bucket_mb=0 is not a number of MiB above 0"),
+        ("bucket_mb", True, "bucket_mb=True"),
+        ("missing", "raise", "missing='raise' is neither 'zeros' nor 'error'"),
+    ],
+)
+def test_arguments_that_cannot_be_used(comm: Any, option: str, value: Any, text: str) -> None:
+    weight: Any = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(rw.InvalidArgumentError, match=text):
+        rw.sync_grads([weight], **{option: value})
+    if comm.size > 1:
+        mine = {option: value} if comm.rank == 1 else {}
+        with pytest.raises(rw.InvalidArgumentError if comm.rank == 1 else rw.RemoteRankError, match=text):
+            rw.sync_grads([weight], **mine)
+    rw.sync_grads([weight])
