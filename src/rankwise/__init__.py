@@ -43,9 +43,12 @@ if TYPE_CHECKING:
     )
     from rankwise._session.key_value_store import Store
     from rankwise._session.session import Session
+    from rankwise._training.gradient_clipping import clip_grad_norm_
     from rankwise._training.gradients import release_grads, sync_grads
+    from rankwise._training.module_wrappers import wrap_ddp
     from rankwise._training.parameters import sync_params
     from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
+    from rankwise._training.synced_values import assert_synced
     from rankwise.errors import (
         CollectiveError,
         CollectiveTimeoutError,
@@ -104,9 +107,11 @@ __all__ = [
     "all_reduce",
     "all_reduce_",
     "all_to_all",
+    "assert_synced",
     "backend",
     "barrier",
     "broadcast",
+    "clip_grad_norm_",
     "detect",
     "device",
     "explain",
@@ -141,6 +146,7 @@ __all__ = [
     "sync_grads",
     "sync_params",
     "topology",
+    "wrap_ddp",
 ]
 
 _HOMES = {
@@ -201,6 +207,9 @@ _HOMES = {
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
     "_training.gradients": ("release_grads", "sync_grads"),
     "_training.parameters": ("sync_params",),
+    "_training.synced_values": ("assert_synced",),
+    "_training.gradient_clipping": ("clip_grad_norm_",),
+    "_training.module_wrappers": ("wrap_ddp",),
 }
 # The compiler of torch would follow calls of these functions into the exchange of frames, and fail there.
 _WITH_COLLECTIVES = ("_collectives.", "_training.")

@@ -113,7 +113,7 @@ def release_grads(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> None:
         >>> model.weight.grad
         tensor([[3., 3.]])
     """
-    listed = list(parameters.parameters()) if isinstance(parameters, torch.nn.Module) else _listed(parameters)
+    listed = listed_parameters(parameters, "release_grads")
     with torch.no_grad():
         for layout in list(layouts_of(listed)):
             layout.release()
@@ -127,7 +127,7 @@ def _selected(
         refuse_wrappers(parameters, caller)
         module = uncompiled(parameters)
         return [one for one in module.parameters() if one.requires_grad], functools.partial(_names, module)
-    listed = [one for one in _listed(parameters) if one.requires_grad]
+    listed = [one for one in listed_parameters(parameters, caller) if one.requires_grad]
     unique = {id(one): one for one in listed}
     trained = listed if len(unique) == len(listed) else list(unique.values())
     return trained, lambda: [f"parameter {index}" for index in range(len(trained))]
@@ -137,12 +137,19 @@ def _names(module: torch.nn.Module) -> list[str]:
     return [name.replace(_COMPILED, "") for name, one in module.named_parameters() if one.requires_grad]
 
 
-def _listed(parameters: object) -> list[torch.Tensor]:
+def listed_parameters(parameters: object, caller: str) -> list[torch.Tensor]:
+    """Return the parameters of a module, or in an iterable.
+
+    Raises:
+        InvalidArgumentError: It is neither.
+    """
+    if isinstance(parameters, torch.nn.Module):
+        return list(parameters.parameters())
     if isinstance(parameters, Iterable) and not isinstance(parameters, torch.Tensor) and not is_array(parameters):
         listed = list(parameters)
         if all(isinstance(parameter, torch.Tensor) for parameter in listed):
             return listed
-    raise InvalidArgumentError(f"sync_grads takes a module or a list of parameters, got {describe(parameters)}")
+    raise InvalidArgumentError(f"{caller} takes a module or a list of parameters, got {describe(parameters)}")
 
 
 def _checked_op(op: str) -> Op:

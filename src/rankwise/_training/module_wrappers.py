@@ -1,34 +1,102 @@
-"""Modules that average gradients themselves: those of DDP and FSDP."""
+"""Modules that average gradients themselves, those of DDP and FSDP; and making one of DDP."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any, Final
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from rankwise._collectives.pytree import describe
+from rankwise._comm.control.protocol import Call
+from rankwise._session.current import joined_session
 from rankwise._torch import uncompiled
+from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError
 
-# Classes, with the module that defines them: if it is not imported, there is no such wrapper.
-_WRAPPERS = (
-    ("torch.nn.parallel.distributed", "DistributedDataParallel"),
-    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
-    ("torch.distributed.fsdp", "FSDPModule"),
-)
+# The classes of FSDP 1 and 2, with the module that defines them: if it is not imported, there is no such wrapper.
+_FSDP: Final = "torch.distributed.fsdp"
+_FSDP_CLASSES: Final = ("FullyShardedDataParallel", "FSDPModule")
 
 
-def refuse_wrappers(module: torch.nn.Module, caller: str) -> None:
-    """Check that a module is not one of DDP or FSDP, also if it is compiled.
+def wrapper_of(module: torch.nn.Module) -> str:
+    """Return the name of the class that a module is wrapped by, also if it is compiled; "" if there is none."""
+    inner = uncompiled(module)
+    if isinstance(inner, DistributedDataParallel):
+        return "DistributedDataParallel"
+    home = sys.modules.get(_FSDP)
+    found = [name for name in _FSDP_CLASSES if hasattr(home, name) and isinstance(inner, getattr(home, name))]
+    return found[0] if found else ""
+
+
+def refuse_fsdp(module: torch.nn.Module, caller: str) -> None:
+    """Check that a module is not one of FSDP, whose ranks have different parts of the parameters.
 
     Raises:
         InvalidArgumentError: It is one.
     """
-    loaded = [(sys.modules.get(home), name) for home, name in _WRAPPERS]
-    wrappers = tuple(getattr(home, name) for home, name in loaded if hasattr(home, name))
-    inner = uncompiled(module)
-    if isinstance(inner, wrappers):
-        kind = next(wrapper.__name__ for wrapper in wrappers if isinstance(inner, wrapper))
+    kind = wrapper_of(module)
+    if kind in _FSDP_CLASSES:
+        raise InvalidArgumentError(
+            f"{caller} got a module of {kind}, of whose parameters each rank has a part: call {caller} before the "
+            "module is wrapped"
+        )
+
+
+def refuse_wrappers(module: torch.nn.Module, caller: str) -> None:
+    """Check that a module does not average gradients itself.
+
+    Raises:
+        InvalidArgumentError: It does.
+    """
+    if kind := wrapper_of(module):
         raise InvalidArgumentError(
             f"{caller} got a module of {kind}, which averages gradients itself, in backward(): leave {caller} out, or "
-            "pass a module without it"
+            "pass a module that is not wrapped"
         )
+
+
+def wrap_ddp(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:  # noqa: ANN401 - those of DDP
+    """Return a module in `DistributedDataParallel`, with the right `device_ids`; the module itself in a world of one.
+
+    Collective over the session. `device_ids` is the device of the parameters if they are on one accelerator, whatever
+    its index among those that the process sees; and None on the CPU, and for a module on several devices.
+
+    Args:
+        module: The module, on its device; the same on all ranks.
+        **kwargs: Arguments of `DistributedDataParallel`.
+
+    Raises:
+        InvalidArgumentError: `module` is not a module, or is wrapped already, or is on an XLA device.
+        RemoteRankError: This error occurred on another rank.
+        MismatchError: The parameters differ in name, shape or dtype, or another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
+
+    Example:
+        >>> import torch
+        >>> wrap_ddp(torch.nn.Linear(2, 1))  # on 2 ranks: DistributedDataParallel(...)
+        Linear(in_features=2, out_features=1, bias=True)
+    """
+    comm = joined_session().comm
+    call = Call("wrap_ddp")
+    with comm.collective(call):
+        if not isinstance(module, torch.nn.Module):
+            raise InvalidArgumentError(f"wrap_ddp takes a module, got {describe(module)}")
+        if kind := wrapper_of(module):
+            raise InvalidArgumentError(f"wrap_ddp got a module of {kind}: it is wrapped already")
+        described = {name: describe(parameter) for name, parameter in uncompiled(module).named_parameters()}
+        call.content, call.parts = str(described), lambda: described
+        devices = {parameter.device for parameter in module.parameters()}
+        if any(device.type == DEVICE_TYPE for device in devices):
+            raise InvalidArgumentError("wrap_ddp got a module on an XLA device, where DDP does not run: use sync_grads")
+        comm.verify(call)
+    if comm.size == 1:
+        return module
+    return DistributedDataParallel(module, **{"device_ids": _device_ids(devices), **kwargs})
+
+
+def _device_ids(devices: set[torch.device]) -> list[torch.device] | None:
+    """Return the `device_ids` of DDP for a module with parameters on some devices."""
+    return list(devices) if len(devices) == 1 and all(device.type != "cpu" for device in devices) else None

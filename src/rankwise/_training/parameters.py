@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.transports import Completion, Prepared
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group_rank import GroupRank
-from rankwise.errors import InvalidArgumentError
+from rankwise._comm.reduce_ops import Op
+from rankwise._torch import uncompiled
+from rankwise._training.module_wrappers import refuse_fsdp
+from rankwise.errors import InvalidArgumentError, shown
 
 
-def sync_params(module: torch.nn.Module, *, src: int | GroupRank = 0, group: GroupLike | None = None) -> None:
-    """Copy the parameters and buffers of one rank to all others, in place.
+def sync_params(
+    module: torch.nn.Module, *, src: int | GroupRank = 0, op: str | None = None, group: GroupLike | None = None
+) -> None:
+    """Copy the parameters and buffers of one rank to all others, in place; or replace them by their means.
 
-    Collective over the session, or over `group`. Makes one broadcast for each dtype and device.
+    Collective over the session, or over `group`. Makes one operation for each dtype and device.
+
+    Means of half-precision floats are computed in float32. Integers, such as the counters of batch norms, get the mean
+    rounded to an integer, half to even, which never overflows; bools are copied from `src`.
 
     Args:
-        module: The same module on all ranks, except for the values.
+        module: The same module on all ranks, except for the values. It may be compiled, or wrapped by DDP.
         src: The global rank whose values are copied, or a `GroupRank`.
+        op: "mean" for means; None to copy.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
-        InvalidArgumentError: `src` is not a member, or `module` is not a module.
-        PayloadTypeError: A parameter or buffer has no contents, or is not dense.
+        InvalidArgumentError: `src` is not a member, `op` is another one, or `module` is not a module, or one of FSDP.
+        PayloadTypeError: A parameter or buffer has no contents, is not dense, or has no mean.
         RemoteRankError: One of these errors occurred on another rank.
         MismatchError: The modules differ in names, shapes or dtypes, or another rank calls another collective.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
@@ -37,26 +48,77 @@ def sync_params(module: torch.nn.Module, *, src: int | GroupRank = 0, group: Gro
         >>> import torch
         >>> model = torch.nn.Linear(2, 1)  # initialized at random, differently on each rank
         >>> sync_params(model)  # now the same on all ranks
+        >>> sync_params(model, op="mean")  # as after some steps on each rank alone
     """
     comm = comm_of(group)
     call = Call("sync_params")
     with torch.no_grad():
         with comm.collective(call):
             sender = comm.group_rank_of(src, "src")
-            call.settings = {"src": comm.ranks[sender]}
+            call.settings = {"src": comm.ranks[sender], **({} if op is None else {"op": op})}
+            if op is not None and not (isinstance(op, str) and op == "mean"):
+                raise InvalidArgumentError(f"op={shown(op)} is neither 'mean' nor None, to copy")
             if not isinstance(module, torch.nn.Module):
                 raise InvalidArgumentError(f"sync_params takes a module, got {describe(module)}")
-            tensors = dict([*module.named_parameters(), *module.named_buffers()])
-            buckets = _by_kind(tensors.values())
-            flat = [torch.cat([as_bytes(dense(tensor)) for tensor in bucket]) for bucket in buckets]
-            moves = [comm.broadcast(data, sender) for data in flat]
+            refuse_fsdp(module, "sync_params")
+            tensors = named_tensors(module)
+            moves = [
+                _mean(comm, same) if op is not None and same[0].dtype != torch.bool else _copies(comm, same, sender)
+                for same in _by_kind(tensors.values())
+            ]
             _describe(call, {name: describe(tensor) for name, tensor in tensors.items()})
             comm.verify(call)
-            for move in moves:
-                move()
-        for bucket, data in zip(buckets, flat, strict=True):
-            for tensor, values in zip(bucket, data.split([tensor.nbytes for tensor in bucket]), strict=True):
-                _put(from_bytes(values, tensor.dtype, tensor.shape), tensor)
+            results = [move() for move in moves]
+        for same, values in zip(_by_kind(tensors.values()), results, strict=True):
+            for tensor, value in zip(same, values(), strict=True):
+                _put(value.view(tensor.shape), tensor)
+
+
+def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a module, with the names that they have without `torch.compile`."""
+    module = uncompiled(module)
+    return dict([*module.named_parameters(), *module.named_buffers()])
+
+
+def _copies(comm: Comm, tensors: Sequence[torch.Tensor], src: int) -> Prepared[Completion[Sequence[torch.Tensor]]]:
+    """Prepare to get the values of one member for tensors of one dtype and device, each flat."""
+    flat = torch.cat([as_bytes(dense(tensor)) for tensor in tensors])
+    broadcast = comm.broadcast(flat, src)
+
+    def run() -> Completion[Sequence[torch.Tensor]]:
+        broadcast()
+        return lambda: [
+            from_bytes(part, tensor.dtype, (-1,))
+            for part, tensor in zip(flat.split([tensor.nbytes for tensor in tensors]), tensors, strict=True)
+        ]
+
+    return run
+
+
+def _mean(comm: Comm, tensors: Sequence[torch.Tensor]) -> Prepared[Completion[Sequence[torch.Tensor]]]:
+    """Prepare the means of tensors of one dtype and device, each flat."""
+    reduce = comm.all_reduce(torch.cat([dense(tensor).reshape(-1) for tensor in tensors]), Op.MEAN)
+    dtype = tensors[0].dtype
+
+    def run() -> Completion[Sequence[torch.Tensor]]:
+        mean = reduce()
+
+        def finish() -> Sequence[torch.Tensor]:
+            flat: torch.Tensor = mean() if dtype.is_floating_point or dtype.is_complex else _rounded(mean(), dtype)
+            parts: Sequence[torch.Tensor] = flat.split([tensor.numel() for tensor in tensors])
+            return parts
+
+        return finish
+
+    return run
+
+
+def _rounded(mean: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return means in float64 as integers: the largest that fit, where rounding has left the range of the dtype."""
+    limits, rounded = torch.iinfo(dtype), mean.round()
+    in_range = rounded.clamp(float(limits.min), float(limits.max))
+    # float64 has no largest int64: it rounds up to 2**63.
+    return torch.where(in_range >= float(limits.max), limits.max, in_range.where(in_range < limits.max, 0.0).to(dtype))
 
 
 def _describe(call: Call, parts: Mapping[str, str]) -> None:

@@ -1,0 +1,185 @@
+"""One body for every world: parameters and buffers that are the same on all ranks, clipping, and DDP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import rankwise as rw
+
+pytestmark = [
+    pytest.mark.ranks("serial", 1, 2, 3),
+    pytest.mark.slow_with_ranks(1, 3),
+    pytest.mark.usefixtures("torch_random"),
+]
+
+
+@pytest.fixture(autouse=True)
+def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Set a variable that parts of torch, which some of its modules import, set otherwise."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+def test_means_of_parameters_and_buffers(comm: Any) -> None:
+    rank, last = comm.rank, comm.size - 1
+    model: Any = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    for parameter in model.parameters():
+        parameter.data.fill_(float(rank))
+    model.register_buffer("halves", torch.full((2,), 60000.0, dtype=torch.float16))
+    model.register_buffer("count", torch.tensor([rank, 3 * rank]))
+    model.register_buffer("large", torch.full((2,), torch.iinfo(torch.int64).max))
+    model.register_buffer("small", torch.tensor([127, -128], dtype=torch.int8))
+    model.register_buffer("mask", torch.tensor(rank == last))
+    model.register_buffer("shared", torch.full((1,), float(rank)).expand(3))
+    rw.sync_params(model, op="mean", src=last)
+    assert all((parameter == last / 2).all() for parameter in model.parameters())
+    assert model.get_buffer("halves").tolist() == [60000.0] * 2
+    assert model.get_buffer("count").tolist() == [round(last / 2), round(3 * last / 2)]
+    assert model.get_buffer("large").tolist() == [torch.iinfo(torch.int64).max] * 2
+    assert model.get_buffer("small").tolist() == [127, -128]
+    assert model.get_buffer("mask").item(), "bools are those of src"
+    assert model.get_buffer("shared").tolist() == [last / 2] * 3
+    rw.assert_synced(model)
+
+
+def test_sync_params_refuses_other_ops(comm: Any) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match="op='sum' is neither 'mean' nor None"):
+        rw.sync_params(torch.nn.Linear(1, 1), op="sum")
+    if comm.size > 1:
+        with pytest.raises(rw.MismatchError, match="op='mean'"):
+            rw.sync_params(torch.nn.Linear(1, 1), op="mean" if comm.rank else None)
+    assert rw.all_reduce(1) == comm.size
+
+
+def test_values_that_are_the_same(comm: Any) -> None:
+    model = torch.nn.BatchNorm1d(3)
+    rw.assert_synced(model)
+    rw.assert_synced({"step": 3, "text": "a", "none": None, "array": np.ones(2), "nan": [torch.tensor(float("nan"))]})
+    rw.assert_synced(torch.ones(2, 3).t())
+    rw.assert_synced({})
+
+
+def test_values_that_differ_are_named(comm: Any) -> None:
+    if comm.size == 1:
+        return
+    odd = comm.rank == comm.size - 1
+    where = f"differs on rank {comm.size - 1} from rank 0"
+    model: Any = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
+    rw.sync_params(model)
+    with torch.no_grad():
+        model[0].bias += 0.25 * odd
+        model[1].running_mean += float(odd)
+    text = rf"0\.bias, float32\[1\] on cpu, {where}, by at most 0\.25; 2 of 7 values differ"
+    with pytest.raises(rw.MismatchError, match=text):
+        rw.assert_synced(model)
+    with pytest.raises(rw.MismatchError, match=rf"\['b'\]\[1\], a number, {where}, by at most 2; 1 of 3"):
+        rw.assert_synced({"a": "x", "b": [0.0, 1.0 + 2 * odd]})
+    with pytest.raises(rw.MismatchError, match=rf"\['a'\], a str, {where}; 1 of 1"):
+        rw.assert_synced({"a": "x" if odd else "y"})
+    with pytest.raises(rw.MismatchError, match=r"the value, float32.*, by at most nan"):
+        rw.assert_synced(torch.tensor(float("nan") if odd else 1.0))
+    with pytest.raises(rw.MismatchError, match=r"\['a'\] is float32\[2\] on cpu on rank"):
+        rw.assert_synced({"a": torch.ones(2 + odd)})
+    with pytest.raises(rw.PayloadTypeError if odd else rw.RemoteRankError, match="compares tensors, arrays"):
+        rw.assert_synced({"a": object() if odd else 1})
+    assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+def test_clipping_of_the_same_gradients_and_of_shards(comm: Any, norm_type: float) -> None:
+    whole = [torch.nn.Parameter(torch.zeros(2)) for _ in range(comm.size)]
+    for number, parameter in enumerate(whole):
+        parameter.grad = torch.full((2,), number - 2.0)
+    shard = torch.nn.Parameter(torch.zeros(2))
+    shard.grad = torch.full((2,), comm.rank - 2.0)
+    unused = torch.nn.Parameter(torch.zeros(2))
+    copies = [torch.nn.Parameter(torch.zeros(2)) for _ in whole]
+    for copied, parameter in zip(copies, whole, strict=True):
+        assert parameter.grad is not None
+        copied.grad = parameter.grad.clone()
+    expected = torch.nn.utils.clip_grad_norm_(whole, 0.5, norm_type)
+    torch.testing.assert_close(rw.clip_grad_norm_([shard, unused], 0.5, norm_type, sharded=True), expected)
+    torch.testing.assert_close(rw.clip_grad_norm_(copies, 0.5, norm_type), expected)
+    torch.testing.assert_close(shard.grad, whole[comm.rank].grad)
+    for copied, parameter in zip(copies, whole, strict=True):
+        torch.testing.assert_close(copied.grad, parameter.grad)
+    assert rw.clip_grad_norm_(torch.nn.Linear(1, 1), 1.0).item() == 0
+
+
+def test_clipping_of_gradients_that_differ_is_an_error(comm: Any) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.full((2,), float(comm.rank))
+    if comm.size > 1:
+        with pytest.raises(rw.MismatchError, match=r"0\.0 on rank 0, 1\.4142.* on rank.*call sync_grads before"):
+            rw.clip_grad_norm_([weight], 1.0)
+    weight.grad[0] = float("inf") if comm.rank == 0 else 1.0
+    with pytest.raises(rw.CollectiveError, match="the norm of the gradients is inf"):
+        rw.clip_grad_norm_([weight], 1.0, sharded=True, error_if_nonfinite=True)
+    options: list[dict[str, Any]] = [{"max_norm": -1}, {"max_norm": "1"}, {"norm_type": 0}, {"sharded": 1}]
+    for wrong in options:
+        with pytest.raises(rw.InvalidArgumentError, match=next(iter(wrong))):
+            rw.clip_grad_norm_([weight], **{"max_norm": 1.0, **wrong})
+    assert rw.all_reduce(1) == comm.size
+
+
+def test_wrap_ddp(comm: Any) -> None:
+    model = torch.nn.Linear(2, 1)
+    wrapped: Any = rw.wrap_ddp(model, gradient_as_bucket_view=True)
+    if comm.size == 1:
+        assert wrapped is model
+        return
+    assert isinstance(wrapped, DistributedDataParallel)
+    assert wrapped.device_ids is None
+    assert wrapped.gradient_as_bucket_view
+    rw.assert_synced(wrapped.module)
+    wrapped(torch.full((2, 2), float(comm.rank))).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[float(comm.size - 1)] * 2]
+    with pytest.raises(rw.InvalidArgumentError, match="DistributedDataParallel: it is wrapped already"):
+        rw.wrap_ddp(wrapped)
+    with pytest.raises(rw.InvalidArgumentError, match="DistributedDataParallel, which averages gradients itself"):
+        rw.sync_grads(wrapped)
+    rw.sync_params(wrapped, op="mean")
+    with pytest.raises(rw.MismatchError, match=r"weight is float32\[1, \d\]"):
+        rw.wrap_ddp(torch.nn.Linear(1 + comm.rank, 1))
+    odd: Any = [1] if comm.rank else torch.nn.Linear(1, 1)
+    with pytest.raises(rw.InvalidArgumentError if comm.rank else rw.RemoteRankError, match="takes a module"):
+        rw.wrap_ddp(odd)
+    assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.slow
+def test_modules_of_fsdp_are_refused(comm: Any) -> None:
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - it takes seconds
+
+    if comm.size == 1:
+        return
+    model: Any = fully_shard(
+        torch.nn.Linear(2 * comm.size, 1), mesh=torch.distributed.init_device_mesh("cpu", (comm.size,))
+    )
+    calls: tuple[Any, ...] = (rw.sync_grads, rw.sync_params, rw.assert_synced, rw.wrap_ddp)
+    for call in calls:
+        with pytest.raises(rw.InvalidArgumentError, match="FSDPModule"):
+            call(model)
+    with pytest.raises(rw.PayloadTypeError, match="DTensor"):
+        rw.sync_grads(model.parameters())
+    assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.slow
+def test_compiled_modules(comm: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 300), torch.nn.Tanh(), torch.nn.Linear(300, 200))
+    compiled: Any = torch.compile(model, backend="eager")
+    rw.sync_params(compiled if comm.rank == 0 else model)
+    rw.assert_synced(model if comm.rank == 0 else compiled)
+    for step in range(3):
+        model.zero_grad()
+        compiled(torch.full((3, 2), 1.0 + comm.rank + step)).pow(2).mean().backward()
+        rw.sync_grads(compiled if comm.rank == 0 else model)
+        rw.assert_synced([parameter.grad for parameter in model.parameters()])
+    assert rw.all_reduce(1) == comm.size
