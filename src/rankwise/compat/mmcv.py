@@ -18,7 +18,7 @@ import rankwise
 from rankwise import Session, is_joined
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
 from rankwise.extend.checks import check_reducible, check_writable, describe
-from rankwise.extend.collectives import collective
+from rankwise.extend.collectives import Members, collective
 from rankwise.extend.decorators import called_on_rank_zero
 from rankwise.extend.sessions import launch_environment
 from rankwise.extend.tensor_memory import overwrite
@@ -45,6 +45,8 @@ _TIMEOUT: Final = 1800.0
 # The size of the buckets into which small tensors are copied, unless the caller specifies it.
 _BUCKET_MB: Final = 64
 _MEBIBYTE: Final = 1 << 20
+# The types whose sum is divided where it is; that of others has another type.
+_SUMMED_IN_PLACE: Final = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -258,13 +260,26 @@ def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_byte
         members.values = {f"tensor {index}": describe(tensor) for index, tensor in enumerate(tensors)}
         members.verify()
         for bucket in _buckets(tensors, bucket_bytes):
-            flat = bucket[0] if len(bucket) == 1 else torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
-            mean = members.all_reduce(flat, "mean")
-            if divisor != members.size:
-                mean = mean * (members.size / divisor)
-            for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):
-                exact = tensor.is_floating_point() or tensor.is_complex()
-                overwrite(tensor.data, (part if exact else part.round()).view_as(tensor).to(tensor.dtype))
+            _average_bucket(members, bucket, divisor)
+
+
+def _average_bucket(members: Members, bucket: Sequence[torch.Tensor], divisor: int) -> None:
+    """Replace tensors of one type by their sum over all ranks, divided; as one tensor."""
+    dtype = bucket[0].dtype
+    if dtype in _SUMMED_IN_PLACE:
+        if len(bucket) == 1 and not bucket[0].is_inference():
+            members.all_reduce_(bucket[0].data, "sum").div_(divisor)
+            return
+        mean = members.all_reduce_(torch.cat([tensor.detach().reshape(-1) for tensor in bucket]), "sum").div_(divisor)
+    else:
+        flat = bucket[0] if len(bucket) == 1 else torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+        mean = members.all_reduce(flat, "mean")
+        if divisor != members.size:
+            mean = mean * (members.size / divisor)
+        if not (dtype.is_floating_point or dtype.is_complex):
+            mean = mean.round()
+    for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):
+        overwrite(tensor.data, part.view_as(tensor).to(dtype))
 
 
 def _check(tensor: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from rankwise._arguments import as_seconds
 from rankwise._collectives.all_gather import all_gather
 from rankwise._collectives.exchange import exchange_tensors
 from rankwise._collectives.groups import GroupLike
-from rankwise._collectives.reduce import all_reduce
+from rankwise._collectives.reduce import all_reduce, all_reduce_
 from rankwise._collectives.rooted import broadcast, gather, scatter
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
@@ -158,6 +158,10 @@ class Members:
     def all_reduce(self, value: Any, op: str = "sum") -> Any:  # noqa: ANN401 - as rankwise.all_reduce
         """Return the reduction of the values of all members, as `rankwise.all_reduce` does."""
         return self._nested(lambda: all_reduce(value, op, group=self._group))
+
+    def all_reduce_(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Reduce a tensor in place, and return it, as `rankwise.all_reduce_` does."""
+        return self._nested(lambda: all_reduce_(tensor, op, group=self._group))
 
     def all_gather(self, value: T) -> list[T]:
         """Return the values of all members, as `rankwise.all_gather` does."""

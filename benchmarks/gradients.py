@@ -1,0 +1,154 @@
+"""Synchronization of gradients: what a training step takes longer with it, beside one flat all_reduce of torch.
+
+python benchmarks/gradients.py
+python benchmarks/gradients.py --ranks 2 --rounds 5
+python benchmarks/gradients.py --save FOLDER   # also FOLDER/gradients.json, in seconds
+
+All kinds of a row alternate in one run. The time of a kind is the median, over the rounds, of its step less the step
+without synchronization; a round of all ranks takes as long as the slowest of them. The kinds beside rankwise's are
+the usual ones, written anew: "flattened" as mmcv does it (flatten, reduce, copy back), "each tensor", and "in buckets",
+flattened in buckets of 25 MB, as mmengine does it.
+
+The rows of the overlapped step are whole steps of a model, with the reduction during backward, beside those of DDP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import rankwise as rw
+
+ROUNDS = 15
+WARM_UP = 3
+BUCKET_BYTES = 25 << 20
+# Name, number of tensors, elements of each.
+SIZES = (("25 M floats in 160 tensors", 160, 156_250), ("1,000 tensors of 1 KB", 1000, 256))
+# Of the model of the overlapped step: 25 M floats.
+LAYERS, WIDTH, BATCH = 24, 1024, 64
+
+Row = dict[str, float | int | str]
+
+
+def backward(parameters: Sequence[torch.Tensor]) -> None:
+    """Give each parameter a new gradient, as backward after `zero_grad()` does."""
+    for parameter in parameters:
+        parameter.grad = None
+    torch.stack([parameter.sum() for parameter in parameters]).sum().backward()
+
+
+def grads_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [parameter.grad.data for parameter in parameters if parameter.grad is not None]
+
+
+def reduce_flattened(grads: Sequence[torch.Tensor]) -> None:
+    flat = torch.cat([grad.contiguous().view(-1) for grad in grads])
+    dist.all_reduce(flat)
+    flat.div_(dist.get_world_size())
+    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(part.view_as(grad))
+
+
+def reduce_each(grads: Sequence[torch.Tensor]) -> None:
+    for grad in grads:
+        dist.all_reduce(grad.div_(dist.get_world_size()))
+
+
+def in_buckets(grads: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    bucket: list[torch.Tensor] = []
+    for grad in grads:
+        if bucket and sum(other.nbytes for other in bucket) + grad.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket = []
+        bucket.append(grad)
+    yield bucket
+
+
+def reduce_in_buckets(grads: Sequence[torch.Tensor]) -> None:
+    for bucket in in_buckets(grads):
+        reduce_flattened(bucket)
+
+
+def rounds_of(kinds: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, float]]:
+    """Collective. Return the seconds of each kind in each round, in alternating order, of the slowest rank."""
+    found = []
+    for number in range(WARM_UP + rounds):
+        names = list(kinds) if number % 2 else list(reversed(kinds))
+        seconds = {}
+        for name in names:
+            rw.barrier()
+            start = time.perf_counter()
+            kinds[name]()
+            seconds[name] = time.perf_counter() - start
+        found.append(rw.all_reduce(seconds, op="max"))
+    return found[WARM_UP:]
+
+
+def measure_steps(name: str, count: int, numel: int, rounds: int) -> Row:
+    flat = torch.ones(count * numel)
+    models = {
+        kind: [torch.nn.Parameter(torch.ones(numel)) for _ in range(count)]
+        for kind in ("without", "rankwise", "flattened", "each tensor", "in buckets")
+    }
+    syncs: dict[str, Callable[[list[torch.nn.Parameter]], object]] = {
+        "without": lambda _: None,
+        "rankwise": rw.sync_grads,
+        "flattened": lambda parameters: reduce_flattened(grads_of(parameters)),
+        "each tensor": lambda parameters: reduce_each(grads_of(parameters)),
+        "in buckets": lambda parameters: reduce_in_buckets(grads_of(parameters)),
+    }
+
+    def step(kind: str) -> None:
+        backward(models[kind])
+        syncs[kind](models[kind])
+
+    steps: dict[str, Callable[[], object]] = {kind: functools.partial(step, kind) for kind in models}
+    target = torch.empty_like(flat)
+    found = rounds_of(steps | {"flat": lambda: dist.all_reduce(flat), "copy": lambda: target.copy_(flat)}, rounds)
+    row: Row = {"name": name, "flat": statistics.median(seconds["flat"] for seconds in found)}
+    row["copy"] = statistics.median(seconds["copy"] for seconds in found)
+    for kind in ("rankwise", "flattened", "each tensor", "in buckets"):
+        row[kind] = statistics.median(seconds[kind] - seconds["without"] for seconds in found)
+    row["ratio"] = float(row["rankwise"]) / float(row["flat"])
+    return row
+
+
+def measure(rounds: int) -> list[Row]:
+    """Collective. Measure, as one rank."""
+    torch.set_num_threads(1)
+    with rw.init():
+        return [measure_steps(*size, rounds) for size in SIZES]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--save", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    rows = []
+    print("| ranks | gradients | flat all_reduce | rankwise | flattened | each tensor | in buckets | one copy |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for ranks in options.ranks:
+        for row in rw.launch(measure, options.rounds, nproc=ranks)[0]:
+            flat = float(row["flat"])
+            ratios = [
+                f"{float(row[kind]) / flat:.2f}"
+                for kind in ("rankwise", "flattened", "each tensor", "in buckets", "copy")
+            ]
+            print(f"| {ranks} | {row['name']} | {flat * 1e3:.2f} ms | {' | '.join(ratios)} |", flush=True)
+            rows.append({"ranks": ranks, **row})
+    if options.save is not None:
+        (options.save / "gradients.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
