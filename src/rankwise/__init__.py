@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rankwise._session.key_value_store import Store
     from rankwise._session.session import Session
     from rankwise._training.gradient_clipping import clip_grad_norm_
-    from rankwise._training.gradients import release_grads, sync_grads
+    from rankwise._training.gradients import no_sync, release_grads, sync_grads
     from rankwise._training.module_wrappers import wrap_ddp
     from rankwise._training.parameters import sync_params
     from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
@@ -131,6 +131,7 @@ __all__ = [
     "launch",
     "launchers",
     "new_group",
+    "no_sync",
     "node_group",
     "one_per_node_group",
     "one_rank_only",
@@ -205,7 +206,7 @@ _HOMES = {
     "_session.session": ("Session",),
     "topology": ("Topology",),
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
-    "_training.gradients": ("release_grads", "sync_grads"),
+    "_training.gradients": ("no_sync", "release_grads", "sync_grads"),
     "_training.parameters": ("sync_params",),
     "_training.synced_values": ("assert_synced",),
     "_training.gradient_clipping": ("clip_grad_norm_",),

@@ -14,18 +14,21 @@ from typing import Final
 import torch
 
 from rankwise._collectives.all_gather import all_gather
+from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion, Prepared
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group import Group
-from rankwise._comm.reduce_ops import Op, plan
+from rankwise._comm.reduce_ops import Op, plan, require_differentiable
 
 # Bits for the gradient of a parameter on one rank, or, combined with OR, on several.
 NO_GRADIENT: Final = 1
 DENSE: Final = 2
 SPARSE: Final = 4
+# Of one byte that is combined.
+_MOST_BITS: Final = 5
 
 _SPARSE_LAYOUTS: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -56,6 +59,31 @@ def gradient_type(parameter: torch.Tensor) -> torch.dtype:
     return (getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None) or parameter.dtype
 
 
+def checked_gradient_type(parameter: torch.Tensor) -> torch.dtype:
+    """Return the dtype of the gradient of a parameter.
+
+    Raises:
+        PayloadTypeError: It has none that could be averaged.
+    """
+    require_differentiable(dense(parameter))
+    return gradient_type(parameter)
+
+
+def described_gradient(parameter: torch.Tensor) -> str:
+    """Return a description of a parameter and its gradient: "float32[3, 4] on cpu with strides [1, 3]"."""
+    dtype = gradient_type(parameter)
+    own = "" if dtype == parameter.dtype else f" with a gradient of {str(dtype).removeprefix('torch.')}"
+    strides = gradient_strides(parameter)
+    contiguous = torch.empty(parameter.shape, device="meta").stride()
+    order = "" if strides == contiguous else f" with strides {list(strides)}"
+    return f"{describe(parameter)}{own}{order}"
+
+
+def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a parameter's gradient: those of the parameter, unless its elements share memory."""
+    return torch.empty_like(parameter, device="meta").stride()
+
+
 def _combine(messages: Sequence[bytes]) -> bytes:
     # As long integers, the bytes of all parameters are combined by one operation for each rank.
     combined = functools.reduce(operator.or_, (int.from_bytes(message, "little") for message in messages))
@@ -63,7 +91,7 @@ def _combine(messages: Sequence[bytes]) -> bytes:
 
 
 def combine_bits(comm: Comm, call: Call, layouts: Sequence[int]) -> Prepared[Sequence[int]]:
-    """Prepare to agree on a call, and to combine the bits of each parameter over all ranks."""
+    """Prepare to agree on a call, and to combine the bits of bytes, such as one for each parameter, over all ranks."""
     if comm.uses_frames:
 
         def run() -> Sequence[int]:
@@ -73,7 +101,7 @@ def combine_bits(comm: Comm, call: Call, layouts: Sequence[int]) -> Prepared[Seq
 
     # In groups without frames the backend reduces them. It has no OR, and so takes the maximum of each bit.
     bits = torch.tensor(
-        [[layout & bit for layout in layouts] for bit in (NO_GRADIENT, DENSE, SPARSE)],
+        [[layout & 1 << place for layout in layouts] for place in range(_MOST_BITS)],
         dtype=torch.uint8,
         device=comm.control_device,
     )

@@ -14,6 +14,7 @@ import torch
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.reduce_ops import Op
+from rankwise._training.gradient_averaging import gradient_strides
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -107,8 +108,3 @@ class Bucket:
                 self.flat.copy_(wire)
 
         return run
-
-
-def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a parameter's gradient: those of the parameter, unless its elements share memory."""
-    return torch.empty_like(parameter, device="meta").stride()

@@ -13,7 +13,7 @@ import torch
 from rankwise._arguments import as_bool
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.dense_tensors import require_dense
+from rankwise._comm.dense_tensors import dense
 from rankwise._text import ranks_text
 from rankwise._training.gradients import listed_parameters
 from rankwise.errors import CollectiveError, InvalidArgumentError, MismatchError, shown
@@ -73,7 +73,7 @@ def clip_grad_norm_(
                 raise InvalidArgumentError(f"norm_type={shown(norm_type)} is not above 0")
             is_sharded, is_checked = as_bool(sharded, "sharded"), as_bool(error_if_nonfinite, "error_if_nonfinite")
             call.settings = {"max_norm": largest, "norm_type": power, "sharded": is_sharded, "checked": is_checked}
-            grads = [require_dense(one.grad) for one in trained if one.grad is not None]
+            grads = [dense(one.grad) for one in trained if one.grad is not None]
             own = float(torch.nn.utils.get_total_norm(grads, power)) if grads else 0.0
             norms = [_NORM.unpack(data)[0] for data in comm.all_gather_bytes(call, _NORM.pack(own))]
         if is_sharded:

@@ -8,22 +8,23 @@ by the next one; small ones are moved together, by `collect`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite
-from rankwise._comm.dense_tensors import require_dense
-from rankwise._comm.reduce_ops import require_differentiable
+from rankwise._comm.comm import Comm
 from rankwise._torch import copy_each, is_view
-from rankwise._training.gradient_averaging import gradient_type
-from rankwise._training.gradient_buckets import Bucket, BucketPlan, gradient_strides, plan_buckets
+from rankwise._training.gradient_averaging import checked_gradient_type, described_gradient
+from rankwise._training.gradient_buckets import Bucket, BucketPlan, plan_buckets
+from rankwise._training.gradient_overlap import GradientOverlap
+from rankwise.errors import CollectiveError
 
 # A new gradient of at least so many bytes is moved to its bucket by a hook; smaller ones together, in less time.
 _HOOKED_BYTES: Final = 1 << 16
@@ -55,6 +56,7 @@ class GradientLayout:
         buckets: The buckets, in the order in which they are reduced.
         digest: A digest of the names, shapes and dtypes, the same on all ranks.
         attached: It belongs to the parameters, and has buckets.
+        overlap: The reductions during backward; None if there are none.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], names: Sequence[str], bucket_bytes: float) -> None:
@@ -68,10 +70,11 @@ class GradientLayout:
         self.sparse: frozenset[int] = frozenset()
         self.buckets: list[Bucket] = []
         self.attached = False
+        self.overlap: GradientOverlap | None = None
         self._references = [weakref.ref(parameter) for parameter in parameters]
         self._dtypes = [parameter.dtype for parameter in parameters]
-        self._gradient_dtypes = [_checked_gradient_type(parameter) for parameter in parameters]
-        self._descriptions = list(map(_described, parameters))
+        self._gradient_dtypes = [checked_gradient_type(parameter) for parameter in parameters]
+        self._descriptions = list(map(described_gradient, parameters))
         # The views that are gradients, and others of the same memory: the program may give a gradient other memory.
         self._views: list[torch.Tensor | None] = [None] * len(parameters)
         self._places: list[torch.Tensor | None] = [None] * len(parameters)
@@ -97,13 +100,17 @@ class GradientLayout:
             and [parameter.dtype for parameter in parameters] == self._dtypes
         )
 
-    def plan(self, parameters: Sequence[torch.Tensor], sparse: Iterable[int]) -> list[BucketPlan]:
-        """Plan the buckets, given the indices of parameters whose gradients are sparse on some rank."""
+    def plan(self, parameters: Sequence[torch.Tensor], sparse: Iterable[int], order: Iterable[int]) -> list[BucketPlan]:
+        """Plan the buckets.
+
+        Args:
+            parameters: The parameters.
+            sparse: The indices of those whose gradients are sparse on some rank.
+            order: The indices of all, in the order in which they are put into buckets.
+        """
         self.sparse = frozenset(sparse)
         dense = [
-            (index, parameter, dtype)
-            for index, (parameter, dtype) in enumerate(zip(parameters, self._gradient_dtypes, strict=True))
-            if index not in self.sparse
+            (index, parameters[index], self._gradient_dtypes[index]) for index in order if index not in self.sparse
         ]
         return plan_buckets(dense, self.bucket_bytes)
 
@@ -119,30 +126,45 @@ class GradientLayout:
                 view.copy_(grad)
                 parameters[index].grad = view
 
-    def attach(self, parameters: Sequence[torch.Tensor]) -> None:
+    def attach(self, parameters: Sequence[torch.Tensor], overlap: GradientOverlap | None) -> None:
         """Make this the layout of its parameters."""
-        self.attached, not_hooked = True, 0.0
+        self.attached, self.overlap, not_hooked = True, overlap, 0.0
+        if overlap is not None:
+            overlap.begin_step(self.buckets, self.digest)
         for index, (parameter, view) in enumerate(zip(parameters, self._views, strict=True)):
             _layouts[parameter] = self
             if view is None:
                 continue
             not_hooked += view.nbytes
-            if view.nbytes >= _HOOKED_BYTES or not_hooked > self.bucket_bytes:
+            if overlap is not None or view.nbytes >= _HOOKED_BYTES or not_hooked > self.bucket_bytes:
                 not_hooked -= view.nbytes
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(index)))
+                hook = functools.partial(self._accumulated, index)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def dissolve(self) -> None:
-        """Remove the layout from its parameters; gradients stay views of the buckets."""
+    def dissolve(self, *, keep: Comm | None = None) -> None:
+        """Remove the layout from its parameters; gradients stay views of the buckets.
+
+        Args:
+            keep: The group of reductions during backward, if it is used again.
+        """
+        if self.overlap is not None and self.overlap.group is not keep:
+            self.overlap.discard("has released its gradients")
+        self.overlap = None
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self.buckets.clear()
         self.attached = False
-        self._views = [None] * len(self._views)
-        self._places = [None] * len(self._views)
-        for parameter in self.parameters():
+        for reference, view in zip(self._references, self._views, strict=True):
+            parameter = reference()
+            if parameter is None:
+                continue
+            if view is not None and parameter.grad is view:
+                parameter.grad = view.data  # of the same memory, but an ordinary gradient for the next layout
             if _layouts.get(parameter) is self:
                 del _layouts[parameter]
+        self._views = [None] * len(self._views)
+        self._places = [None] * len(self._views)
 
     def release(self) -> None:
         """Dissolve the layout, and give its gradients memory of their own."""
@@ -160,6 +182,9 @@ class GradientLayout:
             grad = parameter.grad
             if grad is view and view is not None and view.data_ptr() == self._addresses[index]:
                 continue
+            if self.overlap is not None and self.overlap.has_started(index):
+                text = f"the gradient of {self.names[index]} was replaced or set to None while it was being reduced"
+                raise CollectiveError(f"{text}: with overlap=True, change gradients after sync_grads")
             if grad is not None and grad is view and self._fits(index, grad):
                 # The program has given it other memory, as by `parameter.grad.data = ...`.
                 new.append((parameter, self._new_view(index), grad))
@@ -169,7 +194,7 @@ class GradientLayout:
                 return None
         if not all(self._fits(index, parameters[index]) for index in found.missing) or not _moved(new):
             return None
-        for bucket in self.buckets:
+        for bucket in self.buckets if self.overlap is None else ():
             bucket.count(found.missing)
         return found
 
@@ -229,16 +254,20 @@ class GradientLayout:
         view = self._views[index] = place.detach()
         return view
 
-    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def move(parameter: torch.Tensor) -> None:
-            grad, view = parameter.grad, self._views[index]
-            if grad is view or grad is None or view is None:
+    def _accumulated(self, index: int, parameter: torch.Tensor) -> None:
+        """Move a gradient to its bucket, as a hook of backward, and start the bucket if it is to be reduced now."""
+        grad, view, overlap = parameter.grad, self._views[index], self.overlap
+        if grad is None or view is None:
+            return
+        if overlap is not None:
+            overlap.require_open(index, self.names[index], is_new=grad is not view)
+        if grad is not view:
+            if not (self._is_ordinary(grad, index) and self._fits(index, grad)):
                 return
-            if self._is_ordinary(grad, index) and self._fits(index, grad):
-                view.copy_(grad)
-                parameter.grad = view
-
-        return move
+            view.copy_(grad)
+            parameter.grad = view
+        if overlap is not None:
+            overlap.accumulated(index)
 
 
 def _moved(new: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> bool:
@@ -258,20 +287,6 @@ def _moved(new: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> bo
             parameter.grad = grad
         return False
     return True
-
-
-def _checked_gradient_type(parameter: torch.Tensor) -> torch.dtype:
-    require_differentiable(require_dense(parameter))
-    return gradient_type(parameter)
-
-
-def _described(parameter: torch.Tensor) -> str:
-    dtype = gradient_type(parameter)
-    own = "" if dtype == parameter.dtype else f" with a gradient of {str(dtype).removeprefix('torch.')}"
-    strides = gradient_strides(parameter)
-    contiguous = torch.empty(parameter.shape, device="meta").stride()
-    order = "" if strides == contiguous else f" with strides {list(strides)}"
-    return f"{describe(parameter)}{own}{order}"
 
 
 def layout_of(parameter: torch.Tensor) -> GradientLayout | None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import Final
 
 import torch
 
-from rankwise._arguments import integer
+from rankwise._arguments import as_bool, integer
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.pytree import describe
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op
+from rankwise._session.current import joined_session
 from rankwise._torch import uncompiled
 from rankwise._training.gradient_layout import layouts_of
 from rankwise._training.gradient_sync import GradientSync
@@ -33,6 +36,7 @@ def sync_grads(
     op: str = "mean",
     bucket_mb: float = _DEFAULT_BUCKET_MB,
     missing: str = "zeros",
+    overlap: bool = False,
     group: GroupLike | None = None,
 ) -> None:
     """Replace every gradient by its mean over all ranks.
@@ -56,6 +60,9 @@ def sync_grads(
         bucket_mb: The size of a bucket in MiB; the same on all ranks.
         missing: "zeros": a missing gradient counts as zero, but remains missing if no rank has one. "error": it is an
             error, which names the parameters and ranks.
+        overlap: Whether the next backward() starts to reduce the buckets, each when the last of its gradients is there;
+            `sync_grads` waits for them. All but the last backward() of a step belong into `no_sync`, and gradients are
+            changed after `sync_grads` only. Not with a group of some of the ranks; without effect on XLA devices.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
@@ -87,7 +94,10 @@ def sync_grads(
             settings = {"op": (parsed.name, "mean"), "bucket_mb": (size, _DEFAULT_BUCKET_MB)}
             settings["missing"] = ("error" if needs_all else "zeros", "zeros")
             call.settings = {name: value for name, (value, default) in settings.items() if value != default}
-            sync = GradientSync(comm, parsed, size * _MEBIBYTE, needs_all, listed, names)
+            if is_overlapped := as_bool(overlap, "overlap"):
+                call.settings = {**call.settings, "overlap": True}
+                _require_all_ranks(comm)
+            sync = GradientSync(comm, parsed, size * _MEBIBYTE, needs_all, listed, names, is_overlapped)
             finish = sync.exchange(call)
         finish()
 
@@ -117,6 +127,45 @@ def release_grads(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> None:
     with torch.no_grad():
         for layout in list(layouts_of(listed)):
             layout.release()
+
+
+@contextmanager
+def no_sync(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> Iterator[None]:
+    """Accumulate gradients in a block, without starting reductions of `sync_grads(overlap=True)` in backward().
+
+    Local. For all but the last backward() of a step. Without `overlap=True`, it has no effect.
+
+    Args:
+        parameters: A module or parameters, as for `sync_grads`.
+
+    Raises:
+        InvalidArgumentError: `parameters` is neither a module nor parameters.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> for _ in range(2):
+        ...     model.zero_grad()
+        ...     with no_sync(model):
+        ...         model(torch.ones(3, 2)).sum().backward()
+        ...     model(torch.ones(3, 2)).sum().backward()
+        ...     sync_grads(model, overlap=True)
+        >>> model.weight.grad
+        tensor([[6., 6.]])
+    """
+    layouts = layouts_of(listed_parameters(parameters, "no_sync"))
+    paused = [layout.overlap for layout in layouts if layout.overlap is not None]
+    for overlap in paused:
+        overlap.paused += 1
+    try:
+        yield
+    finally:
+        for overlap in paused:
+            overlap.paused -= 1
+
+
+def _require_all_ranks(comm: Comm) -> None:
+    if comm.size != joined_session().comm.size:
+        raise InvalidArgumentError("overlap=True is for all ranks: leave it out with a group of some of them")
 
 
 def _selected(
