@@ -15,6 +15,7 @@ The rows of the overlapped step are whole steps of a model, with the reduction d
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import statistics
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import rankwise as rw
 
@@ -121,11 +123,33 @@ def measure_steps(name: str, count: int, numel: int, rounds: int) -> Row:
     return row
 
 
+def measure_overlap(rounds: int) -> Row:
+    """Collective. Measure whole steps of a model, with the reduction during backward, and after it."""
+    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
+    models = {kind: copy.deepcopy(torch.nn.Sequential(*layers)) for kind in ("DDP", "overlapped", "afterwards")}
+    wrapped = DistributedDataParallel(models["DDP"], gradient_as_bucket_view=True)
+    batch = torch.rand(BATCH, WIDTH)
+
+    def step(module: torch.nn.Module, kind: str) -> None:
+        module.zero_grad()
+        module(batch).sum().backward()
+        if kind != "DDP":
+            rw.sync_grads(module, overlap=kind == "overlapped")
+
+    steps = {kind: functools.partial(step, wrapped if kind == "DDP" else models[kind], kind) for kind in models}
+    found = rounds_of(steps, rounds)
+    row: Row = {"name": f"a step of {LAYERS} layers"}
+    for kind in steps:
+        row[kind] = statistics.median(seconds[kind] for seconds in found)
+    row["ratio"] = statistics.median(seconds["overlapped"] / seconds["DDP"] for seconds in found)
+    return row
+
+
 def measure(rounds: int) -> list[Row]:
     """Collective. Measure, as one rank."""
     torch.set_num_threads(1)
     with rw.init():
-        return [measure_steps(*size, rounds) for size in SIZES]
+        return [*(measure_steps(*size, rounds) for size in SIZES), measure_overlap(rounds)]
 
 
 def main() -> None:
@@ -138,14 +162,17 @@ def main() -> None:
     print("| ranks | gradients | flat all_reduce | rankwise | flattened | each tensor | in buckets | one copy |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for ranks in options.ranks:
-        for row in rw.launch(measure, options.rounds, nproc=ranks)[0]:
+        *steps, overlap = rw.launch(measure, options.rounds, nproc=ranks)[0]
+        for row in steps:
             flat = float(row["flat"])
             ratios = [
                 f"{float(row[kind]) / flat:.2f}"
                 for kind in ("rankwise", "flattened", "each tensor", "in buckets", "copy")
             ]
             print(f"| {ranks} | {row['name']} | {flat * 1e3:.2f} ms | {' | '.join(ratios)} |", flush=True)
-            rows.append({"ranks": ranks, **row})
+        times = ", ".join(f"{kind} {float(overlap[kind]) * 1e3:.0f} ms" for kind in ("DDP", "overlapped", "afterwards"))
+        print(f"| {ranks} | {overlap['name']}: {times}, overlapped by DDP {overlap['ratio']:.2f} |", flush=True)
+        rows += [{"ranks": ranks, **row} for row in (*steps, overlap)]
     if options.save is not None:
         (options.save / "gradients.json").write_text(json.dumps(rows, indent=1) + "\n")
 
