@@ -28,7 +28,7 @@ class Op:
     Attributes:
         name: The name that users pass as `op`.
         torch_op: The operation of torch's process group, on tensors in their wire format (see `plan`).
-        accumulate: Reduces a second tensor in wire format into the first one, in place.
+        combine: Reduces two tensors in wire format, into `out`, which may be one of them.
         reduce_copies: Replaces a tensor in wire format, in place, by the reduction of n copies of it (for fake groups).
         reduce_numbers: Reduces Python numbers of one type, in the order of ranks.
         result_bits: Returns an upper bound of the bits of the result, given the bits of the largest integer and the
@@ -50,7 +50,7 @@ class Op:
 
     name: str
     torch_op: dist.ReduceOp.RedOpType
-    accumulate: Callable[[torch.Tensor, torch.Tensor], object]
+    combine: Callable[..., torch.Tensor]
     reduce_copies: Callable[[torch.Tensor, int], object]
     reduce_numbers: Callable[[Sequence[Any]], Any]
     result_bits: Callable[[int, int], int]
@@ -90,7 +90,7 @@ def _greater(a: Any, b: Any) -> Any:  # noqa: ANN401 - numbers of any type
 Op.SUM = Op(
     name="sum",
     torch_op=dist.ReduceOp.SUM,
-    accumulate=torch.Tensor.add_,
+    combine=torch.add,
     reduce_copies=torch.Tensor.mul_,
     reduce_numbers=sum,
     result_bits=lambda bits, size: bits + size.bit_length(),
@@ -100,7 +100,7 @@ Op.MEAN = replace(Op.SUM, name="mean", reduce_numbers=lambda numbers: sum(number
 Op.PRODUCT = Op(
     name="product",
     torch_op=dist.ReduceOp.PRODUCT,
-    accumulate=torch.Tensor.mul_,
+    combine=torch.mul,
     reduce_copies=torch.Tensor.pow_,
     reduce_numbers=math.prod,
     result_bits=lambda bits, size: bits * size,
@@ -108,7 +108,7 @@ Op.PRODUCT = Op(
 Op.MIN = Op(
     name="min",
     torch_op=dist.ReduceOp.MIN,
-    accumulate=lambda tensor, other: torch.minimum(tensor, other, out=tensor),
+    combine=torch.minimum,
     reduce_copies=lambda tensor, _: tensor,
     reduce_numbers=functools.partial(functools.reduce, _lesser),
     result_bits=lambda bits, _: bits,
@@ -117,7 +117,7 @@ Op.MIN = Op(
 Op.MAX = Op(
     name="max",
     torch_op=dist.ReduceOp.MAX,
-    accumulate=lambda tensor, other: torch.maximum(tensor, other, out=tensor),
+    combine=torch.maximum,
     reduce_copies=lambda tensor, _: tensor,
     reduce_numbers=functools.partial(functools.reduce, _greater),
     result_bits=lambda bits, _: bits,
@@ -225,9 +225,11 @@ def fold(parts: Sequence[torch.Tensor], op: Op, *, out: torch.Tensor) -> torch.T
     order must not depend on the order of arrival. Allocates no memory, since it runs while data is transferred, where
     no rank may fail alone. `out` may be the first part.
     """
-    out.copy_(parts[0])
-    for part in parts[1:]:
-        op.accumulate(out, part)
+    if len(parts) == 1:
+        return out.copy_(parts[0])
+    op.combine(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        op.combine(out, part, out=out)
     return out
 
 
