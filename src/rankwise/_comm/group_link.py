@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from rankwise._comm.control.channel import Channel, try_lock
+from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Call, Frame
 from rankwise._comm.control.verdict import Combine, Verdict
 from rankwise._comm.registry import GROUPS_OF_MEMBERS, PAIRS, GroupRegistry
@@ -108,6 +110,27 @@ class GroupLink:
         channel = self.open()
         with channel.held():
             channel.post(frame, timeout=self._registry.timeout)
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last exchange of the group that this rank has entered; 0 before the first."""
+        return 0 if self._channel is None else self._channel.sequence
+
+    @property
+    def shared_page(self) -> PageChannel | None:
+        """The channel through the page of the host, if it is open, and the members use that page for tensors too."""
+        channel = self._channel
+        return channel if isinstance(channel, PageChannel) and channel.page.shares_tensors else None
+
+    def meetings(self) -> AbstractContextManager[Callable[[], None]]:
+        """Hold the lock of the channel in a block, which gives a function that waits until all members have called it.
+
+        The members have agreed on a call, and have used `shared_page` to prepare it; see `PageChannel.meetings`.
+        """
+        channel = self.shared_page
+        if channel is None:
+            raise NotJoinedError("this group cannot be used any more: it was closed")
+        return channel.meetings(self._registry.timeout)
 
     def dead_ranks(self, ranks: Container[int] | None = None) -> str:
         """Return the dead members, of `ranks` or of all, with reasons; "" if none is known. Does not wait."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from rankwise._comm.comm import Comm, GroupContext
 from rankwise._comm.data.plane import DataPlane
 from rankwise._comm.data.serial import SerialPlane
+from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
 from rankwise._comm.data.socket_plane import SocketPlane
 from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.data.xla import XlaPlane
@@ -56,7 +57,7 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
             registry.ranks
         ):  # others could not be in one graph
             planes.append(XlaPlane())
-        planes.append(SocketPlane(link, ranks.index(registry.rank), is_only_plane=group is None))
+        planes += _planes_over_link(link, ranks.index(registry.rank), is_only_plane=group is None)
     if group is not None or not planes:
         planes.append(
             TorchPlane(group, ranks=ranks, rank=registry.rank, device=registry.device, dead_ranks=link.dead_ranks)
@@ -124,13 +125,20 @@ def _open_over_link(registry: GroupRegistry, link: GroupLink) -> Comm:
         ranks=ranks,
         global_rank=registry.rank,
         device=registry.device,
-        planes=[SerialPlane() if is_single else SocketPlane(link, ranks.index(registry.rank), is_only_plane=True)],
+        planes=[SerialPlane()]
+        if is_single
+        else _planes_over_link(link, ranks.index(registry.rank), is_only_plane=True),
         exchange=None if is_single else link,
         context=GroupContext(open_group=partial(_open_group, registry), timeout=registry.timeout),
         check=registry.check,
     )
     registry.track_group(link.group, None, comm)
     return comm
+
+
+def _planes_over_link(link: GroupLink, group_rank: int, *, is_only_plane: bool) -> list[DataPlane]:
+    """Return the planes over the page of the host, and over the connections."""
+    return [SharedMemoryPlane(link, group_rank), SocketPlane(link, group_rank, is_only_plane=is_only_plane)]
 
 
 def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.ProcessGroup | None:

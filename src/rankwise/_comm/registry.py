@@ -45,6 +45,7 @@ class GroupRegistry:
         check: Single tensors on an accelerator are verified too.
         one_host: All ranks are known to be on this host, so their data need not leave it.
         shares_pages: Ranks of one host agree through a page of memory; threads of one process do not.
+        shares_tensors: They may use that memory for tensors too.
         store: Returns the store that all ranks share.
         own_address: Returns the name or address of this host for other hosts.
         find_dead_ranks: Returns the dead ranks among the given ones, with reasons, or ""; does not wait. For the time
@@ -68,6 +69,7 @@ class GroupRegistry:
     find_dead_ranks: Callable[[Sequence[int]], str] = lambda _: ""
     backend: str | None = None
     shares_pages: bool = True
+    shares_tensors: bool = True
     num_groups: int = 0
     channels: dict[int, Channel] = field(default_factory=dict)
     process_groups: dict[int, weakref.ref[dist.ProcessGroup]] = field(default_factory=dict)
@@ -135,6 +137,7 @@ class GroupRegistry:
                 rank=self.rank,
                 one_host=self.one_host,
                 shares_pages=self.shares_pages,
+                shares_tensors=self.shares_tensors,
                 own_address=self.own_address,
                 timeout=self.timeout,
                 check_alive=check_alive,

@@ -15,6 +15,7 @@ from rankwise._comm.buffers import as_bytes, from_bytes
 from rankwise._comm.control.byte_collectives import ByteCollectives
 from rankwise._comm.control.transports import Completion, FrameExchange, Prepared
 from rankwise._comm.data.plane import DataPlane, Operation
+from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op, fold, plan
 from rankwise.errors import PayloadTypeError
@@ -52,6 +53,12 @@ class TensorOperations(ByteCollectives):
     def control_device(self) -> torch.device:
         """The device of short messages, in groups that do not use frames."""
         return self.planes[-1].message_device
+
+    @property
+    def shared_memory(self) -> SharedMemoryPlane | None:
+        """The data plane through memory of the host; None if the members do not use it, or are not connected yet."""
+        found = (plane for plane in self.planes if isinstance(plane, SharedMemoryPlane) and plane.is_available)
+        return next(found, None)
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[Completion[torch.Tensor]]:
         """Prepare the reduction of the members' tensors, which have the same shape and type.

@@ -39,7 +39,7 @@ _MAX_HOST_NAME: Final = 64
 _NO_HOSTS: Final[Mapping[int, str]] = {}
 
 
-def connect(
+def connect(  # noqa: PLR0913 - keywords only
     *,
     store: Store,
     ranks: Sequence[int],
@@ -49,6 +49,7 @@ def connect(
     timeout: float,
     check_alive: Callable[[Callable[[], Sequence[int]]], None],
     shares_pages: bool = True,
+    shares_tensors: bool = True,
 ) -> Links:
     """Connect the ranks of a session.
 
@@ -64,6 +65,7 @@ def connect(
         check_alive: Called while waiting, with a function that returns the awaited ranks; raises if one is dead. A
             rank that has made its connections may have exited already, so ranks that are not awaited do not count.
         shares_pages: Ranks of one host agree through a page of memory, as they can if they are processes.
+        shares_tensors: They may use that memory for tensors too, if all of them may.
 
     Raises:
         CollectiveError: A rank could not be reached.
@@ -92,7 +94,12 @@ def connect(
         page = None
         if len(neighbours) > 1 and shares_pages:
             page = share_page(
-                connections, ranks=neighbours, rank=rank, deadline=group.deadline, check_alive=check_alive
+                connections,
+                ranks=neighbours,
+                rank=rank,
+                deadline=group.deadline,
+                check_alive=check_alive,
+                shares_tensors=shares_tensors,
             )
         if page is None and not names and shares_pages:
             _close_all(connections)

@@ -16,13 +16,15 @@ from functools import partial
 from typing import Final
 
 from rankwise._comm.control.page_memory import PageMemory
+from rankwise._comm.control.shared_range import SharedRange
 from rankwise._comm.control.window import Window, window_bytes
 from rankwise._net.polling import SharedEventLoop
 from rankwise.errors import CollectiveError
 
 _SPIN_SECONDS: Final = 0.0001
-# The number of entries of the directory, in use or free again.
+# The number of entries of the directory, in use or free again; and the end of the memory of tensors given out so far.
 _COUNT_WORD: Final = 0
+_TENSORS_WORD: Final = 1
 # The names of the sockets on which the ranks listen for connections, which carry data.
 _NAMES_OFFSET: Final = 1 << 17
 _NAME_BYTES: Final = 128
@@ -32,6 +34,12 @@ _FREE: Final = 0
 _GROUPS_OFFSET: Final = 1 << 20
 _MAX_GROUPS: Final = 1 << 16
 _DIRECTORY_BYTES: Final = _GROUPS_OFFSET + 8 * _GROUP_WORDS * _MAX_GROUPS
+# Behind the windows: for each group, memory through which tensors pass; then memory in which tensors live, given out
+# once. The bodies of frames that do not fit into windows follow (see `window_overflow`).
+_STAGING_OFFSET: Final = 1 << 42
+MAX_STAGING_BYTES: Final = 1 << 26
+_TENSORS_OFFSET: Final = 1 << 51
+_TENSORS_END: Final = 1 << 52
 
 
 class HostPage:
@@ -41,6 +49,7 @@ class HostPage:
         ranks: The global ranks on this host, in ascending order.
         index: The index of this rank among them.
         dead: The indices of the ranks that have ended.
+        shares_tensors: All ranks of this host use the page for tensors too.
         spin_seconds: How long a rank waits without sleeping before it sleeps.
     """
 
@@ -62,6 +71,7 @@ class HostPage:
         self.ranks = list(ranks)
         self.index = self.ranks.index(rank)
         self.dead: set[int] = set()
+        self.shares_tensors = False
         # With a processor for each rank, to wait for a moment without sleeping is faster than to be woken.
         self.spin_seconds = _SPIN_SECONDS if len(self.ranks) <= len(os.sched_getaffinity(0)) else 0.0
         self._memory = PageMemory(memory, directory_bytes=_DIRECTORY_BYTES, window_bytes=window_bytes(len(self.ranks)))
@@ -114,9 +124,42 @@ class HostPage:
             is_last = self._words[word] == num_members
         if is_last:
             window.free()  # without the lock, which would be lost; no other group takes the entry before it is zero
+            if self.shares_tensors:
+                self._memory.free(_staging_offset(window.number), MAX_STAGING_BYTES)
             with self._locked():
                 self._words[word - 1] = self._words[word] = 0
         window.close()
+
+    def map_staging(self, window: Window, nbytes: int) -> SharedRange:
+        """Map the memory through which the tensors of a group pass, which is freed with its window.
+
+        Raises:
+            OSError: There is no address space.
+        """
+        return SharedRange(self._memory.descriptor, _staging_offset(window.number), nbytes, own=range(0))
+
+    def reserve_tensors(self, nbytes: int) -> int:
+        """Return the offset of memory for tensors, for one rank to map and send to the others.
+
+        Raises:
+            OSError: So much memory was given out that no offset is left.
+        """
+        with self._locked():
+            offset = max(self._words[_TENSORS_WORD], _TENSORS_OFFSET)
+            if offset + nbytes > _TENSORS_END:
+                raise OSError("the file of the host's ranks has no room for more tensors")
+            self._words[_TENSORS_WORD] = offset + nbytes
+        return int(offset)
+
+    def map_tensors(self, offset: int, nbytes: int, *, own: range) -> SharedRange:
+        """Map memory for tensors of several ranks, and allocate `own`, the part of this one.
+
+        Raises:
+            OSError: There is no memory, or no address space.
+        """
+        tensors = SharedRange(self._memory.descriptor, offset, nbytes, own=own)
+        tensors.allocate(own.start, len(own))
+        return tensors
 
     def is_dead(self, rank: int) -> bool:
         """Return whether a rank is one of this host, and has ended."""
@@ -177,6 +220,10 @@ class HostPage:
     def _entry(self, number: int) -> int:
         """Return the index of the first word of an entry of the directory."""
         return _GROUPS_OFFSET // 8 + _GROUP_WORDS * number
+
+
+def _staging_offset(window: int) -> int:
+    return _STAGING_OFFSET + window * MAX_STAGING_BYTES
 
 
 def _unmapped(error: OSError) -> CollectiveError:

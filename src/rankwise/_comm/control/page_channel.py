@@ -8,18 +8,22 @@ no leader yet, each member notices by itself that another one is gone, or that a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
 from rankwise._comm.control.channel import Channel, Exchange
 from rankwise._comm.control.host_page import HostPage
 from rankwise._comm.control.links import Links
+from rankwise._comm.control.page_meeting import PageMeeting
 from rankwise._comm.control.peer import CLOSED
 from rankwise._comm.control.protocol import Frame, FrameKind
+from rankwise._comm.control.shared_range import SharedRange
+from rankwise._comm.control.transfer import LOSS_SECONDS
 from rankwise._comm.control.verdict import Outcome, Verdict, combined, conclude
 from rankwise._comm.control.window_overflow import RING_ENTRIES
-from rankwise.errors import CollectiveTimeoutError
+from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 _LEADER: Final = 0
 # How long a member whose timeout has expired waits for the verdict of a leader that is there: the leader may have
@@ -33,16 +37,21 @@ _AHEAD_SECONDS: Final = 0.005
 
 
 class PageChannel(Channel):
-    """The exchanges of one group whose members are all on this host."""
+    """The exchanges of one group whose members are all on this host.
+
+    Attributes:
+        page: The page of the host.
+    """
 
     def __init__(self, group: int, ranks: Sequence[int], links: Links, page: HostPage) -> None:
         self._window = page.attach(group, len(ranks))  # before the links know of the group: it may raise
         super().__init__(group, ranks, links)
-        self._page = page
+        self.page = page
         self._indices = [page.ranks.index(rank) for rank in ranks]
         # The last exchange whose frames were those of all members: none of them reads the frames before any more.
         self._last_complete = 0
         self._has_room = True
+        self._meeting: PageMeeting | None = None
 
     @property
     def same_host(self) -> bool:
@@ -64,6 +73,23 @@ class PageChannel(Channel):
             time.sleep(_AHEAD_SECONDS)
             self._refresh()
 
+    def map_staging(self, nbytes: int) -> SharedRange:
+        """Map the memory through which the tensors of the group pass; see `HostPage`."""
+        return self.page.map_staging(self._window, nbytes)
+
+    @contextmanager
+    def meetings(self, timeout: float) -> Iterator[Callable[[], None]]:
+        """Hold the lock in a block, which gives a function that waits until all members have called it as often.
+
+        Raises:
+            CollectiveError: A member is gone, or this member has left the group in another thread.
+            CollectiveTimeoutError: A member has not come for `timeout` seconds.
+        """
+        with self.held():
+            self._require_open(self.call)
+            meeting = self._meeting = self._meeting or PageMeeting(self._window, self.own, self.page.spin_seconds)
+            yield partial(meeting.meet, partial(self._check_meeting, meeting, timeout))
+
     def pending_call(self, rank: int) -> Frame | None:
         if rank not in self.ranks:
             return None
@@ -75,14 +101,14 @@ class PageChannel(Channel):
 
     def lost_reason(self, member: int) -> str:
         left = "" if member == self.own else self._window.left(member)
-        return left or (CLOSED if self._indices[member] in self._page.dead else "")
+        return left or (CLOSED if self._indices[member] in self.page.dead else "")
 
     def _leave(self, reason: str) -> None:
         self._window.set_left(self.own, reason)
         self._wake_others()
 
     def _free(self) -> None:
-        self._page.detach(self._window, len(self.ranks))
+        self.page.detach(self._window, len(self.ranks))
 
     def _exchange(self, exchange: Exchange) -> Verdict:
         self._enter(exchange.frame)
@@ -129,7 +155,7 @@ class PageChannel(Channel):
             seen = self._links.loop.num_events
             num_arrived = self._window.num_arrived(self.sequence)
             self._window.fence()
-            verdict = self._problem() if self._page.dead or self._window.has_problem(self.sequence) else None
+            verdict = self._problem() if self.page.dead or self._window.has_problem(self.sequence) else None
             if verdict is None and num_arrived == size:
                 bodies = self._window.bodies_of_calls(self.sequence, exchange.frame.digest)
                 if bodies is None:
@@ -152,7 +178,7 @@ class PageChannel(Channel):
             verdict = self._verdict()
             if verdict is not None:
                 return verdict
-            if self._page.dead or self._window.has_problem(self.sequence):
+            if self.page.dead or self._window.has_problem(self.sequence):
                 problem = self._problem()
                 if problem is not None and not self._is_led():
                     # Of a leader that came, published, and left since the first look.
@@ -165,7 +191,7 @@ class PageChannel(Channel):
         """Wait until another member may have written something, first without sleeping."""
         if self.closed:
             self._require_open(exchange.frame.call)
-        until = time.perf_counter() + self._page.spin_seconds
+        until = time.perf_counter() + self.page.spin_seconds
         while time.perf_counter() < until:
             if has_news():
                 return
@@ -246,12 +272,33 @@ class PageChannel(Channel):
         self._window.fence()
         for member in members:
             if self._window.sleeping[member]:
-                self._page.wake(self._indices[member])
+                self.page.wake(self._indices[member])
 
     def _wake_others(self) -> None:
         for member, index in enumerate(self._indices):
             if member != self.own:
-                self._page.wake(index)
+                self.page.wake(index)
+
+    def _check_meeting(self, meeting: PageMeeting, timeout: float, start: float) -> None:
+        """Raise if a member that has not come to a meeting is gone, or if it has not come for so long."""
+        self._require_open(self.call)
+        self._refresh()
+        lost = self._lost()
+        if lost:
+            time.sleep(LOSS_SECONDS)  # another one may have died, because of which these have left
+            self._refresh()
+            lost = self._lost()
+        self._window.fence()  # a member may come to the meeting, and leave after it
+        missing = meeting.missing()
+        reasons = [f"{self._links.name(self.ranks[member])} {lost[member]}" for member in missing if member in lost]
+        if reasons:
+            raise CollectiveError(f"{self.call} failed: {'; '.join(reasons)}")
+        if missing and time.monotonic() - start > timeout:
+            slow = ", ".join(self._links.name(self.ranks[member]) for member in missing)
+            raise CollectiveTimeoutError(f"{self.call}: no data from {slow} for {timeout:g} s")
+
+    def _lost(self) -> dict[int, str]:
+        return {member: why for member in range(len(self.ranks)) if (why := self.lost_reason(member))}
 
     def _refresh(self) -> None:
         self._links.loop.wait(self._links.loop.num_events, 0.0)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from rankwise._comm.control.futex import has_futex
 from rankwise._comm.control.host_page import HostPage
 from rankwise._comm.control.window_overflow import FILE_BYTES, MAX_RANKS
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
@@ -28,6 +29,8 @@ _CAUSE_SECONDS: Final = 1.0
 _NUM_SPARE: Final = 4
 # Received descriptors are not inherited by programs that this process starts; defined where descriptors can be sent.
 _CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+# The answers of a rank: it can use the page, for tensors too or not; or it cannot.
+_TENSORS: Final = b"*"
 _YES: Final = b"+"
 _NO: Final = b"-"
 # Linux: process, user and group of the peer.
@@ -44,10 +47,11 @@ def share_page(
     rank: int,
     deadline: float,
     check_alive: CheckAlive,
+    shares_tensors: bool,
 ) -> HostPage | None:
     """Return the page of this host; None if not all of its ranks can use one.
 
-    Collective over the ranks of the host.
+    Collective over the ranks of the host. It is for tensors too if no rank refuses that.
 
     Args:
         connections: On the first rank, a local connection to each other one; on the others, one to the first, by rank.
@@ -55,40 +59,45 @@ def share_page(
         rank: The global rank of this process.
         deadline: When to give up, on the monotonic clock.
         check_alive: Raises if a rank that is waited for is dead.
+        shares_tensors: This rank may use the page for tensors too.
 
     Raises:
         CollectiveError: A rank is gone.
         CollectiveTimeoutError: A rank did not answer in time.
     """
     exchange = _Exchange(connections, ranks, deadline, check_alive)
+    own = _TENSORS if shares_tensors and has_futex() else _YES
     if rank != ranks[0]:
-        return _receive_page(exchange, ranks, rank)
+        return _receive_page(exchange, ranks, rank, own)
     descriptors = _create(connections, ranks)
     page = _open(descriptors, ranks, rank)
     others = ranks[1:]
     for other in others:
         exchange.send(other, _NO if page is None else _YES, [] if page is None else descriptors)
-    answers = [exchange.receive(other) for other in others]
-    agreed = page is not None and all(answer == _YES for answer in answers)
+    answers = {_NO if page is None else own, *(exchange.receive(other) for other in others)}
+    outcome = next(answer for answer in (_NO, _YES, _TENSORS) if answer in answers)
     for other in others:
-        exchange.send(other, _YES if agreed else _NO, [])
-    return _kept(page, agreed=agreed)
+        exchange.send(other, outcome, [])
+    return _kept(page, outcome)
 
 
-def _receive_page(exchange: _Exchange, ranks: Sequence[int], rank: int) -> HostPage | None:
+def _receive_page(exchange: _Exchange, ranks: Sequence[int], rank: int, own: bytes) -> HostPage | None:
     """Receive the page from the first rank."""
     first = ranks[0]
     descriptors = exchange.receive_descriptors(first, 2 * len(ranks) + 1)
     page = _open(descriptors, ranks, rank)
-    exchange.send(first, _NO if page is None else _YES, [])
-    return _kept(page, agreed=exchange.receive(first) == _YES)
+    exchange.send(first, _NO if page is None else own, [])
+    return _kept(page, exchange.receive(first))
 
 
-def _kept(page: HostPage | None, *, agreed: bool) -> HostPage | None:
+def _kept(page: HostPage | None, outcome: bytes) -> HostPage | None:
     """Return the page if all ranks have agreed on it; otherwise close it."""
-    if page is not None and not agreed:
+    if page is not None and outcome == _NO:
         page.close()
-    return page if agreed else None
+        return None
+    if page is not None:
+        page.shares_tensors = outcome == _TENSORS
+    return page
 
 
 def _open(descriptors: Sequence[int], ranks: Sequence[int], rank: int) -> HostPage | None:

@@ -23,12 +23,12 @@ _SEQUENCE: Final = struct.Struct("<Q")
 # The first two words are not zero after any member has failed, timed out or left, and after any frame went to a ring.
 # Then there are rows with a word for each slot: the last exchange of each parity that has a frame there; the last one
 # with a frame in the ring; the last one that the member has failed in or timed out in; the last one that it has
-# finished; whether it has left; whether any body did not fit into the slot; whether the member sleeps; and when its
-# last frame was written, on the monotonic clock of the host, in nanoseconds.
+# finished; whether it has left; whether any body did not fit into the slot; whether the member sleeps; when its last
+# frame was written, on the monotonic clock of the host, in nanoseconds; and the last meeting that it has come to.
 _ANY_PROBLEM: Final = 0
 _ANY_RING: Final = 1
 _FIRST_WORD: Final = 8
-_ROWS: Final = 9
+_ROWS: Final = 10
 
 # The kinds of frames after which the members do not wait for the frames of the others.
 _PROBLEMS: Final = frozenset({FrameKind.FAILED, FrameKind.WAITING_IN_OTHER_GROUP})
@@ -50,6 +50,7 @@ class Window:
         finished: For each slot the last exchange that the member has finished: it reads nothing of it any more. It is
             written behind a fence.
         sleeping: For each slot whether the member sleeps until it is woken, or is about to.
+        met: For each slot the last meeting that the member has come to; for that of the verdict, that all have come to.
     """
 
     def __init__(self, memory: PageMemory, number: int, num_members: int) -> None:
@@ -72,7 +73,7 @@ class Window:
         firsts = range(_FIRST_WORD, _FIRST_WORD + _ROWS * self._slots, self._slots)
         self._rows = [self._words[first : first + self._slots] for first in firsts]
         *self._frames, self._ring, self._problem, self.finished = self._rows[:5]
-        self._left, self._is_large, self.sleeping, self._written_at = self._rows[5:]
+        self._left, self._is_large, self.sleeping, self._written_at, self.met = self._rows[5:]
         self._starts = [_words_bytes(num_members) + slot * _SLOT_BYTES for slot in range(self._slots)]
         self._own_lock = threading.Lock()
         self._own_lock.acquire()

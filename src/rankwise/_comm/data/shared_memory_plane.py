@@ -1,0 +1,166 @@
+"""The data plane through memory that the ranks of a host have mapped: between CPUs of one host it is the fastest.
+
+Tensors pass through the rows of a `Staging`, in chunks that stay in the caches. What is written to a row before the
+members agree on a call is read after it, so a tensor of one chunk needs no other meeting before it is reduced. See
+docs/decisions/shmred-reductions-in-shared-memory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from rankwise._comm.control.transports import Prepared
+from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
+from rankwise._comm.data.shared_tensor import SharedTensor, part_bytes
+from rankwise._comm.data.staged_steps import Gathered, ReducedByAll, ReducedBySlice, Scattered, Steps
+from rankwise._comm.data.staging import Staging
+from rankwise._comm.group_link import GroupLink
+from rankwise._comm.reduce_ops import Op
+from rankwise.errors import CollectiveError, PayloadTypeError
+
+# Of the tensors of all members together: up to this size each member reduces all of them itself, which takes less time
+# than to wait for the others once more.
+_REDUCED_BY_ALL_BYTES: Final = 1 << 18
+_SUPPORTED: Final = Support(
+    operations=frozenset({Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.ALL_GATHER}),
+    devices=frozenset({"cpu"}),
+    dtypes=REAL_DTYPES | {torch.complex64, torch.complex128},
+)
+_NOTHING: Final = Support(operations=frozenset())
+
+
+class SharedMemoryPlane(DataPlane):
+    """Reduces and gathers tensors on the CPU among ranks of one host."""
+
+    def __init__(self, link: GroupLink, group_rank: int) -> None:
+        """Use the page of the host, if all members do.
+
+        Args:
+            link: The group's access to the page.
+            group_rank: The group rank of this process.
+        """
+        self._link = link
+        self._group_rank = group_rank
+        self._size = len(link.ranks)
+        self._staging: Staging | None = None
+        # The last exchange of the group when an operation was prepared: only the first operation of a call may write to
+        # its rows before the members agree.
+        self._prepared_after = -1
+
+    @property
+    def support(self) -> Support:
+        return _SUPPORTED if self.is_available else _NOTHING
+
+    @property
+    def is_available(self) -> bool:
+        """All members use the page of the host for tensors. False before they are connected."""
+        return self._link.shared_page is not None
+
+    def close(self) -> None:
+        self._staging = None
+
+    def reserve_tensors(self, dtype: torch.dtype, numel: int) -> int | None:
+        """Return the offset of memory for a tensor of each member; None if there is none."""
+        page = self._link.shared_page
+        try:
+            return None if page is None else page.page.reserve_tensors(self._size * part_bytes(dtype, numel))
+        except OSError:
+            return None
+
+    def map_tensor(self, offset: int, dtype: torch.dtype, numel: int) -> SharedTensor | None:
+        """Map memory for a tensor of each member; None if there is none."""
+        page = self._link.shared_page
+        step = part_bytes(dtype, numel)
+        own = range(self._group_rank * step, (self._group_rank + 1) * step)
+        try:
+            memory = None if page is None else page.page.map_tensors(offset, self._size * step, own=own)
+        except OSError:
+            return None
+        if memory is None:
+            return None
+        return SharedTensor(
+            memory, dtype, numel, group_rank=self._group_rank, size=self._size, meetings=self._link.meetings
+        )
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
+        wire = tensor.view(-1)
+        if not wire.numel():
+            return _do_nothing
+        staging = self._opened()
+        if self._size * wire.nbytes <= _REDUCED_BY_ALL_BYTES:
+            return self._prepare(ReducedByAll(staging, self._group_rank, wire, op))
+        return self._prepare(ReducedBySlice(staging, self._group_rank, self._size, wire, op))
+
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
+        result = torch.empty_like(pieces[0])
+        if not result.numel():
+            return lambda: result
+        run = self._prepare(Scattered(self._opened(), self._group_rank, self._size, pieces, result, op))
+
+        def run_and_return() -> torch.Tensor:
+            run()
+            return result
+
+        return run_and_return
+
+    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
+        gathered = [torch.empty_like(data) for _ in range(self._size)]
+        if not data.numel():
+            return lambda: gathered
+        run = self._prepare(Gathered(self._opened(), self._group_rank, data, gathered))
+
+        def run_and_return() -> list[torch.Tensor]:
+            run()
+            return gathered
+
+        return run_and_return
+
+    def _opened(self) -> Staging:
+        """Return the memory through which tensors pass.
+
+        Raises:
+            CollectiveError: There is no address space, or the group was closed.
+        """
+        if self._staging is None:
+            channel = self._link.shared_page
+            if channel is None:
+                raise CollectiveError("this group was closed, in another thread")
+            self._staging = Staging(channel, group_rank=self._group_rank, size=self._size)
+        return self._staging
+
+    def _prepare(self, steps: Steps) -> Prepared[None]:
+        """Prepare an operation; if it is the first one of its call, write what the members read in its first step."""
+        staging, link = steps.staging, self._link
+        staging.reserve(steps.written_bytes)
+        is_first, self._prepared_after = self._prepared_after != link.sequence, link.sequence
+        first = staging.step + 1
+        if is_first:
+            steps.write(first, 0)
+            staging.set_written(first)
+
+        def run() -> None:
+            with link.meetings() as meet:
+                if not is_first or staging.step + 1 != first:  # in place of the agreement
+                    steps.write(staging.step + 1, 0)
+                    staging.set_written(staging.step + 1)
+                    meet()
+                steps.run(meet)
+
+        return run
+
+    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
+        raise _unsupported()
+
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:  # noqa: ARG002
+        raise _unsupported()
+
+
+def _do_nothing() -> None:
+    """Transfer no data."""
+
+
+def _unsupported() -> PayloadTypeError:
+    return PayloadTypeError("shared memory is for reductions and gathering; another data plane does this")
