@@ -18,7 +18,7 @@ from rankwise._comm.opening import open_comm
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards
-from rankwise._session.environ import read_check, read_environment
+from rankwise._session.environ import read_check, read_environment, read_shared_memory
 from rankwise._session.session import Session
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
 from rankwise.topology import OPEN_GROUP
@@ -149,6 +149,7 @@ def _adopted_registry(
         one_host=reading.is_one_host,
         store=part,
         own_address=own_address,
+        shares_tensors=read_shared_memory(),
     )
 
 

@@ -15,7 +15,7 @@ from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import current
 from rankwise._session.adoption import adopt, environment_in_group
-from rankwise._session.environ import read_check, read_environment
+from rankwise._session.environ import read_check, read_environment, read_shared_memory
 from rankwise._session.init_arguments import check_compatible, check_sources, given_topology, share_session
 from rankwise._session.lifecycle import open_session
 from rankwise._session.session import DEFAULT_TIMEOUT, Session
@@ -114,7 +114,13 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
             session = open_xla_session(reading, timeout=timeout, check=checked, reset=current.reset_current)
         else:
             session = open_session(
-                reading, backend=backend, device=device, timeout=timeout, check=checked, reset=current.reset_current
+                reading,
+                backend=backend,
+                device=device,
+                timeout=timeout,
+                check=checked,
+                shares_tensors=read_shared_memory(environ),
+                reset=current.reset_current,
             )
     current.set_current(session)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)

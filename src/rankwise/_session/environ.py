@@ -88,10 +88,25 @@ def read_check(environ: Mapping[str, str] | None = None) -> bool:
     Raises:
         LauncherEnvironmentError: It is neither 0 nor 1.
     """
-    value = (os.environ if environ is None else environ).get("RANKWISE_CHECK", "").strip()
+    return _read_switch("RANKWISE_CHECK", environ, default=False)
+
+
+def read_shared_memory(environ: Mapping[str, str] | None = None) -> bool:
+    """Read RANKWISE_SHARED_MEMORY: whether tensors of ranks of one host may move through memory that they share.
+
+    Local.
+
+    Raises:
+        LauncherEnvironmentError: It is neither 0 nor 1.
+    """
+    return _read_switch("RANKWISE_SHARED_MEMORY", environ, default=True)
+
+
+def _read_switch(name: str, environ: Mapping[str, str] | None, *, default: bool) -> bool:
+    value = (os.environ if environ is None else environ).get(name, "").strip()
     if value not in {"", "0", "1"}:
-        raise LauncherEnvironmentError(f"RANKWISE_CHECK={value!r} is neither 0 nor 1")
-    return value == "1"
+        raise LauncherEnvironmentError(f"{name}={value!r} is neither 0 nor 1")
+    return value == "1" if value else default
 
 
 def xla_facts() -> dict[str, Fact[int] | Fact[str]]:

@@ -45,6 +45,7 @@ def open_session(
     device: str | torch.device | None,
     timeout: float,
     check: bool,
+    shares_tensors: bool,
     reset: Callable[[], None],
 ) -> Session:
     """Open the session of a process that has neither a session nor a process group; closing it calls `reset` first.
@@ -64,6 +65,7 @@ def open_session(
         joined = join_with_device(reading, endpoint, backend, device, timeout=timeout, check=check)
     own = select_device(joined, backend, device, timeout=timeout)
     registry = _new_registry(joined, own, timeout=timeout, check=check, endpoint=endpoint)
+    registry.shares_tensors = shares_tensors
     return _open_group(joined, registry, choose_backend(backend, own), reset)
 
 

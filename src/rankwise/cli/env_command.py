@@ -91,10 +91,11 @@ def _read(launcher: str) -> LaunchEnvironment:
         LauncherEnvironmentError: The variables are an error in `init()`, too.
     """
     from rankwise._environment.detect import detect  # noqa: PLC0415 - not needed for --help
-    from rankwise._session.environ import process_variables, read_check  # noqa: PLC0415
+    from rankwise._session.environ import process_variables, read_check, read_shared_memory  # noqa: PLC0415
 
     reading = detect(process_variables(), launcher)
     read_check()
+    read_shared_memory()
     return reading
 
 

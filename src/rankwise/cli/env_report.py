@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import platform
 import re
 import socket
@@ -17,17 +18,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from rankwise._comm.control.futex import has_futex
 from rankwise._environment.candidates import candidates
 from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIELDS, Environ, Fact, LaunchEnvironment
 from rankwise._environment.nesting import OUTER, RUN
 from rankwise._net.host import launching_process
 from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.mpi import has_mpi4py, needs_mpi
-from rankwise._session.environ import with_first_host, xla_facts
+from rankwise._session.environ import read_shared_memory, with_first_host, xla_facts
 from rankwise.errors import LauncherEnvironmentError
 
 # The variables of rankwise, those that it sets in its ranks included.
-OWN_VARIABLES: Final = (*OVERRIDES, "RANKWISE_CHECK", "RANKWISE_LAUNCH", RUN, OUTER)
+OWN_VARIABLES: Final = (*OVERRIDES, "RANKWISE_CHECK", "RANKWISE_SHARED_MEMORY", "RANKWISE_LAUNCH", RUN, OUTER)
 # The variables by which a scheduler or a user limits the devices of a process.
 _VISIBLE_DEVICES: Final = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -96,7 +98,7 @@ def report_on(reading: LaunchEnvironment, environ: Environ, launcher: str) -> Re
             "python": Row(platform.python_version(), sys.executable or "unknown"),
             "rankwise": _rankwise(),
         },
-        "host": {"hostname": Row(socket.gethostname(), "gethostname()")},
+        "host": {"hostname": Row(socket.gethostname(), "gethostname()"), "shared_memory": _shared_memory(environ)},
         "variables": _variables(environ, warnings),
     }
     gpus = sections["devices"]["nvidia_gpus"].value
@@ -107,6 +109,15 @@ def report_on(reading: LaunchEnvironment, environ: Environ, launcher: str) -> Re
 
 def _row(fact: Fact[int] | Fact[str] | None, otherwise: str) -> Row:
     return Row(None, otherwise) if fact is None else Row(fact.value, fact.source)
+
+
+def _shared_memory(environ: Environ) -> Row:
+    """Return whether tensors of the ranks of this host may move through memory that they share."""
+    if not has_futex() or not hasattr(os, "eventfd"):
+        return Row("off", "this system has no futex, or Python does not have its eventfd")
+    if "RANKWISE_SHARED_MEMORY" in environ:
+        return Row("on" if read_shared_memory(environ) else "off", "RANKWISE_SHARED_MEMORY")
+    return Row("on", "if all ranks of the host agree in init()")
 
 
 def endpoint_of(reading: LaunchEnvironment) -> Endpoint | None:

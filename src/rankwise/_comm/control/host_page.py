@@ -37,7 +37,7 @@ _DIRECTORY_BYTES: Final = _GROUPS_OFFSET + 8 * _GROUP_WORDS * _MAX_GROUPS
 # Behind the windows: for each group, memory through which tensors pass; then memory in which tensors live, given out
 # once. The bodies of frames that do not fit into windows follow (see `window_overflow`).
 _STAGING_OFFSET: Final = 1 << 42
-MAX_STAGING_BYTES: Final = 1 << 26
+MAX_STAGING_BYTES: Final = 1 << 27
 _TENSORS_OFFSET: Final = 1 << 51
 _TENSORS_END: Final = 1 << 52
 

@@ -16,9 +16,10 @@ import torch
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise.errors import CollectiveError
 
-# Of both halves, all rows; and the largest row, which is used in pieces that stay in a cache.
-_STAGING_BYTES: Final = 1 << 24
-_MAX_ROW_BYTES: Final = 1 << 20
+# Of all rows in both halves; and the longest row. With rows of 1 MB the members wait for each other too often; longer
+# ones than these are no faster: see docs/benchmarks.md.
+_STAGING_BYTES: Final = 1 << 26
+_MAX_ROW_BYTES: Final = 1 << 23
 _HALVES: Final = 2
 
 
