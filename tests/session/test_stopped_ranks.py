@@ -16,7 +16,8 @@ from tests.session.worlds import free_port, plain, run_ranks
 SIZE = 3
 # Rank 0 leads the exchanges.
 POINTS = [
-    *itertools.product(["before its frame", "after its frame", "before reading", "after reading", "in data"], [0, 1]),
+    *itertools.product(["before its frame", "after its frame", "before reading", "after reading"], [0, 1]),
+    *itertools.product(["in data", "before a reduction in memory", "before its result"], [0, 1]),
     ("before the verdict", 0),
     ("after the verdict", 0),
 ]
@@ -27,7 +28,9 @@ COMPLETE = {
     ("after reading", 1),
     ("after the verdict", 0),
 }
-FAST = {("before its frame", 1), ("after its frame", 0)}
+# The calls that move data have no timeout of their own.
+IN_DATA = {"in data", "before a reduction in memory", "before its result"}
+FAST = {("before its frame", 1), ("after its frame", 0), ("before its result", 1)}
 
 
 def run(point: str, who: int, way: str, folder: Path) -> list[list[str]]:
@@ -55,7 +58,7 @@ def test_a_rank_that_is_killed_is_named(point: str, who: int, tmp_path: Path) ->
         assert gone in other
 
 
-@pytest.mark.parametrize(("point", "who"), variants([each for each in POINTS if each[0] != "in data"], fast=FAST))
+@pytest.mark.parametrize(("point", "who"), variants([each for each in POINTS if each[0] not in IN_DATA], fast=FAST))
 def test_a_rank_that_is_stopped_does_not_count_for_the_next_call(point: str, who: int, tmp_path: Path) -> None:
     ended = run(point, who, "stop", tmp_path)
     for rank, (one, other) in enumerate(ended):

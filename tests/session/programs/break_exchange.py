@@ -18,8 +18,10 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.control.page_channel import PageChannel
+from rankwise._comm.control.page_meeting import PageMeeting
 from rankwise._comm.control.peer import Peer
 from rankwise._comm.control.window import Window
+from rankwise._comm.data.staging import Staging
 
 # The class, its method, and whether the rank stops after the first call of it.
 POINTS: dict[str, tuple[type, str, bool]] = {
@@ -30,6 +32,8 @@ POINTS: dict[str, tuple[type, str, bool]] = {
     "before reading": (Window, "body", False),
     "after reading": (Window, "body", True),
     "in data": (Peer, "send_data", True),
+    "before a reduction in memory": (Staging, "begin", False),
+    "before its result": (PageMeeting, "meet", False),
 }
 point, who, way, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 owner, name, is_after = POINTS[point]
@@ -55,6 +59,8 @@ def outcome(call: Callable[[], object]) -> str:
 
 def first() -> object:
     if point == "in data":
+        return rw.all_to_all([torch.ones(1_000_000)] * rw.get_world_size())
+    if owner in {Staging, PageMeeting}:
         return rw.all_reduce(torch.ones(1_000_000))[0].item()
     return rw.barrier(timeout=1.0)
 

@@ -1,0 +1,235 @@
+"""Reductions of large CPU tensors through memory that the ranks of a host share: results, and failures."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise._collectives.groups import comm_of
+from rankwise._collectives.tensor_sharing import shared_tensor
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
+from rankwise._comm.data.shared_tensor import SharedTensor
+from rankwise._comm.data.staging import Staging
+from rankwise._comm.reduce_ops import Op, fold, plan
+from tests.lanes import variants
+
+pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.slow_with_ranks(4)]
+
+# Reduced by all ranks, or each by one; with a last chunk that is shorter.
+LENGTHS = [1_500, 70_001, 1_000_003, 5_000_011]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+def values(length: int, dtype: torch.dtype, size: int) -> list[torch.Tensor]:
+    """Return the tensors of all ranks, the same on each."""
+    generator = torch.Generator().manual_seed(length)
+    return [(torch.rand(length, generator=generator) * 5).to(dtype) for _ in range(size)]
+
+
+def folded(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
+    """Return the reduction in the order of ranks."""
+    parsed = Op.parse(op)
+    recipe = plan(tensors[0].dtype, parsed)
+    wires = [recipe.start(tensor) for tensor in tensors]
+    return recipe.finish(fold(wires, parsed, out=torch.empty_like(wires[0])), len(tensors)).reshape(tensors[0].shape)
+
+
+@pytest.fixture
+def plane(session: rw.Session) -> SharedMemoryPlane:
+    """The data plane of the session."""
+    rw.barrier()  # the ranks are connected after it
+    found = comm_of(None).shared_memory
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("length", variants(LENGTHS, fast={70_001, 1_000_003}))
+@pytest.mark.parametrize("dtype", variants(DTYPES, fast={torch.float32, torch.bfloat16, torch.bool}))
+def test_reductions_are_folds_in_the_order_of_ranks(
+    plane: SharedMemoryPlane, session: rw.Session, length: int, dtype: torch.dtype
+) -> None:
+    tensors = values(length, dtype, session.world_size)
+    for op in ("sum", "mean", "product", "max"):
+        if dtype.is_complex and op == "max":
+            continue
+        wanted = folded(tensors, op)
+        assert torch.equal(rw.all_reduce(tensors[session.rank], op), wanted)
+        if wanted.dtype == dtype:
+            own = tensors[session.rank].clone()
+            assert rw.all_reduce_(own, op) is own
+            assert torch.equal(own, wanted)
+        pieces = [tensor.chunk(session.world_size)[0] for tensor in tensors]
+        got = rw.reduce_scatter([pieces[session.rank]] * session.world_size, op)
+        assert torch.equal(got, folded(pieces, op))
+    assert torch.equal(rw.all_gather_cat(tensors[session.rank]), torch.cat(tensors))
+    assert plane.is_available
+
+
+def test_tensors_of_unusual_forms(plane: SharedMemoryPlane, session: rw.Session) -> None:
+    size, whole = session.world_size, torch.arange(400_000.0).view(400, 1000)
+    for tensor in (whole.t(), whole[:, ::2], whole.requires_grad_()[::3], torch.ones(()), torch.ones(0, 3)):
+        got = rw.all_reduce(tensor)
+        assert torch.equal(got, tensor.detach() * size)
+        assert not got.requires_grad
+    part = torch.zeros(1000, 300)
+    rw.all_reduce_(part[:, ::2].add_(1))
+    assert part.sum() == size * 150_000
+    mixed = {"a": torch.ones(90_000), "b": torch.ones(90_000, dtype=torch.int32), "c": [torch.ones(3).double()] * 2}
+    reduced: Any = rw.all_reduce(mixed)
+    assert all((leaf == size).all() for leaf in (reduced["a"], reduced["b"], reduced["c"][0], reduced["c"][1]))
+
+
+@pytest.mark.soak(50)
+def test_calls_of_random_sizes_follow_each_other(plane: SharedMemoryPlane, session: rw.Session, seed: int) -> None:
+    """So do steps of one operation and of the next, in the same rows."""
+    draw = random.Random(seed)  # noqa: S311 - the same on all ranks
+    total = sum(range(1, session.world_size + 1))
+    for number in range(60):
+        tensor = torch.full(
+            (draw.choice([2_000, 100_000, 300_000, 3_000_000]),), float((session.rank + 1) * (number + 1))
+        )
+        if draw.random() < 0.3:
+            assert (rw.all_gather_cat(tensor[:9_000]).view(session.world_size, -1).sum(0) == total * (number + 1)).all()
+        elif draw.random() < 0.3:
+            works = [rw.all_reduce(tensor, async_op=True) for _ in range(3)]
+            assert all((work.wait() == total * (number + 1)).all() for work in works)
+        else:
+            assert (rw.all_reduce_(tensor) == total * (number + 1)).all()
+
+
+def test_groups_of_two_threads_at_the_same_time(plane: SharedMemoryPlane, session: rw.Session) -> None:
+    results: dict[int, bool] = {}
+    groups = [rw.new_group(range(session.world_size)) for _ in range(2)]
+
+    def reduce(index: int) -> None:
+        sums = [rw.all_reduce(torch.full((400_000,), float(index + turn)), group=groups[index]) for turn in range(20)]
+        wanted = [session.world_size * (index + turn) for turn in range(20)]
+        results[index] = all((one == value).all() for one, value in zip(sums, wanted, strict=True))
+
+    threads = [threading.Thread(target=reduce, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(200)
+    assert results == {0: True, 1: True}
+    for group in groups:
+        group.close()
+
+
+def test_the_memory_of_a_group_is_freed_with_it(plane: SharedMemoryPlane, session: rw.Session) -> None:
+    page = plane._link.shared_page.page  # type: ignore[union-attr]  # it is available
+
+    def blocks() -> int:
+        rw.barrier()
+        return os.fstat(page._memory.descriptor).st_blocks
+
+    before = blocks()
+    for _ in range(3):
+        with rw.new_group(range(session.world_size)) as group:
+            rw.all_reduce_(torch.ones(4_000_000), group=group)
+            assert blocks() > before + 1000
+        assert blocks() < before + 200
+    shared = shared_tensor(comm_of(None), torch.float32, 1_000_000)
+    assert shared is not None
+    assert blocks() > before + 1000
+    del shared
+    assert blocks() < before + 200
+
+
+def test_a_rank_without_memory_is_an_error_on_all(
+    plane: SharedMemoryPlane, session: rw.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: Any) -> None:
+        raise OSError(errno.ENOMEM, "no memory here")
+
+    with rw.new_group(range(session.world_size)) as group:
+        with monkeypatch.context() as patched:
+            if session.rank == 1:
+                patched.setattr(os, "posix_fallocate", no_memory)
+            with pytest.raises(rw.CollectiveError if session.rank == 1 else rw.RemoteRankError, match="no memory here"):
+                rw.all_reduce(torch.ones(100_000), group=group)
+            assert rw.all_reduce(1, group=group) == session.world_size
+            assert shared_tensor(comm_of(group), torch.float32, 1_000) is None
+        assert (rw.all_reduce(torch.ones(100_000), group=group) == session.world_size).all()
+        assert shared_tensor(comm_of(group), torch.float32, 1_000) is not None
+
+
+def test_after_a_call_that_differs_the_next_one_works(plane: SharedMemoryPlane, session: rw.Session) -> None:
+    for length in (100_000, 2_000_000):
+        with pytest.raises(rw.MismatchError):
+            rw.all_reduce_(torch.ones(length + (session.rank == 0)))
+        assert (rw.all_reduce_(torch.ones(length)) == session.world_size).all()
+        error = rw.PayloadTypeError if session.rank == 0 else rw.RemoteRankError
+        with pytest.raises(error):
+            rw.all_reduce_(torch.ones(length) if session.rank else torch.ones(length).to_sparse())
+        assert (rw.all_reduce_(torch.ones(length)) == session.world_size).all()
+
+
+def test_rows_of_another_step_are_noticed(plane: SharedMemoryPlane, session: rw.Session) -> None:
+    group = rw.new_group(range(session.world_size))
+    rw.all_reduce(torch.ones(5_000), group=group)
+    own: Staging = comm_of(group).shared_memory._staging  # type: ignore[union-attr, assignment]
+    own.step += session.rank == 1
+    with pytest.raises(rw.CollectiveError, match="in different steps"):
+        rw.all_reduce(torch.ones(5_000), group=group)
+    with pytest.raises(rw.CollectiveError):
+        rw.all_reduce(1, group=group)
+
+
+def reduce_shared(shared: SharedTensor, op: Op, *ends: int) -> None:
+    call = Call("reduce a shared tensor")
+    comm = comm_of(None)
+    with comm.collective(call):
+        run = shared.reduce(op, *ends)
+        comm.verify(call)
+        run()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_a_shared_tensor_is_reduced_where_it_is(
+    plane: SharedMemoryPlane, session: rw.Session, dtype: torch.dtype
+) -> None:
+    comm, size = comm_of(None), session.world_size
+    tensors = values(900_001, dtype, size)
+    shared = shared_tensor(comm, dtype, 900_001)
+    assert shared is not None
+    assert not shared.tensor.any()
+    for op in (Op.SUM, Op.MAX, *([Op.MEAN] if dtype.is_floating_point else [])):
+        shared.tensor.copy_(tensors[session.rank])
+        reduce_shared(shared, op)
+        if op.is_mean:
+            wanted = torch.stack(tensors).float().mean(0).to(dtype)
+            assert torch.allclose(shared.tensor, wanted, rtol=1e-6 if dtype is torch.float32 else 0.01)
+        else:
+            assert torch.equal(shared.tensor, fold(tensors, op, out=torch.empty_like(tensors[0])))
+    shared.tensor.fill_(1)
+    reduce_shared(shared, Op.SUM, 10, 500)
+    assert (shared.tensor[10:500] == size).all()
+    assert shared.tensor.sum(dtype=torch.float64) == 900_001 + 490 * (size - 1)
+
+
+def test_a_shared_tensor_of_other_sizes_is_an_error(plane: SharedMemoryPlane, session: rw.Session) -> None:
+    with pytest.raises(rw.MismatchError, match="numel"):
+        shared_tensor(comm_of(None), torch.float32, 10 + session.rank)
+    assert shared_tensor(comm_of(None), torch.float32, 0) is None
+    shared = shared_tensor(comm_of(None), torch.int32, 10)
+    assert shared is not None
+    with pytest.raises(rw.PayloadTypeError, match="another dtype"):
+        shared.reduce(Op.MEAN)
+
+
+def test_views_of_a_shared_tensor_keep_its_memory(plane: SharedMemoryPlane, session: rw.Session) -> None:
+    shared = shared_tensor(comm_of(None), torch.float32, 100_000)
+    assert shared is not None
+    view = shared.tensor[50_000:].fill_(session.rank)
+    del shared
+    rw.barrier()
+    assert (view == session.rank).all()

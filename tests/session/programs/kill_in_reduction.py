@@ -1,0 +1,56 @@
+"""Ranks reduce large tensors through shared memory, until one of them is killed; the others print the error they got.
+
+Arguments: the rank that is killed, the seconds until then, and a seed.
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+
+import torch
+
+import rankwise as rw
+from rankwise._collectives.groups import comm_of
+from rankwise._collectives.tensor_sharing import shared_tensor
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.reduce_ops import Op
+
+victim, seconds, seed = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(1)
+draw = random.Random(seed)  # noqa: S311 - the same calls on all ranks
+
+
+def call() -> None:
+    length, comm = draw.choice([2_000, 100_000, 1_000_000, 5_000_000]), comm_of(None)
+    kind = draw.randrange(4)
+    if kind == 0:
+        assert (rw.all_reduce_(torch.ones(length)) == comm.size).all()
+    elif kind == 1:
+        assert (rw.reduce_scatter([torch.ones(length // comm.size)] * comm.size) == comm.size).all()
+    elif kind == 2:
+        assert rw.all_gather_cat(torch.ones(length)).sum(dtype=torch.float64) == comm.size * length
+    else:
+        shared = shared_tensor(comm, torch.float32, length)
+        assert shared is not None
+        shared.tensor.fill_(1)
+        request = Call("reduce a shared tensor")
+        with comm.collective(request):
+            reduce = shared.reduce(Op.SUM)
+            comm.verify(request)
+            reduce()
+        assert (shared.tensor == comm.size).all()
+
+
+try:
+    with rw.init(timeout=280):
+        rw.barrier()
+        assert comm_of(None).shared_memory is not None
+        if rw.get_rank() == victim:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        while True:
+            call()
+except rw.RankwiseError as error:
+    os.write(1, f"{type(error).__name__} {error}\n".encode())
+    sys.exit(1)
