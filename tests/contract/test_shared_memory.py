@@ -176,6 +176,7 @@ def test_after_a_call_that_differs_the_next_one_works(plane: SharedMemoryPlane, 
 def test_rows_of_another_step_are_noticed(plane: SharedMemoryPlane, session: rw.Session) -> None:
     group = rw.new_group(range(session.world_size))
     rw.all_reduce(torch.ones(5_000), group=group)
+    rw.barrier(group=group)  # all have read the rows
     own: Staging = comm_of(group).shared_memory._staging  # type: ignore[union-attr, assignment]
     own.step += session.rank == 1
     with pytest.raises(rw.CollectiveError, match="in different steps"):

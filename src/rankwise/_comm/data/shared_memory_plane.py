@@ -91,14 +91,14 @@ class SharedMemoryPlane(DataPlane):
             return _do_nothing
         staging = self._opened()
         if self._size * wire.nbytes <= _REDUCED_BY_ALL_BYTES:
-            return self._prepare(ReducedByAll(staging, self._group_rank, wire, op))
-        return self._prepare(ReducedBySlice(staging, self._group_rank, self._size, wire, op))
+            return self._prepare(ReducedByAll(staging, wire, op))
+        return self._prepare(ReducedBySlice(staging, wire, op))
 
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
         result = torch.empty_like(pieces[0])
         if not result.numel():
             return lambda: result
-        run = self._prepare(Scattered(self._opened(), self._group_rank, self._size, pieces, result, op))
+        run = self._prepare(Scattered(self._opened(), pieces, result, op))
 
         def run_and_return() -> torch.Tensor:
             run()
@@ -110,7 +110,7 @@ class SharedMemoryPlane(DataPlane):
         gathered = [torch.empty_like(data) for _ in range(self._size)]
         if not data.numel():
             return lambda: gathered
-        run = self._prepare(Gathered(self._opened(), self._group_rank, data, gathered))
+        run = self._prepare(Gathered(self._opened(), data, gathered))
 
         def run_and_return() -> list[torch.Tensor]:
             run()
@@ -134,18 +134,16 @@ class SharedMemoryPlane(DataPlane):
     def _prepare(self, steps: Steps) -> Prepared[None]:
         """Prepare an operation; if it is the first one of its call, write what the members read in its first step."""
         staging, link = steps.staging, self._link
-        staging.reserve(steps.written_bytes)
         is_first, self._prepared_after = self._prepared_after != link.sequence, link.sequence
-        first = staging.step + 1
+        step = staging.step
+        staging.reserve(steps.nbytes)
         if is_first:
-            steps.write(first, 0)
-            staging.set_written(first)
+            steps.write_first()
 
         def run() -> None:
             with link.meetings() as meet:
-                if not is_first or staging.step + 1 != first:  # in place of the agreement
-                    steps.write(staging.step + 1, 0)
-                    staging.set_written(staging.step + 1)
+                if not is_first or staging.step != step:  # in place of the agreement
+                    steps.write_first()
                     meet()
                 steps.run(meet)
 

@@ -21,38 +21,46 @@ class Steps(ABC):
     Attributes:
         staging: The memory.
         count: The number of steps.
-        written_bytes: How much of its row a member writes at most.
+        nbytes: How much of the rows a step takes.
         has_end: The members wait for each other after the last step too.
     """
 
     staging: Staging
     count: int
-    written_bytes: int
+    nbytes: int
     has_end = False
+
+    def write_first(self) -> None:
+        """Write the chunk of the first step, before the members wait for each other."""
+        self._start = self._write(0)
 
     def run(self, meet: Callable[[], None]) -> None:
         """Run all steps; the members have written the chunk of the first one, and have waited for each other."""
-        first = self.staging.step + 1
+        start = self._start
         for index in range(self.count):
-            step = first + index
-            self.staging.begin(step)
-            if index + 1 < self.count:
-                self.write(step + 1, index + 1)
-                self.staging.set_written(step + 1)
-            self.read(step, index)
+            self.staging.begin(start, self.nbytes)
+            following = self._write(index + 1) if index + 1 < self.count else 0
+            self.read(start, index)
             if index + 1 < self.count or self.has_end:
                 meet()
-            self.finish(step, index)
+            self.finish(start, index)
+            start = following
+
+    def _write(self, index: int) -> int:
+        start = self.staging.place(self.nbytes)
+        self.write(start, index)
+        self.staging.set_written()
+        return start
 
     @abstractmethod
-    def write(self, step: int, index: int) -> None:
-        """Write a chunk to this rank's row."""
+    def write(self, start: int, index: int) -> None:
+        """Write a chunk to this rank's row, from a byte on."""
 
     @abstractmethod
-    def read(self, step: int, index: int) -> None:
+    def read(self, start: int, index: int) -> None:
         """Read the rows of all members."""
 
-    def finish(self, step: int, index: int) -> None:  # noqa: B027 - most have nothing to do
+    def finish(self, start: int, index: int) -> None:  # noqa: B027 - most have nothing to do
         """Read what the members have written in `read`."""
 
 
@@ -61,118 +69,114 @@ class ReducedByAll(Steps):
 
     count = 1
 
-    def __init__(self, staging: Staging, group_rank: int, wire: torch.Tensor, op: Op) -> None:
+    def __init__(self, staging: Staging, wire: torch.Tensor, op: Op) -> None:
         self.staging = staging
-        self.written_bytes = wire.nbytes
-        self._own = group_rank
+        self.nbytes = wire.nbytes
         self._wire = wire
         self._op = op
 
-    def write(self, step: int, index: int) -> None:  # noqa: ARG002
-        self.staging.rows(self._wire.dtype, step)[self._own][: self._wire.numel()].copy_(self._wire)
+    def write(self, start: int, index: int) -> None:  # noqa: ARG002
+        first, numel = start // self._wire.element_size(), self._wire.numel()
+        self.staging.rows(self._wire.dtype)[self.staging.own][first : first + numel].copy_(self._wire)
 
-    def read(self, step: int, index: int) -> None:  # noqa: ARG002
-        numel = self._wire.numel()
-        fold([row[:numel] for row in self.staging.rows(self._wire.dtype, step)], self._op, out=self._wire)
+    def read(self, start: int, index: int) -> None:  # noqa: ARG002
+        first = start // self._wire.element_size()
+        end = first + self._wire.numel()
+        fold([row[first:end] for row in self.staging.rows(self._wire.dtype)], self._op, out=self._wire)
 
 
 class ReducedBySlice(Steps):
     """A large tensor, of which each member reduces a slice.
 
-    A row has a region for each member: those of the others get their slices of this rank's chunk, and that of this rank
-    the reduction of its slice. Regions have fixed places, so a result is not overwritten before all have read it.
+    A place has a region for each member: those of the others get their slices of this rank's chunk, and that of this
+    rank the reduction of its slice.
     """
 
     has_end = True
 
-    def __init__(self, staging: Staging, group_rank: int, size: int, wire: torch.Tensor, op: Op) -> None:
+    def __init__(self, staging: Staging, wire: torch.Tensor, op: Op) -> None:
         self.staging = staging
-        self._own = group_rank
-        self._size = size
         self._op = op
-        self._region = staging.row_bytes // wire.element_size() // size
-        self._chunks = wire.split(size * self._region)
+        length = min(wire.numel(), staging.max_step_bytes // wire.element_size() // staging.size * staging.size)
+        self._region = -(-length // staging.size)
+        self._chunks = wire.split(length)
+        self._rows = staging.rows(wire.dtype)
         self.count = len(self._chunks)
-        self.written_bytes = staging.row_bytes
+        self.nbytes = staging.size * self._region * wire.element_size()
 
-    def write(self, step: int, index: int) -> None:
-        row = self.staging.rows(self._chunks[0].dtype, step)[self._own]
+    def write(self, start: int, index: int) -> None:
+        own = self.staging.own
         for member, part in enumerate(self._slices(index)):
-            if member != self._own:
-                self._region_of(row, member, part).copy_(part)
+            if member != own:
+                self._region_of(own, member, start, part).copy_(part)
 
-    def read(self, step: int, index: int) -> None:
-        own = self._slices(index)[self._own]
-        parts = [self._region_of(row, self._own, own) for row in self.staging.rows(own.dtype, step)]
-        out, parts[self._own] = parts[self._own], own
+    def read(self, start: int, index: int) -> None:
+        own = self.staging.own
+        part = self._slices(index)[own]
+        parts = [self._region_of(member, own, start, part) for member in range(self.staging.size)]
+        out, parts[own] = parts[own], part
         fold(parts, self._op, out=out)
 
-    def finish(self, step: int, index: int) -> None:
-        rows = self.staging.rows(self._chunks[0].dtype, step)
+    def finish(self, start: int, index: int) -> None:
         for member, part in enumerate(self._slices(index)):
-            part.copy_(self._region_of(rows[member], member, part))
+            part.copy_(self._region_of(member, member, start, part))
 
     def _slices(self, index: int) -> Sequence[torch.Tensor]:
-        chunk, size = self._chunks[index], self._size
+        chunk, size = self._chunks[index], self.staging.size
         ends = [chunk.numel() * member // size for member in range(size + 1)]
         return [chunk[start:end] for start, end in itertools.pairwise(ends)]
 
-    def _region_of(self, row: torch.Tensor, member: int, part: torch.Tensor) -> torch.Tensor:
-        return row[member * self._region : member * self._region + part.numel()]
+    def _region_of(self, row: int, member: int, start: int, part: torch.Tensor) -> torch.Tensor:
+        first = start // part.element_size() + member * self._region
+        return self._rows[row][first : first + part.numel()]
 
 
 class Scattered(Steps):
     """Pieces for the members, of which each member reduces its own ones."""
 
-    def __init__(
-        self,
-        staging: Staging,
-        group_rank: int,
-        size: int,
-        pieces: Sequence[torch.Tensor],
-        result: torch.Tensor,
-        op: Op,
-    ) -> None:
+    def __init__(self, staging: Staging, pieces: Sequence[torch.Tensor], result: torch.Tensor, op: Op) -> None:
         self.staging = staging
-        self._own = group_rank
         self._op = op
-        self._region = staging.row_bytes // result.element_size() // size
+        self._region = min(result.numel(), staging.max_step_bytes // result.element_size() // staging.size)
         self._chunks = [piece.split(self._region) for piece in pieces]
         self._results = result.split(self._region)
+        self._rows = staging.rows(result.dtype)
         self.count = len(self._results)
-        self.written_bytes = staging.row_bytes
+        self.nbytes = staging.size * self._region * result.element_size()
 
-    def write(self, step: int, index: int) -> None:
-        row = self.staging.rows(self._results[0].dtype, step)[self._own]
+    def write(self, start: int, index: int) -> None:
+        own = self.staging.own
         for member, chunks in enumerate(self._chunks):
-            if member != self._own:
-                self._region_of(row, member, index).copy_(chunks[index])
+            if member != own:
+                self._region_of(own, member, start, index).copy_(chunks[index])
 
-    def read(self, step: int, index: int) -> None:
+    def read(self, start: int, index: int) -> None:
+        own = self.staging.own
+        parts = [self._region_of(member, own, start, index) for member in range(self.staging.size)]
+        parts[own] = self._chunks[own][index]
+        fold(parts, self._op, out=self._results[index])
+
+    def _region_of(self, row: int, member: int, start: int, index: int) -> torch.Tensor:
         out = self._results[index]
-        parts = [self._region_of(row, self._own, index) for row in self.staging.rows(out.dtype, step)]
-        parts[self._own] = self._chunks[self._own][index]
-        fold(parts, self._op, out=out)
-
-    def _region_of(self, row: torch.Tensor, member: int, index: int) -> torch.Tensor:
-        return row[member * self._region : member * self._region + self._results[index].numel()]
+        first = start // out.element_size() + member * self._region
+        return self._rows[row][first : first + out.numel()]
 
 
 class Gathered(Steps):
     """Tensors of bytes, of which every member gets all."""
 
-    def __init__(self, staging: Staging, group_rank: int, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> None:
+    def __init__(self, staging: Staging, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> None:
         self.staging = staging
-        self._own = group_rank
-        self._chunks = data.split(staging.row_bytes)
-        self._gathered = [part.split(staging.row_bytes) for part in gathered]
+        self.nbytes = min(data.numel(), staging.max_step_bytes)
+        self._chunks = data.split(self.nbytes)
+        self._gathered = [part.split(self.nbytes) for part in gathered]
+        self._rows = staging.rows(torch.uint8)
         self.count = len(self._chunks)
-        self.written_bytes = min(data.numel(), staging.row_bytes)
 
-    def write(self, step: int, index: int) -> None:
+    def write(self, start: int, index: int) -> None:
         chunk = self._chunks[index]
-        self.staging.rows(torch.uint8, step)[self._own][: chunk.numel()].copy_(chunk)
+        self._rows[self.staging.own][start : start + chunk.numel()].copy_(chunk)
 
-    def read(self, step: int, index: int) -> None:
-        for row, chunks in zip(self.staging.rows(torch.uint8, step), self._gathered, strict=True):
-            chunks[index].copy_(row[: chunks[index].numel()])
+    def read(self, start: int, index: int) -> None:
+        for row, chunks in zip(self._rows, self._gathered, strict=True):
+            chunks[index].copy_(row[start : start + chunks[index].numel()])

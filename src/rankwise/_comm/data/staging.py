@@ -1,9 +1,10 @@
-"""Memory through which the tensors of a group pass: a row for each member, which the others read, in two halves.
+"""Memory through which the tensors of a group pass: each member has a row, which it writes and the others read.
 
-An operation is a series of steps, which use the halves in turn. In a step each member writes to its row, all members
-come to a point that they pass together, and then they read. So what is written in a step may be read until the next one
-has been written: no member writes to a half again before all have read what it had. The numbers of the steps go on
-from one operation to the next, and each row has the number of its step: a member that was left behind is noticed.
+An operation is a series of steps. In a step each member writes to a place in its row, all members come to a point that
+they pass together, and then they read. Steps take places one after the other, and begin anew at the end of the row: a
+place is used again when all have read it. Not sooner than that, for another reason: it takes a processor several times
+as long to write to memory that is in the caches of others. The numbers of the steps go on from one operation to the
+next, and each row has the number of its last step: a member that was left behind is noticed.
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ import torch
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise.errors import CollectiveError
 
-# Of all rows in both halves; and the longest row. With rows of 1 MB the members wait for each other too often; longer
-# ones than these are no faster: see docs/benchmarks.md.
+# All rows together; and what steps use in turn at least, so that it is not in a cache any more.
 _STAGING_BYTES: Final = 1 << 26
-_MAX_ROW_BYTES: Final = 1 << 23
-_HALVES: Final = 2
+_CYCLE_BYTES: Final = 1 << 22
+# Small steps use at most so many places.
+_MAX_PLACES: Final = 64
+# Three steps that follow each other have places that do not overlap if none is longer than this part of a row.
+_MAX_PART: Final = 4
+_MAX_ROW_BYTES: Final = 1 << 25
+_ALIGNMENT: Final = 64
 
 
 class Staging:
     """The memory of one group, mapped in this process.
 
     Attributes:
-        row_bytes: The length of a row.
+        max_step_bytes: The longest place of a step.
         step: The number of the last step.
+        size: The number of members.
+        own: The group rank of this process.
     """
 
     def __init__(self, channel: PageChannel, *, group_rank: int, size: int) -> None:
@@ -37,65 +44,86 @@ class Staging:
         Raises:
             CollectiveError: There is no address space.
         """
-        self._own = group_rank
-        self._size = size
-        # Before the rows of a half are the numbers of their steps. Rows begin at pages: each member allocates its own.
-        self._header = -(-8 * size // mmap.PAGESIZE) * mmap.PAGESIZE
-        room = _STAGING_BYTES // (_HALVES * size)
-        self.row_bytes = min(_MAX_ROW_BYTES, room) // mmap.PAGESIZE * mmap.PAGESIZE
-        self._half_bytes = self._header + size * self.row_bytes
+        self.own = group_rank
+        self.size = size
+        # Before the rows are the numbers of their steps, of even and of odd ones.
+        self._header = _round_up(16 * size)
+        self._row_bytes = min(_MAX_ROW_BYTES, _STAGING_BYTES // size) // mmap.PAGESIZE * mmap.PAGESIZE
+        self.max_step_bytes = self._row_bytes // _MAX_PART // mmap.PAGESIZE * mmap.PAGESIZE
+        nbytes = self._header + size * self._row_bytes
         try:
-            self._memory = channel.map_staging(_HALVES * self._half_bytes)
-            for half in range(_HALVES):
-                self._memory.allocate(half * self._half_bytes, self._header)
+            self._memory = channel.map_staging(nbytes)
+            self._memory.allocate(0, self._header)
         except OSError as error:
-            raise _no_memory(_HALVES * self._half_bytes, error) from error
-        self._steps = [self._memory.words(half * self._half_bytes, size) for half in range(_HALVES)]
-        self._rows: dict[torch.dtype, list[list[torch.Tensor]]] = {}
-        self._allocated = 0
+            raise _no_memory(nbytes, error) from error
+        words = self._memory.words(0, 2 * size)
+        self._steps = words[:size], words[size:]
+        self._rows: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._cycle = self._allocated = self._end = 0
         self.step = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate the first bytes of this rank's rows.
+        """Allocate this rank's memory for steps with places of this length, at most `max_step_bytes`.
 
         Raises:
             CollectiveError: There is no memory.
         """
-        wanted = min(self.row_bytes, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-        if wanted <= self._allocated:
-            return
-        try:
-            for half in range(_HALVES):
-                start = half * self._half_bytes + self._header + self._own * self.row_bytes
-                self._memory.allocate(start + self._allocated, wanted - self._allocated)
-        except OSError as error:
-            raise _no_memory(_HALVES * wanted, error) from error
-        self._allocated = wanted
+        wanted = _round_up(self._cycle_of(nbytes))
+        if wanted > self._allocated:
+            try:
+                first = self._header + self.own * self._row_bytes + self._allocated
+                self._memory.allocate(first, wanted - self._allocated)
+            except OSError as error:
+                raise _no_memory(wanted, error) from error
+            self._allocated = wanted
 
-    def rows(self, dtype: torch.dtype, step: int) -> list[torch.Tensor]:
-        """Return the rows of a step as flat tensors, by group rank."""
+    def place(self, nbytes: int) -> int:
+        """Return where in the rows the place of the next step begins, the same on all members."""
+        return self._end if self._end + nbytes <= self._cycle_of(nbytes) else 0
+
+    def rows(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Return the rows as flat tensors, by group rank."""
         if dtype not in self._rows:
-            numel = self.row_bytes // dtype.itemsize
-            self._rows[dtype] = [
-                [self._memory.tensor(start + member * self.row_bytes, dtype, numel) for member in range(self._size)]
-                for start in (half * self._half_bytes + self._header for half in range(_HALVES))
-            ]
-        return self._rows[dtype][step % _HALVES]
+            numel = self._row_bytes // dtype.itemsize
+            starts = [self._header + member * self._row_bytes for member in range(self.size)]
+            self._rows[dtype] = [self._memory.tensor(start, dtype, numel) for start in starts]
+        return self._rows[dtype]
 
-    def set_written(self, step: int) -> None:
-        """Record that this rank has written its row of a step; before the point that all members pass together."""
-        self._steps[step % _HALVES][self._own] = step
+    def set_written(self) -> None:
+        """Record that this rank has written its place of the next step; before the point that all members pass."""
+        step = self.step + 1
+        self._steps[step % 2][self.own] = step
 
-    def begin(self, step: int) -> None:
-        """Begin to read the rows of a step, after that point.
+    def begin(self, start: int, nbytes: int) -> None:
+        """Begin the next step, after that point.
+
+        Args:
+            start: Where its place begins.
+            nbytes: The length of the place.
 
         Raises:
             CollectiveError: A member has written another step: one of its calls has failed on that rank alone.
         """
-        self.step = step
-        written = self._steps[step % _HALVES].tolist()
-        if written.count(step) != self._size:
-            raise CollectiveError(f"the members of the group are in different steps: {written}, and {step} here")
+        self.step += 1
+        self._cycle = self._cycle_of(nbytes)
+        self._end = start + _aligned(nbytes)
+        written = self._steps[self.step % 2].tolist()
+        if written.count(self.step) != self.size:
+            raise CollectiveError(f"the members of the group are in different steps: {written}, and {self.step} here")
+
+    def _cycle_of(self, nbytes: int) -> int:
+        """Return the length of the part of the rows that steps use in turn."""
+        wanted = max(_MAX_PART * nbytes, min(_CYCLE_BYTES // self.size, _MAX_PLACES * nbytes))
+        return max(self._cycle, min(self._row_bytes, _aligned(wanted)))
+
+
+def _aligned(nbytes: int) -> int:
+    """Return a length that tensors of all dtypes have in common."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _no_memory(nbytes: int, error: OSError) -> CollectiveError:
