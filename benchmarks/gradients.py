@@ -20,7 +20,7 @@ import functools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -79,7 +79,7 @@ def reduce_in_buckets(grads: Sequence[torch.Tensor]) -> None:
         reduce_flattened(bucket)
 
 
-def rounds_of(kinds: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, float]]:
+def rounds_of(kinds: Mapping[str, Callable[[], object]], rounds: int) -> list[dict[str, float]]:
     """Collective. Return the seconds of each kind in each round, in alternating order, of the slowest rank."""
     found = []
     for number in range(WARM_UP + rounds):

@@ -71,7 +71,7 @@ def _named_leaves(value: object) -> tuple[Mapping[str, Any], str]:
         return named_tensors(value), "module"
     tree = PyTree.of(value)
     leaves = [tensor_from_array(leaf) if is_array(leaf) else leaf for leaf in tree.leaves]
-    return dict(zip(tree.paths(), leaves, strict=True)), tree.text()
+    return dict(zip(tree.paths(), leaves, strict=True)), tree.text
 
 
 def _digest(leaf: object) -> bytes:
