@@ -83,7 +83,7 @@ def rounds_of(kinds: Mapping[str, Callable[[], object]], rounds: int) -> list[di
     """Collective. Return the seconds of each kind in each round, in alternating order, of the slowest rank."""
     found = []
     for number in range(WARM_UP + rounds):
-        names = list(kinds) if number % 2 else list(reversed(kinds))
+        names = list(kinds)[:: 1 if number % 2 else -1]
         seconds = {}
         for name in names:
             rw.barrier()
