@@ -35,6 +35,7 @@ NOT_APPLICABLE: Final = {
     "test_concurrent_calls.py::test_another_thread_is_refused_while_any_collective_waits*": _THREAD,
     "test_concurrent_calls.py::test_every_collective_in_another_thread_is_refused_also_a_non_blocking_one*": _THREAD,
     "test_differentiable.py::test_tangents_are_refused_where_they_would_be_lost*": _TANGENTS,
+    "test_differentiable.py::test_transforms_of_functions_are_refused-*": _TANGENTS,
     "test_main_definitions.py::test_a_definition_on_one_rank_is_sent_with_its_values*": _MAIN,
     "test_main_definitions.py::test_a_definition_that_cannot_be_sent_is_named*": _MAIN,
     "test_main_definitions.py::test_a_definition_that_differs_between_ranks_is_the_senders*": _MAIN,
