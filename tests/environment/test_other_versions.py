@@ -1,7 +1,7 @@
 """The recorded environments, varied as other versions of their launchers may set them: the result is the same.
 
-Slurm 24.11 and Open MPI 5 were seen to set what is added here. The others leave out what rankwise does not need, so that
-no reader comes to rely on it.
+Slurm 24.11 and Open MPI 5 were seen to set what is added here. The others leave out what rankwise does not need,
+so that no reader comes to rely on it.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _planes_over_link(link: GroupLink, group_rank: int, *, is_only_plane: bool) 
 
 def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.ProcessGroup | None:
     """Return a new process group of some of the ranks; None on other ranks."""
-    with gloo_on(registry.gloo_interface()):
+    with gloo_on(registry.gloo_interface):
         try:
             group = dist.new_group(list(ranks), timeout=timedelta(seconds=registry.timeout))
         except (RuntimeError, ValueError) as error:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -149,8 +150,9 @@ class GroupRegistry:
                 f"a group of {len(ranks)} ranks could not be made: the store of the ranks failed: {error}"
             ) from error
 
+    @cached_property
     def gloo_interface(self) -> str:
-        """Return the interface that gloo has to listen on; "" if its own choice is right."""
+        """The interface that gloo has to listen on; "" if its own choice is right. Looks up the name of this host."""
         return loopback_interface() if self.one_host else interface_towards_others(self.own_address())
 
     def rank_states(self) -> list[RankState]:

@@ -93,7 +93,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     excepthook = sys.excepthook
     rank, world_size = joined.reading.rank.value, joined.reading.world_size.value
     try:
-        with gloo_on(registry.gloo_interface()):
+        with gloo_on(registry.gloo_interface):
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("group", joined.store),
