@@ -141,6 +141,9 @@ class SharedMemoryPlane(DataPlane):
             steps.write_first()
 
         def run() -> None:
+            if is_first and staging.step == step and not steps.has_meetings:
+                steps.run(_do_nothing)
+                return
             with link.meetings() as meet:
                 if not is_first or staging.step != step:  # in place of the agreement
                     steps.write_first()

@@ -30,6 +30,11 @@ class Steps(ABC):
     nbytes: int
     has_end = False
 
+    @property
+    def has_meetings(self) -> bool:
+        """The members wait for each other again after the first chunk was written."""
+        return self.count > 1 or self.has_end
+
     def write_first(self) -> None:
         """Write the chunk of the first step, before the members wait for each other."""
         self._start = self._write(0)
