@@ -34,6 +34,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/accessors.py
 	$(BIN)/python benchmarks/hostlists.py
 	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/large_reductions.py
 	$(BIN)/python -m benchmarks.growth --save docs
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/faults.py
