@@ -26,7 +26,7 @@ def shared_tensor(comm: Comm, dtype: torch.dtype, numel: int) -> SharedTensor | 
         MismatchError: The dtypes or sizes differ.
         CollectiveError: A member is gone.
     """
-    call = Call("the memory of a shared tensor", {"dtype": str(dtype), "numel": numel})
+    call = Call("the memory of a shared tensor", {"dtype": str(dtype), "numel": numel}, is_data=True)
     with comm.collective(call) as own:
         comm.verify(call)  # the members are connected after it
         memory = comm.shared_memory if numel else None

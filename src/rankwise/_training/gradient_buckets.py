@@ -6,6 +6,7 @@ has a gradient. Buckets are made of parameters, of one dtype and device each, in
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch
 
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.transports import Prepared
+from rankwise._comm.data.shared_tensor import SharedTensor
 from rankwise._comm.reduce_ops import Op
 from rankwise._training.gradient_averaging import gradient_strides
 
@@ -64,11 +66,17 @@ class Bucket:
         flat: Its memory.
     """
 
-    __slots__ = ("_counts", "flat", "plan")
+    __slots__ = ("_counts", "_group", "_shared", "flat", "plan")
 
-    def __init__(self, plan: BucketPlan) -> None:
+    def __init__(self, plan: BucketPlan, group: Comm, shared: SharedTensor | None) -> None:
+        """Allocate the memory of a bucket, or use memory that the members of a group share."""
         self.plan = plan
-        self.flat = torch.empty(plan.numel, dtype=plan.dtype, device=plan.device)
+        self._group = weakref.ref(group)
+        self._shared = shared
+        if shared is None:
+            self.flat = torch.empty(plan.numel, dtype=plan.dtype, device=plan.device)
+        else:
+            self.flat = shared.tensor
         self._counts = self.flat[plan.numel - len(plan.numels) :]
 
     def views(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -96,6 +104,8 @@ class Bucket:
 
     def prepare(self, comm: Comm, op: Op) -> Prepared[None]:
         """Prepare the reduction, in place. Half precision is summed in float32, where the sum does not overflow."""
+        if self._shared is not None and self._group() is comm and (op.is_mean or self.plan.dtype not in _HALVES):
+            return self._shared.reduce(op)
         wire = self.flat.float() if self.plan.dtype in _HALVES else self.flat
         reduce = comm.reduce(wire, Op.SUM)
         divisor = comm.size if op.is_mean else 1

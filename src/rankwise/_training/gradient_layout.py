@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -96,7 +97,7 @@ class GradientLayout:
         return (
             len(parameters) == len(self._references)
             and bucket_bytes == self.bucket_bytes
-            and all(reference() is one for reference, one in zip(self._references, parameters, strict=True))
+            and all(map(operator.is_, [reference() for reference in self._references], parameters))
             and [parameter.dtype for parameter in parameters] == self._dtypes
         )
 

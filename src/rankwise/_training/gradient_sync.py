@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from rankwise._collectives.tensor_sharing import shared_tensor
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion
@@ -183,10 +184,12 @@ class GradientSync:
         for other in [layout, *layouts_of(self.parameters)]:
             other.dissolve(keep=None if overlap is None else overlap.group)
         sparse = [index for index, kind in enumerate(kinds) if kind & SPARSE]
+        group = self.comm if overlap is None else overlap.group
         for plan in layout.plan(self.parameters, sparse, order or range(len(kinds))):
+            shared = shared_tensor(group, plan.dtype, plan.numel) if plan.device.type == "cpu" else None
             # A block that exchanges nothing: an error in it is raised on all ranks, in what they call next.
             with self.comm.collective(Call("sync_grads", {"step": "buckets"}, is_data=True)):
-                layout.add(Bucket(plan), self.parameters)
+                layout.add(Bucket(plan, group, shared), self.parameters)
         call = Call("sync_grads", {"step": "the first reduction"}, is_data=True)
         with self.comm.collective(call):
             found = layout.collect(self.parameters)
