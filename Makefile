@@ -35,6 +35,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/hostlists.py
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/large_reductions.py
+	$(BIN)/python benchmarks/gradients.py
+	$(BIN)/python -m benchmarks.dropins
 	$(BIN)/python -m benchmarks.growth --save docs
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/faults.py

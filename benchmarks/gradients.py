@@ -81,7 +81,7 @@ def reduce_in_buckets(grads: Sequence[torch.Tensor]) -> None:
 
 def rounds_of(kinds: Mapping[str, Callable[[], object]], rounds: int) -> list[dict[str, float]]:
     """Collective. Return the seconds of each kind in each round, in alternating order, of the slowest rank."""
-    found = []
+    found: list[dict[str, float]] = []
     for number in range(WARM_UP + rounds):
         names = list(kinds)[:: 1 if number % 2 else -1]
         seconds = {}
@@ -90,7 +90,8 @@ def rounds_of(kinds: Mapping[str, Callable[[], object]], rounds: int) -> list[di
             start = time.perf_counter()
             kinds[name]()
             seconds[name] = time.perf_counter() - start
-        found.append(rw.all_reduce(seconds, op="max"))
+        slowest: dict[str, float] = rw.all_reduce(seconds, op="max")
+        found.append(slowest)
     return found[WARM_UP:]
 
 
@@ -114,7 +115,9 @@ def measure_steps(name: str, count: int, numel: int, rounds: int) -> Row:
 
     steps: dict[str, Callable[[], object]] = {kind: functools.partial(step, kind) for kind in models}
     target = torch.empty_like(flat)
-    found = rounds_of(steps | {"flat": lambda: dist.all_reduce(flat), "copy": lambda: target.copy_(flat)}, rounds)
+    steps["flat"] = lambda: dist.all_reduce(flat)
+    steps["copy"] = lambda: target.copy_(flat)
+    found = rounds_of(steps, rounds)
     row: Row = {"name": name, "flat": statistics.median(seconds["flat"] for seconds in found)}
     row["copy"] = statistics.median(seconds["copy"] for seconds in found)
     for kind in ("rankwise", "flattened", "each tensor", "in buckets"):

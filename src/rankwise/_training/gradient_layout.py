@@ -76,13 +76,13 @@ class GradientLayout:
         self._dtypes = [parameter.dtype for parameter in parameters]
         self._gradient_dtypes = [checked_gradient_type(parameter) for parameter in parameters]
         self._descriptions = list(map(described_gradient, parameters))
-        # The views that are gradients, and others of the same memory: the program may give a gradient other memory.
+        # Gradients, and other views of the same memory: the program may give a gradient other memory.
         self._views: list[torch.Tensor | None] = [None] * len(parameters)
         self._places: list[torch.Tensor | None] = [None] * len(parameters)
         self._addresses = [0] * len(parameters)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        text = "\n".join(f"{name}: {description}" for name, description in self.descriptions().items())
-        self.digest = hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).hexdigest()
+        text = str(self.descriptions()).encode(errors="backslashreplace")
+        self.digest = hashlib.blake2b(text, digest_size=16).hexdigest()
 
     def descriptions(self) -> dict[str, str]:
         """Return a description of each parameter and its gradient, by name."""
@@ -157,8 +157,7 @@ class GradientLayout:
         self.buckets.clear()
         self.attached = False
         for reference, view in zip(self._references, self._views, strict=True):
-            parameter = reference()
-            if parameter is None:
+            if (parameter := reference()) is None:
                 continue
             if view is not None and parameter.grad is view:
                 parameter.grad = view.data  # of the same memory, but an ordinary gradient for the next layout
