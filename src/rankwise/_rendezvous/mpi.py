@@ -3,7 +3,7 @@ broadcast through mpi4py.
 
 A child process of each rank does so, unless the rank itself has initialised MPI: initialising it starts threads, takes
 over signals, and ends the process if the library is not the launcher's; and it waits for all ranks without a limit,
-where no signal interrupts it. See docs/decisions/launchend-addresses-through-mpi.md.
+where no signal interrupts it. See docs/decisions/0034-addresses-through-mpi.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Tensors pass through the rows of a `Staging`, in chunks that stay in the caches. What is written to a row before the
 members agree on a call is read after it, so a tensor of one chunk needs no other meeting before it is reduced. See
-docs/decisions/shmred-reductions-in-shared-memory.md.
+docs/decisions/0035-reductions-in-shared-memory.md.
 """
 
 from __future__ import annotations
