@@ -55,9 +55,9 @@ def sync_params(
     with torch.no_grad():
         with comm.collective(call):
             sender = comm.group_rank_of(src, "src")
-            call.settings = {"src": comm.ranks[sender], **({} if op is None else {"op": op})}
             if op is not None and not (isinstance(op, str) and op == "mean"):
                 raise InvalidArgumentError(f"op={shown(op)} is neither 'mean' nor None, to copy")
+            call.settings = {"src": comm.ranks[sender], **({} if op is None else {"op": op})}
             if not isinstance(module, torch.nn.Module):
                 raise InvalidArgumentError(f"sync_params takes a module, got {describe(module)}")
             refuse_fsdp(module, "sync_params")
