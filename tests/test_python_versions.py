@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_modules_are_imported_where_stream_handlers_are_not_generic() -> None:
     """As on Python 3.10."""
     program = (

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rankwise import _torch
 from rankwise._net.host import loopback_interface
+from tests.lanes import variants
 
 CHECKED: dict[str, Callable[[], None]] = {}
 Check = TypeVar("Check", bound=Callable[[], None])
@@ -259,7 +260,10 @@ def gloo_interface() -> None:
         os.unsetenv("GLOO_SOCKET_IFNAME")
 
 
-@pytest.mark.parametrize("name", CHECKED)
+IMPORTS_THE_COMPILER = [name for name in CHECKED if "torch._dynamo" in name]
+
+
+@pytest.mark.parametrize("name", variants(CHECKED, fast=CHECKED.keys() - IMPORTS_THE_COMPILER))
 def test_a_private_name_is_there_and_does_what_is_relied_on(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def test_hand_set_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
     assert found <= LOOPBACK
 
 
+@pytest.mark.slow
 def test_launched_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
     rankwise = str(Path(sys.executable).with_name("rankwise"))
     found = addresses(

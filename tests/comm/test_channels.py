@@ -212,9 +212,8 @@ def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]
     assert_connected(group)
 
 
-@pytest.mark.parametrize(
-    "route", ["page", "sockets", pytest.param("several hosts", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["page", "sockets", "several hosts"], indirect=True)
 def test_a_member_that_fails_repeatedly_waits_for_members_that_read_nothing(group: list[Member]) -> None:
     for member in (0, 1):
         with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks? 1.* read nothing for 0\.2 s"):  # noqa: SIM117

@@ -91,7 +91,8 @@ def test_a_rank_that_failed_or_left_is_in_no_call(links: list[Links], group: lis
     subgroup[0].channel.close("closed the group")
 
 
-@pytest.mark.parametrize("route", ["page", pytest.param("led hosts", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["page", "led hosts"], indirect=True)
 def test_calls_are_read_while_groups_are_used_and_closed(links: list[Links], group: list[Member]) -> None:
     """By another thread, which reads what the members write at the same time."""
     ended = threading.Event()

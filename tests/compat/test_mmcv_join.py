@@ -135,6 +135,7 @@ def test_what_cannot_be_joined_is_said(
     assert message in end.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named() -> None:
     (end,) = join([plain(0, 2, free_port())], "pytorch", seconds=2)
     assert end.returncode == 1

@@ -62,6 +62,7 @@ def test_two_jobs_run_side_by_side() -> None:
     assert ended == [[2, 2], [2, 2]]
 
 
+@pytest.mark.slow
 def test_what_cannot_travel_back_is_none(capfd: pytest.CaptureFixture[str]) -> None:
     """A function of the original may return any value, which is discarded there."""
     assert dist.launch(threading.Lock, num_gpus_per_machine=2) == [None, None]

@@ -75,6 +75,7 @@ def test_ctrl_c_gives_ranks_a_grace_period_and_names_them(tmp_path: Path) -> Non
     assert re.fullmatch(f"{WAITS} 30 s to end; Ctrl-C ends them now\n", stderr)
 
 
+@pytest.mark.slow
 def test_another_ctrl_c_ends_ranks_at_once(tmp_path: Path) -> None:
     with launched(SAVES.replace("2.5", "60"), tmp_path, "--grace", "55") as launcher:
         wait_until_up(launcher)
@@ -86,6 +87,7 @@ def test_another_ctrl_c_ends_ranks_at_once(tmp_path: Path) -> None:
         assert launcher.wait(SECONDS) == 130
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_children_of_a_program(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SAVES.replace("2.5", "0.0"))
     shell = ["--no-python", "sh", "-c", '"$0" "$1"; true', sys.executable, str(tmp_path / "script.py")]

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from rankwise._launch.stream_writer import StreamWriter
-from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 FILL = str(Path(__file__).parent / "programs" / "fill.py")
@@ -105,7 +104,8 @@ def test_output_that_cannot_be_written_is_a_failure() -> None:
     assert ended.stderr == wanted + "what ranks printed from then on is lost\n"
 
 
-@pytest.mark.parametrize("command", variants(["command", "function"], fast=["function"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["command", "function"])
 def test_closed_streams_show_nothing_and_do_no_harm(command: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     script = tmp_path / "script.py"

@@ -125,6 +125,7 @@ def test_a_rank_that_dies_is_an_error_on_the_others_at_once(end: str) -> None:
         assert ("SystemExit: 3 (die.py:18)" if end == "raise" else "its connection closed") in ended[rank].stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_just_ends_is_silent() -> None:
     port = free_port()
     for process in run_ranks("leave.py", [plain(rank, 3, port) for rank in range(3)], fresh=True):
@@ -187,6 +188,7 @@ def test_a_world_of_one_host_listens_on_loopback_only() -> None:
         assert process.stdout.strip()
 
 
+@pytest.mark.slow
 def test_ddp_works_alone_and_with_many(tmp_path: Path) -> None:
     port, folder = free_port(), {"TMPDIR": str(tmp_path)}  # torch leaves a folder
     for environs in ([folder], [plain(rank, 2, port, **folder) for rank in range(2)]):

@@ -68,6 +68,7 @@ def test_the_death_of_a_rank_is_raised_by_wait() -> None:
 TRANSFER = r"send/recv from rank 0 to rank 1 at pending_transfer.py:14"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "expected"),
     [

@@ -28,6 +28,7 @@ def run(programs: pytest.Pytester, *args: str) -> pytest.RunResult:
     return programs.runpytest_subprocess("-p", "no:cacheprovider", *args, timeout=100)
 
 
+@pytest.mark.slow
 def test_both_names_are_one_session(programs: pytest.Pytester) -> None:
     programs.makepyfile(
         """
@@ -51,6 +52,7 @@ def test_both_names_are_one_session(programs: pytest.Pytester) -> None:
     run(programs).assert_outcomes(passed=5)
 
 
+@pytest.mark.slow
 def test_the_fixtures_of_a_project_come_first(programs: pytest.Pytester) -> None:
     programs.makeconftest("import pytest\n@pytest.fixture\ndef session():\n    return 'the project'")
     programs.makepyfile(

@@ -130,6 +130,7 @@ def test_worlds_that_do_not_end(programs: pytest.Pytester) -> None:
     assert not psutil.pid_exists(int((programs.path / "child").read_text()))
 
 
+@pytest.mark.slow
 def test_worlds_that_leak(programs: pytest.Pytester) -> None:
     result = run(programs, "leaking", "-v")
     result.assert_outcomes(passed=14)

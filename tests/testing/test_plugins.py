@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from tests.lanes import variants
 from tests.testing.running import PROGRAMS, failure_report, run
 
 
@@ -30,7 +29,8 @@ def test_hooks_that_come_first(programs: pytest.Pytester, options: tuple[str, ..
         assert "a plugin runs tests in its own way" in failure_report(result, test)
 
 
-@pytest.mark.parametrize("option", variants(["--setup-plan", "--setup-only"], fast=["--setup-plan"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
 def test_options_with_which_no_test_runs(programs: pytest.Pytester, option: str) -> None:
     result = run(programs, "hooked", option, "-k", "body")
     assert result.ret == 0

@@ -157,6 +157,7 @@ def test_a_rank_that_never_comes_to_the_file_is_waited_for_in_vain(tmp_path: Pat
     assert "within 1 s" in error
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
