@@ -177,14 +177,13 @@ def test_other_parameters_and_copies_on_one_rank(comm: Any) -> None:
 
 
 def test_a_group_of_some_ranks_is_refused(comm: Any) -> None:
-    """One of a single rank is not: it has nobody to agree with about an order."""
+    if comm.size == 1:
+        return
     with rw.new_group([0]) as group:
         if comm.rank == 0:
-            rw.sync_grads(torch.nn.Linear(1, 1), overlap=True, group=group)
-    if comm.size > 2:
-        with rw.new_group([0, 1]) as group:
-            if comm.rank < 2:
-                with pytest.raises(rw.InvalidArgumentError, match="overlap=True is for all ranks"):
-                    rw.sync_grads(torch.nn.Linear(1, 1), overlap=True, group=group)
+            with pytest.raises(rw.InvalidArgumentError, match="overlap=True is for all ranks"):
+                rw.sync_grads(torch.nn.Linear(1, 1), overlap=True, group=group)
+    with rw.new_group([0]) as group:
+        assert rw.all_reduce(1) == comm.size, "the ranks have the same number of groups"
     with pytest.raises(rw.InvalidArgumentError, match="overlap=1"):
         rw.sync_grads(torch.nn.Linear(1, 1), overlap=1)  # type: ignore[arg-type]  # that is the point

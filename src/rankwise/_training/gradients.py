@@ -164,7 +164,7 @@ def no_sync(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> Iterator[No
 
 
 def _require_all_ranks(comm: Comm) -> None:
-    if comm.size not in {1, joined_session().comm.size}:
+    if comm.size != joined_session().comm.size:  # a new group is numbered by all ranks
         raise InvalidArgumentError("overlap=True is for all ranks: leave it out with a group of some of them")
 
 
