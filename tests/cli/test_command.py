@@ -17,7 +17,6 @@ import psutil
 import pytest
 import torch
 
-from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parents[1] / "launch" / "programs"
@@ -40,6 +39,7 @@ def test_launch_runs_a_script_with_its_arguments() -> None:
     assert gathered == [{"argv": argv, "name": "__main__", "threads": "1"}] * 2
 
 
+@pytest.mark.slow
 def test_ranks_do_not_take_their_launchers_place_for_theirs() -> None:
     place = {"RANK": "5", "WORLD_SIZE": "6", "RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "1"}
     ended = rankwise("launch", "-n", "2", "--no-prefix", str(PROGRAMS / "train.py"), **place)
@@ -182,7 +182,8 @@ def test_bash_completes_commands_options_and_files(typed: str, completed: str, t
     assert completed in ended.stdout.split(), ended.stderr
 
 
-@pytest.mark.parametrize("number", variants([signal.SIGTERM, signal.SIGINT], fast=[signal.SIGTERM]))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_launcher_ends_every_rank(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "wait.py"
     script.write_text("import time\nprint('up')\ntime.sleep(60)\n")

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from rankwise.compat import torch_launch
-from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 LAUNCH = [sys.executable, "-m", "rankwise.compat.torch_launch"]
@@ -94,7 +93,8 @@ def test_a_count_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert end.value.code == 2
 
 
-@pytest.mark.parametrize("size", variants([1, 2, 4], fast=[2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 4])
 def test_ranks_are_told_their_place(size: int, tmp_path: Path) -> None:
     script = write(tmp_path / "show.py", SHOW)
     found = received(launch("--no_prefix", f"--nproc_per_node={size}", script, "--lr", "two words", cwd=tmp_path))
@@ -180,6 +180,7 @@ def test_a_port_of_ones_own_is_kept_or_refused(tmp_path: Path) -> None:
     assert f"port {port} of this host cannot be used: Address already in use" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_dead_rank_ends_the_others_at_once(tmp_path: Path) -> None:
     """The original waits for rank 0 first, and for ever: it looks at the ranks one after the other."""
     script = write(tmp_path / "die.sh", "#!/bin/sh\n[ $RANK = 1 ] && kill -9 $$\necho $$\nexec sleep 600\n", 0o755)

@@ -453,6 +453,7 @@ def test_groups_do_not_wait_for_each_other(comm: Comm) -> None:
         assert [work.wait() for work in ranks[::-1]] == [list(range(comm.size))] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_pending_calls_are_not_taken_for_a_deadlock(comm: Comm) -> None:
     """Both main threads wait in different groups, while their values for the other group take a while."""

@@ -60,6 +60,7 @@ def test_ranks_of_two_hosts_are_one_world() -> None:
     assert launch_all(0, 1, timeout="100") == [[40, 41], [42, 43]]
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_come_is_named() -> None:
     (error,) = launch_all(0, most=3)
     assert isinstance(error, rw.LaunchError)

@@ -65,6 +65,7 @@ def test_children_of_every_start_method_start_ranks() -> None:
     ], ended.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_guards_nothing_is_not_imported() -> None:
     ended = run("unguarded.py")
     assert ended.stdout == "[0, 20] True\n", ended.stderr

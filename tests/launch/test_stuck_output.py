@@ -62,6 +62,7 @@ def test_ranks_wait_for_a_reader_and_nothing_is_lost(blocking: bool, screen: tup
     assert sorted(lines) == sorted(f"[{rank}] {str(rank) * 999}".encode() for rank in range(2) for _ in range(LINES))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_noticed_while_nobody_reads_the_output(screen: tuple[int, int]) -> None:
     reader, writer = screen
     with launched("-n", "2", FILL, str(LINES), screen=writer) as launcher:

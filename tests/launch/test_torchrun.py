@@ -42,6 +42,7 @@ def environments(folder: Path, *command: str) -> list[dict[str, str]]:
     return sorted(map(json.loads, ended.stdout.splitlines()), key=lambda environ: int(environ["RANK"]))
 
 
+@pytest.mark.slow
 def test_a_rank_has_the_variables_of_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW)

@@ -34,6 +34,7 @@ def test_a_key_that_no_rank_is_left_to_set() -> None:
     ), process.stdout
 
 
+@pytest.mark.slow
 def test_dead_ranks_are_named_when_a_key_is_not_set_in_time() -> None:
     for rank, process in enumerate(ended("late", 3, 2)[:2]):
         wanted = f"StoreTimeoutError rank {rank} of 3 waits for 'missing' in the store: no rank has set it within 3 s; "

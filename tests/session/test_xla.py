@@ -169,6 +169,7 @@ def join_another_world(port: int) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_ranks_of_a_launcher_that_torch_xla_does_not_connect() -> None:
     texts = rw.launch(join_another_world, free_port(), nproc=2)
     assert all("of 2 (from WORLD_SIZE), but torch_xla has it as rank" in text for text in texts)

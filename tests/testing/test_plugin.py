@@ -18,6 +18,7 @@ from coverage import CoverageData
 from tests.testing.running import PROGRAMS, failure_report, run
 
 
+@pytest.mark.slow
 def test_worlds_that_pass_or_skip_and_markers_that_cannot_be_used(programs: pytest.Pytester) -> None:
     """In one run, since most of each would be its start."""
     for name in ("skipping", "settings"):

@@ -47,6 +47,7 @@ def check(reports: list[dict[str, Any]], *, hook: bool = True) -> None:
         assert report["environment is as it was"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
 def test_initialize_joins_what_the_launcher_names(backend: str) -> None:
     port = free_port()
