@@ -188,7 +188,7 @@ def test_reduce_gives_one_rank_the_result_of_all_reduce(comm: Comm, op: str) -> 
     rank, last = rw.get_rank(), comm.size - 1
     generator = torch.Generator().manual_seed(rank)
     for length in (1, 300, 20_000):
-        tensor = torch.randn(length, generator=generator, device="cpu").to(torch.get_default_device()) * 1e3
+        tensor = torch.empty(length).copy_(torch.randn(length, generator=generator, device="cpu")) * 1e3
         values: list[Any] = [
             tensor,
             tensor.cpu().numpy(),
