@@ -126,7 +126,9 @@ def compare(
 def test_training_is_that_of_one_process(comm: Any, bucket_mb: float) -> None:
     model = compare(comm, bucket_mb=bucket_mb)
     layout = layout_of(next(model.parameters()))
-    assert layout is not None
+    if layout is None:
+        assert model.last.bias.device.type == "xla", "reduced as copies"
+        return
     assert len(layout.buckets) == {25: 1, 0.05: 3}.get(bucket_mb, len(list(model.parameters())))
 
 
@@ -261,7 +263,7 @@ def test_a_parameter_that_one_rank_alone_has_frozen_is_named(comm: Any) -> None:
     if comm.size == 1:
         return
     model.norm.requires_grad_(comm.rank == 0)
-    with pytest.raises(rw.MismatchError, match=r"norm.weight is float32\[160\] on cpu on rank 0, nothing on rank"):
+    with pytest.raises(rw.MismatchError, match=r"norm.weight is float32\[160\] on \w+ on rank 0, nothing on rank"):
         rw.sync_grads(model)
     model.norm.requires_grad_(True)
     rw.sync_grads(model)
@@ -471,7 +473,7 @@ def test_missing_gradients_are_named(comm: Any) -> None:
         model.norm.weight.grad = None
         if comm.rank == comm.size - 1:
             model.last.bias.grad = None
-        where = {1: "rank 0", 2: "ranks 0-1"}.get(comm.size, "ranks 0-2")
+        where = "rank 0" if comm.size == 1 else f"ranks 0-{comm.size - 1}"
         text = f"no gradient of norm.weight on {where}, last.bias on rank {comm.size - 1}:"
         before: list[Any] = [
             None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()
@@ -571,7 +573,7 @@ def test_groups_without_frames(comm: Any) -> None:
         with pytest.raises(rw.CollectiveError, match=r"no gradient of norm\.bias"):
             rw.sync_grads(model, missing="error")
         if comm.size > 1:
-            with pytest.raises(rw.MismatchError, match=r"is float32.* on cpu on rank 0, nothing on"):
+            with pytest.raises(rw.MismatchError, match=r"is float32.* on \w+ on rank 0, nothing on"):
                 rw.sync_grads(model if comm.rank else torch.nn.Sequential(*list(model.children())[:-1]))
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NoReturn
 
 import torch
 
@@ -116,14 +116,31 @@ def combine_bits(comm: Comm, call: Call, layouts: Sequence[int]) -> Prepared[Seq
     return run_without_frames
 
 
-def reduce_by_copies(comm: Comm, call: Call, parameters: Sequence[torch.Tensor], op: Op) -> Completion[None]:
-    """Agree on a call, and reduce copies of gradients, in a block of `collective`; return a function for the rest."""
+def reduce_by_copies(
+    comm: Comm,
+    call: Call,
+    parameters: Sequence[torch.Tensor],
+    op: Op,
+    *,
+    raise_missing: Callable[[], NoReturn] | None = None,
+) -> Completion[None]:
+    """Agree on a call, and reduce copies of gradients, in a block of `collective`; return a function for the rest.
+
+    Args:
+        comm: The group.
+        call: The call.
+        parameters: The parameters, the same on all members.
+        op: The reduction.
+        raise_missing: Called by all members if a gradient is missing on any of them; None if it counts as zero.
+    """
     layouts = [layout_bit(parameter) for parameter in parameters]
     # The reduction is prepared before the ranks agree, since it allocates memory, which can fail on one rank.
     # It is right unless a gradient is sparse on some ranks and not on others; then it is prepared once more.
     local_dense = {index: parameters[index] for index, layout in enumerate(layouts) if not layout & SPARSE}
     reduce = _reduced_copies(local_dense, comm, op)
     combined = combine_bits(comm, call, layouts)()
+    if raise_missing is not None and any(layout & NO_GRADIENT for layout in combined):
+        raise_missing()
     if all(layout == SPARSE or not layout & SPARSE for layout in combined):
         results = reduce()
     else:

@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NoReturn
 
 import torch
 
@@ -66,8 +66,11 @@ class GradientSync:
         That function makes buckets, if there are none yet. It is called after the block, on all ranks.
         """
         if self.parameters and self.parameters[0].device.type == DEVICE_TYPE:
-            self._new_layout(call)
-            return reduce_by_copies(self.comm, call, self.parameters, self.op)
+            layout = self._new_layout(call)
+            raise_missing = functools.partial(self._raise_missing, call, layout, self._missing())
+            return reduce_by_copies(
+                self.comm, call, self.parameters, self.op, raise_missing=raise_missing if self.needs_all else None
+            )
         layout, found = self._collected(call)
         missing = self._missing() if found is None else found.missing
         is_reduced_here = found is not None and layout.overlap is None
@@ -230,7 +233,7 @@ class GradientSync:
         layout.put_back(self.parameters, found, some_missing=some_missing)
         reduce_sparse(self.comm, [self.parameters[index] for index in sorted(layout.sparse)], self.op)
 
-    def _raise_missing(self, call: Call, layout: GradientLayout, missing: Sequence[int]) -> None:
+    def _raise_missing(self, call: Call, layout: GradientLayout, missing: Sequence[int]) -> NoReturn:
         """Raise, on all ranks, which gradients are missing on which ranks."""
         call.begin_data()
         own = bytes(index in set(missing) for index in range(len(self.parameters)))
