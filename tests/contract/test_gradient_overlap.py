@@ -31,7 +31,9 @@ def test_training_is_that_of_one_process(comm: Any, op: str) -> None:
 
     model = compare(comm, step, overlap=True, bucket_mb=0.05, op=op)
     layout = layout_of(model.last.bias)
-    assert layout is not None
+    if layout is None:
+        assert model.last.bias.device.type == "xla", "reduced as copies"
+        return
     assert layout.overlap is not None
     assert layout.overlap.is_ordered
     assert layout.names[layout.buckets[0].plan.indices[0]].startswith("last"), "the order is that of backward"
