@@ -131,9 +131,7 @@ def new_group(ranks: Iterable[int]) -> Group:
             comm.group_rank_of(rank, "ranks")
         members.sort()
         call.settings = {"ranks": members}
-        is_reserved = comm.reserve_group(members)
-        comm.verify(call)
-        return Group(comm.new_group(members) if is_reserved else _opened(comm, call, members))
+        return Group(open_group(comm, call, members))
 
 
 def node_group() -> Group:
@@ -203,6 +201,13 @@ def _made_once(name: str, partition: Callable[[list[list[int]]], list[list[int]]
     refusal = f"the group of {name}() is made once, and closed with its session: rankwise.finalize()"
     session.node_groups[name] = group = Group(comm, close_refusal=refusal)
     return group
+
+
+def open_group(comm: Comm, call: Call, ranks: Sequence[int]) -> Comm:
+    """Agree on a call, and return a new group of some of the ranks, in a block of `collective`."""
+    is_reserved = comm.reserve_group(ranks)
+    comm.verify(call)
+    return comm.new_group(ranks) if is_reserved else _opened(comm, call, ranks)
 
 
 def _opened(comm: Comm, call: Call, ranks: Sequence[int]) -> Comm:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from rankwise._collectives.groups import open_group
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op
@@ -145,20 +146,8 @@ class GradientOverlap:
         self._works.append(self.group.start(Call("sync_grads"), run))
 
 
-def open_group(comm: Comm) -> Comm:
+def open_bucket_group(comm: Comm) -> Comm:
     """Return a new group with the members of another one. Collective over the members."""
     call = Call("sync_grads", {"step": "a group for buckets"}, is_data=True)
-    ranks = list(comm.ranks)
     with comm.collective(call):
-        is_reserved = comm.reserve_group(ranks)
-        comm.verify(call)
-        if is_reserved:
-            return comm.new_group(ranks)
-        opened: list[Comm] = []
-
-        def prepare() -> type[None]:
-            opened.append(comm.new_group(ranks))
-            return type(None)
-
-        comm.run_prepared(call, prepare)
-        return opened[0]
+        return open_group(comm, call, list(comm.ranks))

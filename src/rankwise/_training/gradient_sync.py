@@ -24,7 +24,7 @@ from rankwise._torch_xla import DEVICE_TYPE
 from rankwise._training.gradient_averaging import SPARSE, combine_bits, layout_bit, reduce_by_copies, reduce_sparse
 from rankwise._training.gradient_buckets import Bucket
 from rankwise._training.gradient_layout import CollectedGradients, GradientLayout, layout_of, layouts_of
-from rankwise._training.gradient_overlap import GradientOverlap, open_group
+from rankwise._training.gradient_overlap import GradientOverlap, open_bucket_group
 from rankwise.errors import CollectiveError, RankwiseError
 
 # Bits of a rank, combined with OR over all ranks.
@@ -212,7 +212,7 @@ class GradientSync:
             seen = {} if layout.overlap is None else layout.overlap.order
             data = self.comm.broadcast_bytes(call, json.dumps(list(seen)).encode(), 0)
         order: list[int] = json.loads(data)
-        group = open_group(self.comm) if is_lost else self._running[0][1].group
+        group = open_bucket_group(self.comm) if is_lost else self._running[0][1].group
         # Those without a gradient in the first step come last; in it, all are in the reverse order.
         rest = [index for index in reversed(range(len(self.parameters))) if index not in set(order)]
         return GradientOverlap(self.comm, group, self.op, is_ordered=bool(order)), [*order, *rest]
