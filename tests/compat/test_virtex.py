@@ -124,6 +124,13 @@ def test_the_gradient_of_a_mean_is_that_of_this_ranks_share(comm: Comm) -> None:
     assert weight.grad.tolist() == [(1 + dist.get_rank()) / 2] * 2
 
 
+@pytest.mark.ranks(2)
+def test_ranks_may_differ_in_strides_and_gradients(comm: Comm) -> None:
+    tensor = torch.ones(2, 4) if comm.rank else (torch.ones(4, 2, requires_grad=True) * 3).t()
+    dist.average_across_processes(tensor)
+    assert torch.equal(tensor, torch.full((2, 4), 2.0))
+
+
 @pytest.mark.ranks(2, 4)
 def test_ranks_with_other_keys_are_told(comm: Comm) -> None:
     key = "other" if dist.get_rank() == 1 else "loss"

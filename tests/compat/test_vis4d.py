@@ -188,6 +188,14 @@ def test_objects_are_gathered_in_order(comm: Comm, everywhere: bool) -> None:
     ]
 
 
+@pytest.mark.ranks(2)
+def test_reduce_mean_of_ranks_that_differ_in_strides_and_gradients(comm: Comm) -> None:
+    tensor = torch.ones(2, 4) if comm.rank else torch.full((4, 2), 3.0, requires_grad=True).t()
+    mean = vis4d.reduce_mean(tensor)
+    assert torch.equal(mean, torch.full((2, 4), 2.0))
+    assert (mean.stride(), mean.requires_grad) == (tensor.stride(), tensor.requires_grad)
+
+
 @pytest.mark.ranks("serial", 2, 4)
 def test_reduce_mean_of_any_type_is_new(comm: Comm) -> None:
     """Integers make the original raise, and two float16 of 40000 make it overflow when they are summed."""

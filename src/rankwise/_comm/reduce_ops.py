@@ -138,7 +138,8 @@ class ReductionRecipe:
         wire_dtype: The dtype in which they are sent and reduced.
         start: Converts a tensor to a new contiguous one in wire format, to be reduced in place; it may have any number
             of elements, and be on the CPU.
-        finish: Converts the reduced tensor to the result, given the number of ranks. It may be on the CPU.
+        finish: Converts the reduced tensor to the result, given the number of ranks. It may be on the CPU, and may
+            change the reduced tensor or return it, so it is called once.
     """
 
     wire_dtype: torch.dtype
@@ -196,9 +197,9 @@ def plan(dtype: torch.dtype, op: Op) -> ReductionRecipe:
         if dtype == torch.int64:
             return ReductionRecipe(wire_dtype=dtype, start=_split_words, finish=_mean_of_words)
         if dtype in (*_INTEGERS, *_WIDENED):
-            return ReductionRecipe.of(torch.int64, lambda total, size: total.double() / size)
+            return ReductionRecipe.of(torch.int64, _mean_of_integers)
         wire = torch.float32 if dtype in _HALVES else dtype
-        return ReductionRecipe.of(wire, lambda total, size: (total / size).to(dtype))
+        return ReductionRecipe.of(wire, lambda total, size: total.div_(size).to(dtype))
     if op.absorbing is not None and dtype in _FLOATS:
         return _plan_order(dtype, op.absorbing)
     return ReductionRecipe.of(_WIDENED.get(dtype, dtype), lambda result, _: result.to(dtype))
@@ -238,6 +239,10 @@ def _off_xla(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu() if tensor.device.type == DEVICE_TYPE else tensor
 
 
+def _mean_of_integers(total: torch.Tensor, size: int) -> torch.Tensor:
+    return total.double().div_(size)
+
+
 def _split_words(tensor: torch.Tensor) -> torch.Tensor:
     """Return the upper and the lower words of 64-bit integers: sums of either do not overflow, over many ranks."""
     tensor = _off_xla(tensor)
@@ -263,7 +268,7 @@ def _plan_bool(op: Op) -> ReductionRecipe:
     if op.absorbing is not None:
         return ReductionRecipe.of(torch.uint8, lambda result, _: result.bool())
     if op.is_mean:
-        return ReductionRecipe.of(torch.int64, lambda total, size: total.double() / size)
+        return ReductionRecipe.of(torch.int64, _mean_of_integers)
     return ReductionRecipe.of(torch.int64, lambda result, _: result)
 
 

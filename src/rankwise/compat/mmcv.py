@@ -45,8 +45,8 @@ _TIMEOUT: Final = 1800.0
 # The size of the buckets into which small tensors are copied, unless the caller specifies it.
 _BUCKET_MB: Final = 64
 _MEBIBYTE: Final = 1 << 20
-# The types whose sum is divided where it is; that of others has another type.
-_SUMMED_IN_PLACE: Final = {torch.float32, torch.float64, torch.complex64, torch.complex128}
+# The sum of these may overflow, so their mean is computed in another type.
+_HALVES: Final = {torch.float16, torch.bfloat16}
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -265,21 +265,19 @@ def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_byte
 
 def _average_bucket(members: Members, bucket: Sequence[torch.Tensor], divisor: int) -> None:
     """Replace tensors of one type by their sum over all ranks, divided; as one tensor."""
-    dtype = bucket[0].dtype
-    if dtype in _SUMMED_IN_PLACE:
-        if len(bucket) == 1 and not bucket[0].is_inference():
-            members.all_reduce_(bucket[0].data, "sum").div_(divisor)
+    flat = bucket[0].data if len(bucket) == 1 else torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+    is_inexact = flat.is_floating_point() or flat.is_complex()
+    if is_inexact and divisor == members.size:
+        mean = members.all_reduce_(flat, "mean")
+        if len(bucket) == 1:
             return
-        mean = members.all_reduce_(torch.cat([tensor.detach().reshape(-1) for tensor in bucket]), "sum").div_(divisor)
+    elif is_inexact and flat.dtype not in _HALVES:
+        mean = members.all_reduce(flat, "sum").div_(divisor)
     else:
-        flat = bucket[0] if len(bucket) == 1 else torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
-        mean = members.all_reduce(flat, "mean")
-        if divisor != members.size:
-            mean = mean * (members.size / divisor)
-        if not (dtype.is_floating_point or dtype.is_complex):
-            mean = mean.round()
+        mean = members.all_reduce(flat, "mean") * (members.size / divisor)
+        mean = mean if is_inexact else mean.round()
     for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):
-        overwrite(tensor.data, part.view_as(tensor).to(dtype))
+        overwrite(tensor.data, part.view_as(tensor).to(tensor.dtype))
 
 
 def _check(tensor: torch.Tensor) -> None:

@@ -29,8 +29,6 @@ _TCP: Final = "tcp://"
 # Torch's own: the original sets none.
 _TIMEOUT: Final = 1800.0
 _MEBIBYTE: Final = 1 << 20
-# The types whose sum is divided where it is; that of half precision might overflow.
-_SUMMED_IN_PLACE: Final = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
 def launch(
@@ -167,11 +165,13 @@ def average_across_processes(t: torch.Tensor | dict[str, torch.Tensor]) -> None:
     with collective("average_across_processes"):
         for leaf in _tensors(t):
             _check(leaf)
-    if isinstance(t, torch.Tensor) and _is_averaged_in_place(t):
-        rankwise.all_reduce_(t.detach(), op="sum").div_(rankwise.get_world_size())
-        torch.autograd.graph.increment_version(t)
-        return
-    means = rankwise.all_reduce(_with_plain_dicts(t), op="mean")
+    if isinstance(t, torch.Tensor):
+        has_graph = t.requires_grad and not t.is_leaf
+        means = rankwise.all_reduce_(t.detach().clone() if has_graph else t.detach(), op="mean")
+        if not has_graph:
+            return
+    else:
+        means = rankwise.all_reduce(_with_plain_dicts(t), op="mean")
     _write_means(means, t, rankwise.get_world_size())
 
 
@@ -246,18 +246,6 @@ def _write_means(means: Any, value: Any, world_size: int) -> None:  # noqa: ANN4
     if value.requires_grad and not value.is_leaf:
         value /= world_size  # so that the gradient is that of this rank's share, as in the original
     overwrite(value, means)
-
-
-def _is_averaged_in_place(tensor: torch.Tensor) -> bool:
-    """Return whether the sum of a tensor can be divided where it is: it has a gradient only if it is a leaf."""
-    is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout is torch.strided
-    return (
-        is_plain
-        and tensor.dtype in _SUMMED_IN_PLACE
-        and tensor.is_contiguous()
-        and not tensor.is_inference()
-        and (tensor.is_leaf or not tensor.requires_grad)
-    )
 
 
 def _check(value: object) -> None:

@@ -40,10 +40,10 @@ def reduce_mean(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not is_joined() or rankwise.get_world_size() == 1:
         return tensor
-    if _is_averaged_in_place(tensor):
-        return rankwise.all_reduce_(tensor.clone(), op="sum").div_(rankwise.get_world_size())
     mean = rankwise.all_reduce(tensor, op="mean")
     if not isinstance(tensor, torch.Tensor) or not _is_inexact(tensor):
+        return mean
+    if type(tensor) is torch.Tensor and not tensor.requires_grad and mean.stride() == tensor.stride():
         return mean
     return _with_value(tensor.clone() / rankwise.get_world_size(), mean)
 
@@ -120,16 +120,6 @@ def _float_half(value: torch.Tensor, *, to_float: bool) -> torch.Tensor:
 def _float_whole(value: torch.Tensor, *, to_float: bool) -> torch.Tensor:
     """Return integers as float64, after they were reduced exactly."""
     return value.double() if to_float and not _is_inexact(value) else value
-
-
-def _is_averaged_in_place(tensor: object) -> bool:
-    """Return whether the sum of a copy of a tensor can be divided where it is: in its own type, without a gradient."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout is torch.strided
-        and tensor.dtype in {torch.float32, torch.float64, torch.complex64, torch.complex128}
-        and not (tensor.requires_grad or tensor.is_inference() or tensor.is_meta)
-    )
 
 
 def _is_inexact(value: torch.Tensor) -> bool:
