@@ -373,6 +373,8 @@ def test_no_reader_takes_the_variables_of_another() -> None:
         "deepspeed": ["plain"],
         "composer": ["plain"],
         "azureml": ["openmpi"],
+        "flux": ["pmi"],
+        "mpt": ["pmi"],
         "accelerate": ["torchrun", "plain"],
     }
     for name, names in present.items():

@@ -29,6 +29,7 @@ from rankwise._environment.pals import Pals
 from rankwise._environment.pbs import Pbs
 from rankwise._environment.plain import TorchVariables
 from rankwise._environment.platform_mpi import PlatformMpi
+from rankwise._environment.pmi import Pmi
 from rankwise._environment.ray import RayTrain
 from rankwise._environment.sagemaker import SageMaker
 from rankwise._environment.single import SingleProcess, refuse_incomplete, refuse_incomplete_override
@@ -57,6 +58,7 @@ _AFTER_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
     Composer(),
     _PLAIN,  # before MPI and Slurm: a RANK that is set by hand is more specific than the scheduler's
     Lightning(),  # sets no RANK; before Slurm, in a step of one task of which it starts its processes
+    Flux(),  # before jsrun, MPI and Slurm, which may have started Flux itself
     Jsrun(),  # before Open MPI, whose variables Spectrum MPI adds to those of jsrun
     AzureMl(),  # before Open MPI: it sets the same variables, and an address
     OpenMpi(),  # before Slurm: mpirun starts one daemon a node through srun, and its ranks inherit the daemon's SLURM_*
@@ -69,9 +71,9 @@ _AFTER_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
     PlatformMpi(),
     Slurm(),  # a process of its step is a rank only if no inner launcher started it
     Pals(),  # after MPI: PALS may start the daemons of an mpirun
-    Flux(),
     Mpt(),
     Alps(),
+    Pmi(),  # after those that set its variables too
     # Schedulers, whose variables single processes have too: last, and recognized only with the number of ranks.
     Kubeflow(),
     Pbs(),
@@ -84,7 +86,7 @@ LAUNCHERS: Final = (*_BEFORE_INSTALLED, *_AFTER_INSTALLED)
 _NAMES: Final = frozenset(launcher.name for launcher in LAUNCHERS)
 
 # Those that start processes on the nodes of a cluster, and may do so inside a script that has exported RANK.
-_CLUSTER_LAUNCHERS: Final = (OpenMpi, Hydra, Slurm, Jsrun, Mvapich, PlatformMpi, Pals, Flux)
+_CLUSTER_LAUNCHERS: Final = (OpenMpi, Hydra, Slurm, Jsrun, Mvapich, PlatformMpi, Pals, Flux, Pmi)
 
 
 def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
@@ -126,7 +128,7 @@ def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
             _refuse_another_world(reading, environ)
         return _completed(reading, environ)
     if reading.world_size.value == 1 and not isinstance(chosen, Torchrun):
-        refuse_unsupported(environ)
+        refuse_unsupported(environ, any_value=chosen is LAUNCHERS[-1])
     return reading
 
 

@@ -30,6 +30,7 @@ RANK_VARIABLES: Final = {
     "flux": ("FLUX_TASK_RANK", "FLUX_JOB_ID"),
     "mpt": ("MPT_LRANK", "PMI_RANK"),
     "alps": ("ALPS_APP_PE",),
+    "pmi": ("PMI_RANK", "PMI_SIZE", "PMI_FD"),
 }
 _NAMES: Final = tuple(dict.fromkeys(name for names in RANK_VARIABLES.values() for name in names))
 

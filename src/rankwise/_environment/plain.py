@@ -21,6 +21,8 @@ NAMES: Final = (
     *("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "GROUP_WORLD_SIZE", "NUM_NODES", "CROSS_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
+# The values of PET_NPROC_PER_NODE with which torchrun starts a process for each device.
+_OF_EACH_DEVICE: Final = ("auto", "cpu", "gpu")
 
 
 class TorchVariables:
@@ -76,9 +78,12 @@ class TorchVariables:
         )
 
     def _refuse_pod(self, environ: Environ) -> None:
-        """Refuse a Kubeflow pod that has to run several processes: its RANK is the index of the pod."""
+        """Refuse a Kubeflow pod that has to run several processes: its RANK is the index of the pod.
+
+        Where the job does not give their number, PET_NPROC_PER_NODE is "auto", and WORLD_SIZE the number of pods.
+        """
         processes = environ.get("PET_NPROC_PER_NODE", "1")
-        if self.prefix or "LOCAL_RANK" in environ or processes == "1":
+        if self.prefix or "LOCAL_RANK" in environ or processes == "1" or processes in _OF_EACH_DEVICE:
             return
         raise LauncherEnvironmentError(
             f"RANK={environ.get('RANK')} counts the pods of a Kubeflow job and not processes, for "

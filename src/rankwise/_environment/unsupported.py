@@ -27,12 +27,17 @@ UNSUPPORTED: Final = (
     UnsupportedLauncher("PALS", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     UnsupportedLauncher("Flux", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES"),
     UnsupportedLauncher("MPICH", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    UnsupportedLauncher("PMI, as of mpiexec.gforker", "PMI_RANK", "PMI_SIZE"),  # last: other launchers set these too
+    UnsupportedLauncher("PMI", "PMI_RANK", "PMI_SIZE"),
+    UnsupportedLauncher("MPICH with -pmi-port", "PMI_ID", "PMI_SIZE"),  # last: other launchers set the size too
 )
 
 
-def refuse_unsupported(environ: Environ) -> None:
-    """Refuse the variables of unsupported launchers that show a world of more than one rank.
+def refuse_unsupported(environ: Environ, *, any_value: bool) -> None:
+    """Refuse variables that no reader takes and that show a world of more than one rank.
+
+    Args:
+        environ: The variables.
+        any_value: Refuse those of a world of one too: they may be of a host that has one of several ranks.
 
     Raises:
         LauncherEnvironmentError: They do, or are unreadable, or lack the number of ranks.
@@ -41,7 +46,7 @@ def refuse_unsupported(environ: Environ) -> None:
         rank, world_size = read_int(environ, launcher.rank), read_int(environ, launcher.world_size)
         if rank is None and world_size is None:
             continue
-        if world_size is None or world_size.value != 1 or (rank is not None and rank.value != 0):
+        if any_value or world_size is None or world_size.value != 1 or (rank is not None and rank.value != 0):
             raise _unsupported_error(launcher, rank, world_size)
 
 

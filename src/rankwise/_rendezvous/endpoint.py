@@ -25,6 +25,7 @@ _OPTIONS: Final = {
     "azureml": ("mpirun", "-x {}={}"),
     "intelmpi": ("mpiexec", "-genv {} {}"),
     "mpich": ("mpiexec", "-genv {} {}"),
+    "pmi": ("mpiexec", "-genv {} {}"),
     "mvapich2": ("mpirun_rsh, before the program", "{}={}"),
     "mvapich3": ("mpirun_rsh, before the program", "{}={}"),
     "platformmpi": ("mpirun", "-e {}={}"),

@@ -25,7 +25,7 @@ from rankwise.errors import JoinError, JoinTimeoutError, printable, shortened
 
 # The launchers whose ranks can use MPI, and that do not set an address.
 _LAUNCHERS: Final = frozenset({
-    *("openmpi", "azureml", "intelmpi", "mpich", "mvapich2", "mvapich3", "platformmpi", "pals", "mpt", "lsf"),
+    *("openmpi", "azureml", "intelmpi", "mpich", "mvapich2", "mvapich3", "platformmpi", "pals", "mpt", "lsf", "pmi"),
 })  # fmt: skip
 # The most addresses of a host that are broadcast.
 _MOST_HOSTS: Final = 16

@@ -35,7 +35,7 @@ _LAUNCHERS: Final = {
         "start it with torchrun, or set RANK and WORLD_SIZE",
     ),
     "mpi": (
-        ("azureml", "openmpi", "intelmpi", "mpich", "mvapich2", "mvapich3", "platformmpi", "pals", "mpt"),
+        ("azureml", "openmpi", "intelmpi", "mpich", "mvapich2", "mvapich3", "platformmpi", "pals", "mpt", "pmi"),
         "start it with mpirun or mpiexec",
     ),
     "slurm": (("slurm",), "start it with srun"),
