@@ -38,6 +38,26 @@ def gloo_on(interface: str) -> Iterator[None]:
         os.unsetenv(name)
 
 
+def keep_gloo_on(interface: str) -> Callable[[], None]:
+    """Make all process groups listen on this network interface, unless the user chose one; return how to undo it.
+
+    Those that other code makes, too: DDP, FSDP, device meshes.
+
+    Args:
+        interface: Its name; "" to change nothing.
+    """
+    name = "GLOO_SOCKET_IFNAME"
+    if name in os.environ or not interface:
+        return lambda: None
+    os.environ[name] = interface
+    return lambda: _unset(name, interface)
+
+
+def _unset(name: str, value: str) -> None:
+    if os.environ.get(name) == value:
+        del os.environ[name]
+
+
 @contextmanager
 def local_group_name(name: str) -> Iterator[None]:
     """Set the name of a process group that is created inside by its members alone, the same on all of them.

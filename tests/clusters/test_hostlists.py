@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 from pathlib import Path
 
@@ -78,10 +79,11 @@ def test_a_list_that_is_broken_gives_the_same_hosts_or_an_error(seed: int, confi
         text = [*",".join(random_name(dice) for _ in range(2))]
         text[dice.randrange(len(text))] = dice.choice("[]-,x0")
         hostlist = "".join(text)
+        if re.search(r"\][^\[\],]+(,|$)", hostlist):
+            continue  # text after the last bracket, which Debian's Slurm does not expand: 24.11 does
         expected = hostnames(hostlist, configuration)
         try:
             found = expand(hostlist)
         except LauncherEnvironmentError:
             continue
-        # Newer versions than Debian's take text after a bracket, which this one refuses.
         assert expected is None or found == expected, hostlist

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.hosts import PLACED, check_places, needs_namespaces, on_two_hosts, places
+from tests.clusters.hosts import HERE, PLACED, check_places, needs_namespaces, on_two_hosts, places
 from tests.compat.adapted import PROGRAMS, adapted
 from tests.session.worlds import PROGRAMS as SESSION_PROGRAMS
 
@@ -70,3 +70,19 @@ def test_groups_within_and_across_hosts_when_a_rank_is_killed(tmp_path: Path) ->
     start = 'RANK=$((2 * HOST + LOCAL)) WORLD_SIZE=4 MASTER_ADDR=left MASTER_PORT=29500 "$PYTHON" "$1" two_hosts &'
     ended = on_two_hosts(tmp_path, f"for LOCAL in 0 1; do {start} done; wait", SCALE)
     assert ended.stdout == "named\n" * 3, ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    ["127.0.0.1 localhost\n", "127.0.0.1 localhost\n127.0.1.1 left right\n"],
+    ids=["no names", "names of loopback"],
+)
+def test_groups_of_torch_on_hosts_whose_names_cannot_be_used(tmp_path: Path, names: str) -> None:
+    """Those that the program makes itself too: DDP, FSDP and device meshes make some."""
+    start = 'RANK=$((2 * HOST + LOCAL)) WORLD_SIZE=4 MASTER_ADDR=10.9.9.1 MASTER_PORT=29500 "$PYTHON" "$1" &'
+    program = str(HERE / "programs" / "torch_groups.py")
+    ended = on_two_hosts(tmp_path, f"for LOCAL in 0 1; do {start} done; wait", program, names=names)
+    assert sorted(ended.stdout.splitlines()) == [f'{{"rank": {rank}, "totals": [4, 4, 4]}}' for rank in range(4)], (
+        ended.stderr
+    )

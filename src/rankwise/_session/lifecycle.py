@@ -25,7 +25,7 @@ from rankwise._session.environ import with_first_host
 from rankwise._session.joining import Joined, join_with_device, own_address, select_device
 from rankwise._session.session import Session
 from rankwise._session.shutdown import OpenedResources
-from rankwise._torch import gloo_on
+from rankwise._torch import gloo_on, keep_gloo_on
 from rankwise.errors import JoinError
 
 
@@ -92,6 +92,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     preload_torch_functional()
     excepthook = sys.excepthook
     rank, world_size = joined.reading.rank.value, joined.reading.world_size.value
+    unset_interface = keep_gloo_on("" if registry.one_host else registry.gloo_interface)
     try:
         with gloo_on(registry.gloo_interface):
             dist.init_process_group(
@@ -108,6 +109,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
         comm = open_comm(dist.group.WORLD, ranks=range(world_size), registry=registry)
     except Exception as error:
         sys.excepthook = excepthook
+        unset_interface()
         registry.close("could not join")
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -126,6 +128,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
         hooks=(excepthook, sys.excepthook),
         timeout=registry.timeout,
         reset=reset,
+        unset_interface=unset_interface,
     )
     return Session(
         joined.reading,

@@ -38,10 +38,12 @@ class OpenedResources:
     hooks: tuple[Callable[..., object], Callable[..., object]]
     timeout: float
     reset: Callable[[], None]
+    unset_interface: Callable[[], None]
 
     def close(self, reason: str, failed: bool) -> None:
         """Close all of them, and wait for the other ranks on rank zero, whose store they may still need."""
         self.reset()
+        self.unset_interface()
         # First: ranks that have closed already may be joining the next world, perhaps on the same port.
         self.joined.release_port()
         still_ours = dist.is_initialized() and dist.group.WORLD is self.group()
