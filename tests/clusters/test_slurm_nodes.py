@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.clusters.hosts import BIN, SHOW, check_topology, topology_of
-from tests.clusters.mpi import Mpi
+from tests.clusters.mpi import MPIS, Mpi
 from tests.session.worlds import clean_environ, free_port
 
 pytestmark = pytest.mark.slow
@@ -106,9 +106,12 @@ def test_mpi_inside_of_a_job_of_one_node(mpi: Mpi, cluster: dict[str, str]) -> N
     check_topology([topology_of(one) for one in ranks], ["one"] * 3)
 
 
-@pytest.mark.parametrize("mpi", ["mpich-5", "mpich-4"], indirect=True)
-def test_mpiexec_inside_of_a_job_of_two_nodes(mpi: Mpi, cluster: dict[str, str]) -> None:
+@pytest.mark.parametrize("mpi", MPIS, indirect=True)
+def test_mpi_inside_of_a_job_of_two_nodes(mpi: Mpi, cluster: dict[str, str]) -> None:
+    """It starts its daemons through srun."""
     out = run(
-        ["salloc", "-Q", "-N2", "--ntasks-per-node=2", *mpi.command, *PROBE], cluster, MASTER_PORT=str(free_port())
+        ["salloc", "-Q", "-N2", "--ntasks-per-node=2", *mpi.command, "-n", "4", *PROBE],
+        cluster,
+        MASTER_PORT=str(free_port()),
     )
     check(out, mpi.name, [2, 2])
