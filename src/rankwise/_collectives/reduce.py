@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -9,12 +11,13 @@ import torch
 from rankwise._arguments import as_bool
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
-from rankwise._collectives.pytree import describe
+from rankwise._collectives.pytree import LEAF_TEXT, describe
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
+from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import dense
-from rankwise._comm.reduce_ops import OPS, Op, plan
+from rankwise._comm.reduce_ops import OPS, Op, ReductionRecipe, plan
 from rankwise._comm.work import Work
 from rankwise.errors import PayloadTypeError
 
@@ -206,15 +209,48 @@ def all_reduce_(
                 "tensor.clone()"
             )
         recipe = plan(target.dtype, parsed)
-        result = recipe.finish(torch.empty(0, dtype=recipe.wire_dtype, device="cpu"), 1)
-        if result.dtype != tensor.dtype:
-            raise PayloadTypeError(
-                f"op={parsed.name!r} of {tensor.dtype} has another dtype, {result.dtype}: use all_reduce"
-            )
-        finish = ReduceRequest.of(comm, call, tensor, parsed, in_place=True).exchange()
+        dtype = _result_dtype(target.dtype, parsed)
+        if dtype != tensor.dtype:
+            raise PayloadTypeError(f"op={parsed.name!r} of {tensor.dtype} has another dtype, {dtype}: use all_reduce")
+        if _is_reduced_directly(comm, target, recipe):
+            finish = _reduce_directly(comm, call, target, parsed, recipe)
+        else:
+            finish = ReduceRequest.of(comm, call, tensor, parsed, in_place=True).exchange()
     (result,) = finish()
     overwrite(tensor, result)
     return tensor
+
+
+@functools.cache
+def _result_dtype(dtype: torch.dtype, op: Op) -> torch.dtype:
+    """Return the dtype of the reduction of tensors of a dtype."""
+    recipe = plan(dtype, op)
+    return recipe.finish(torch.empty(0, dtype=recipe.wire_dtype, device="cpu"), 1).dtype
+
+
+def _is_reduced_directly(comm: Comm, target: torch.Tensor, recipe: ReductionRecipe) -> bool:
+    """Return whether a dense tensor is in wire format where it is, and needs nothing else of a `ReduceRequest`."""
+    return (
+        recipe.wire_dtype is target.dtype
+        and target.device.type == "cpu"
+        and target.nbytes > INLINE_BYTES
+        and comm.uses_frames
+        and target.is_contiguous()
+        and not target.is_inference()
+    )
+
+
+def _reduce_directly(
+    comm: Comm, call: Call, target: torch.Tensor, op: Op, recipe: ReductionRecipe
+) -> Callable[[], list[torch.Tensor]]:
+    """Agree on the call as a `ReduceRequest` of the tensor would, in less time, and reduce it; return the rest."""
+    described = describe(target)
+    call.content = f"{LEAF_TEXT} {described}"
+    call.parts = lambda: {"": described}
+    move = comm.reduce(target.view(-1), op)
+    comm.verify(call)
+    move()
+    return lambda: [recipe.finish(target, comm.size)]
 
 
 class _Reduce(torch.autograd.Function):

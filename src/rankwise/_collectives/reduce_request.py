@@ -169,7 +169,10 @@ class ReduceRequest:
         numbers: list[Any] = list(self.numbers.values())
         moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
         reduced: bytes | None = None
-        if self.is_inline or self._is_checked():
+        if not self.is_inline and not numbers:
+            if self._is_checked():
+                comm.verify(self.call)
+        elif self.is_inline or self._is_checked():
             inline = [_contents(bucket.wire) for bucket in self.buckets] if self.is_inline and self.buckets else []
             verdict = comm.agree(self.call, pickle.dumps((numbers, inline)), combine=self._fold)
             reduced = None if verdict is None else verdict.result
