@@ -24,6 +24,9 @@ _CYCLE_BYTES: Final = 1 << 22
 _MAX_PLACES: Final = 64
 # Three steps that follow each other have places that do not overlap if none is longer than this part of a row.
 _MAX_PART: Final = 4
+# The longest part of a step that one member reduces: more would not stay in the caches until the others read it, and
+# with less the members meet more often.
+_MEMBER_BYTES: Final = 1 << 20
 _MAX_ROW_BYTES: Final = 1 << 25
 _ALIGNMENT: Final = 64
 
@@ -49,7 +52,8 @@ class Staging:
         # Before the rows are the numbers of their steps, of even and of odd ones.
         self._header = _round_up(16 * size)
         self._row_bytes = min(_MAX_ROW_BYTES, _STAGING_BYTES // size) // mmap.PAGESIZE * mmap.PAGESIZE
-        self.max_step_bytes = self._row_bytes // _MAX_PART // mmap.PAGESIZE * mmap.PAGESIZE
+        longest = min(_MEMBER_BYTES * size, self._row_bytes // _MAX_PART)
+        self.max_step_bytes = longest // mmap.PAGESIZE * mmap.PAGESIZE
         nbytes = self._header + size * self._row_bytes
         try:
             self._memory = channel.map_staging(nbytes)
