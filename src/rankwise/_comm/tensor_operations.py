@@ -17,7 +17,7 @@ from rankwise._comm.control.transports import Completion, FrameExchange, Prepare
 from rankwise._comm.data.plane import DataPlane, Operation
 from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
 from rankwise._comm.dense_tensors import dense
-from rankwise._comm.reduce_ops import Op, fold, plan
+from rankwise._comm.reduce_ops import Op, ReductionRecipe, fold, plan
 from rankwise.errors import PayloadTypeError
 
 T = TypeVar("T")
@@ -103,13 +103,12 @@ class TensorOperations(ByteCollectives):
         """
         own = self.require_member()
         recipe = plan(tensors[0].dtype, op)
-        wires = [recipe.start(dense(tensor)).reshape(-1) for tensor in tensors]
+        wires = [_read_only_wire(dense(tensor), recipe, op) for tensor in tensors]
         sizes = [wire.numel() for wire in wires]
-        flat = torch.cat(wires)
         shape, device = tensors[own].shape, tensors[own].device
-        plane = self._plane(Operation.REDUCE_SCATTER, flat.device)
-        if len(set(sizes)) == 1 and flat.dtype in plane.support.dtypes:
-            scatter = plane.reduce_scatter(flat.split(sizes), op)
+        plane = self._plane(Operation.REDUCE_SCATTER, wires[0].device)
+        if len(set(sizes)) == 1 and wires[0].dtype in plane.support.dtypes:
+            scatter = plane.reduce_scatter(wires, op)
 
             def run_scatter() -> Completion[torch.Tensor]:
                 piece = scatter()
@@ -118,6 +117,7 @@ class TensorOperations(ByteCollectives):
             return run_scatter
 
         # No data plane scatters pieces of different sizes.
+        flat = torch.cat(wires)
         reduce = self.reduce(flat, op)
 
         def run() -> Completion[torch.Tensor]:
@@ -172,6 +172,14 @@ class TensorOperations(ByteCollectives):
                 return plane
         name = operation.name.lower()
         raise PayloadTypeError(f"{name} of tensors on {device.type} is not supported in this group")
+
+
+def _read_only_wire(tensor: torch.Tensor, recipe: ReductionRecipe, op: Op) -> torch.Tensor:
+    """Return a dense tensor in wire format and flat, to be read only: its own memory if it has that format."""
+    has_format = recipe.wire_dtype is tensor.dtype and not (op.is_mean and tensor.dtype is torch.int64)
+    if has_format and tensor.device.type == "cpu" and tensor.is_contiguous():
+        return tensor.view(-1)
+    return recipe.start(tensor).reshape(-1)
 
 
 def all_of(moves: Sequence[Prepared[None]], result: T) -> Prepared[T]:
