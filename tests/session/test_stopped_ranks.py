@@ -79,3 +79,19 @@ def test_a_rank_that_is_stopped_in_its_data_is_named(who: int, tmp_path: Path) -
         assert one.startswith("Collective"), one
         assert rank == who or f"rank {who}" in one, one
         assert "CollectiveError" in other, other
+
+
+@pytest.mark.parametrize("way", variants(["continue", "kill"], fast={"kill"}))
+def test_a_rank_that_stops_in_a_reduction_in_memory_is_waited_for(way: str) -> None:
+    """It counts as gone only when it is killed while it is stopped."""
+    port = free_port()
+    ended = run_ranks("stopped_reduction.py", [plain(rank, SIZE, port) for rank in range(SIZE)], way)
+    if way == "kill":
+        assert ended.pop(1).returncode == -9
+    for process in ended:
+        lines = process.stdout.splitlines()
+        if way == "continue":
+            assert lines == [f"result [{float(SIZE**2)}]", f"result {SIZE}"], process.stderr
+        else:
+            assert len(lines) == 2, process.stderr
+            assert all(line.startswith("CollectiveError ") and "rank 1 is gone" in line for line in lines), lines
