@@ -159,6 +159,35 @@ def test_a_rank_that_raises_in_backward(comm: Any) -> None:
     works_again(comm, model)
 
 
+def test_a_rank_that_repeats_a_backward_that_raised(comm: Any) -> None:
+    """Its second one is not reduced with the buckets that the others started in their first."""
+    model = filled(Net())
+    works_again(comm, model)
+
+    def fail(_: torch.Tensor) -> None:
+        raise ValueError("no gradient")
+
+    x = batches()[0][comm.rank :: comm.size]
+    model.zero_grad()
+    if comm.rank == 1:
+        handle = model.first.bias.register_hook(fail)
+        with pytest.raises(ValueError, match="no gradient"):
+            loss(model, x).backward()
+        handle.remove()
+        model.zero_grad()
+    loss(model, x).backward()
+    layout = layout_of(model.last.bias)
+    if comm.rank == 1 and layout is not None:
+        assert layout.overlap is not None
+        assert layout.overlap.lost
+    rw.sync_grads(model, overlap=True)
+    expected = filled(Net())
+    loss(expected, batches()[0]).backward()
+    for (name, found), other in zip(model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, other.grad, msg=name)
+    works_again(comm, model)
+
+
 def test_other_parameters_and_copies_on_one_rank(comm: Any) -> None:
     model = filled(Net())
     works_again(comm, model)

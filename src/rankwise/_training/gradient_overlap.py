@@ -80,15 +80,20 @@ class GradientOverlap:
         Raises:
             CollectiveError: It was started.
         """
-        if not self.has_started(index):
-            return
-        if is_new:
+        has_started = self.has_started(index)
+        if has_started and not is_new:
+            raise CollectiveError(
+                f"backward() adds to the gradient of {name}, which is being reduced since an earlier backward(): with "
+                "overlap=True, put all but the last backward() of a step into `with rankwise.no_sync(parameters):`"
+            )
+        if is_new and (has_started or self._is_complete(index)):
+            # Its bucket must not be reduced with the buckets that other ranks have started in the step before.
             self.discard("has given up a step, without sync_grads")
-            return
-        raise CollectiveError(
-            f"backward() adds to the gradient of {name}, which is being reduced since an earlier backward(): with "
-            "overlap=True, put all but the last backward() of a step into `with rankwise.no_sync(parameters):`"
-        )
+
+    def _is_complete(self, index: int) -> bool:
+        """Return whether a gradient of this step is in its bucket."""
+        place = self._bucket_of.get(index)
+        return not self.lost and place is not None and index not in self._waiting[place]
 
     def accumulated(self, index: int) -> None:
         """Take note that a gradient is in its bucket, and start the buckets that are complete, in their order."""
