@@ -50,7 +50,7 @@ with rw.init(timeout=150):
     processes = rw.all_gather(os.getpid())
     tensor = rw.all_reduce_(torch.ones(5_000_000))  # connects the ranks
     if rw.get_rank() == STOPPED:
-        PageMeeting.meet = stop_and_meet  # type: ignore[method-assign]
+        PageMeeting.meet = stop_and_meet  # type: ignore[assignment, method-assign]
     elif rw.get_rank() == 0:
         threading.Thread(target=resume, args=(processes[STOPPED],)).start()
     print(outcome(lambda: rw.all_reduce_(tensor).unique().tolist()), flush=True)
