@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
+
+_KIND = attrgetter("layout", "dtype", "requires_grad", "_base", "nbytes")
 
 
 @contextmanager
@@ -189,6 +192,25 @@ def is_view(tensor: torch.Tensor) -> bool:
     Checked on 2.13.
     """
     return tensor._is_view()
+
+
+def kinds_of(tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]] | None:
+    """Return, of each of some tensors, what `plain_kind` returns of a plain one; None if one is None or sparse.
+
+    Checked on 2.13: `_base` is None for tensors that `is_view` is False for. For many small tensors this takes half the
+    time of a look at each attribute.
+    """
+    try:
+        return list(map(_KIND, tensors))
+    except (AttributeError, RuntimeError):  # of None, and of a sparse tensor
+        return None
+
+
+def plain_kind(dtype: torch.dtype, nbytes: int) -> tuple[object, ...]:
+    """Return what `kinds_of` has for a dense tensor that is not a view and has no gradient."""
+    import torch  # noqa: PLC0415 - only callers that have torch come here
+
+    return torch.strided, dtype, False, None, nbytes
 
 
 def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:

@@ -129,7 +129,7 @@ def test_training_is_that_of_one_process(comm: Any, bucket_mb: float) -> None:
     if layout is None:
         assert model.last.bias.device.type == "xla", "reduced as copies"
         return
-    assert len(layout.buckets) == {25: 1, 0.05: 3}.get(bucket_mb, len(list(model.parameters())))
+    assert len(layout.buckets) == {25: 1, 0.05: 2}.get(bucket_mb, len(list(model.parameters())))
 
 
 def test_gradients_are_views_of_persistent_buckets(comm: Any) -> None:

@@ -13,7 +13,6 @@ import hashlib
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -21,9 +20,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm
-from rankwise._torch import copy_each, is_view
+from rankwise._torch import is_view
 from rankwise._training.gradient_averaging import checked_gradient_type, described_gradient
 from rankwise._training.gradient_buckets import Bucket, BucketPlan, plan_buckets
+from rankwise._training.gradient_moves import CollectedGradients, NewGradients, SmallGradients, small_gradients
 from rankwise._training.gradient_overlap import GradientOverlap
 from rankwise.errors import CollectiveError
 
@@ -31,21 +31,6 @@ from rankwise.errors import CollectiveError
 _HOOKED_BYTES: Final = 1 << 16
 
 _layouts: Final = WeakIdKeyDictionary()
-
-
-@dataclass(slots=True)
-class CollectedGradients:
-    """The gradients of this rank, once those that are in buckets are there.
-
-    Attributes:
-        missing: The indices of parameters without a gradient.
-        sparse: The indices of those with a sparse gradient that have a place in a bucket.
-        in_place: Gradients that stay where they are, by index: views of memory of the program, or parts of a graph.
-    """
-
-    missing: list[int] = field(default_factory=list)
-    sparse: list[int] = field(default_factory=list)
-    in_place: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class GradientLayout:
@@ -81,6 +66,9 @@ class GradientLayout:
         self._places: list[torch.Tensor | None] = [None] * len(parameters)
         self._addresses = [0] * len(parameters)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        # What `collect` moves together, and the indices of all others.
+        self._small: list[SmallGradients] = []
+        self._others: Sequence[int] = range(len(parameters))
         text = str(self.descriptions()).encode(errors="backslashreplace")
         self.digest = hashlib.blake2b(text, digest_size=16).hexdigest()
 
@@ -101,15 +89,18 @@ class GradientLayout:
             and [parameter.dtype for parameter in parameters] == self._dtypes
         )
 
-    def plan(self, parameters: Sequence[torch.Tensor], sparse: Iterable[int], order: Iterable[int]) -> list[BucketPlan]:
+    def plan(self, parameters: Sequence[torch.Tensor], sparse: Iterable[int], order: Sequence[int]) -> list[BucketPlan]:
         """Plan the buckets.
 
         Args:
             parameters: The parameters.
             sparse: The indices of those whose gradients are sparse on some rank.
-            order: The indices of all, in the order in which they are put into buckets.
+            order: The indices of all, in the order in which they are put into buckets; none for that in which `collect`
+                takes the least time.
         """
         self.sparse = frozenset(sparse)
+        if not order:
+            order = sorted(range(len(parameters)), key=lambda index: self._order(index, parameters[index]))
         dense = [
             (index, parameters[index], self._gradient_dtypes[index]) for index in order if index not in self.sparse
         ]
@@ -130,6 +121,7 @@ class GradientLayout:
     def attach(self, parameters: Sequence[torch.Tensor], overlap: GradientOverlap | None) -> None:
         """Make this the layout of its parameters."""
         self.attached, self.overlap, not_hooked = True, overlap, 0.0
+        hooked = set()
         if overlap is not None:
             overlap.begin_step(self.buckets, self.digest)
         for index, (parameter, view) in enumerate(zip(parameters, self._views, strict=True)):
@@ -139,8 +131,12 @@ class GradientLayout:
             not_hooked += view.nbytes
             if overlap is not None or view.nbytes >= _HOOKED_BYTES or not_hooked > self.bucket_bytes:
                 not_hooked -= view.nbytes
+                hooked.add(index)
                 hook = functools.partial(self._accumulated, index)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+        self._small = [part for bucket in self.buckets for part in small_gradients(bucket, self._views, hooked)]
+        together = {index for part in self._small for index in part.indices}
+        self._others = [index for index in range(len(parameters)) if index not in together]
 
     def dissolve(self, *, keep: Comm | None = None) -> None:
         """Remove the layout from its parameters; gradients stay views of the buckets.
@@ -154,6 +150,7 @@ class GradientLayout:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._small.clear()
         self.buckets.clear()
         self.attached = False
         for reference, view in zip(self._references, self._views, strict=True):
@@ -176,23 +173,16 @@ class GradientLayout:
 
     def collect(self, parameters: Sequence[torch.Tensor]) -> CollectedGradients | None:
         """Move the gradients to the buckets; None if a parameter has changed so that its place does not fit."""
-        found = CollectedGradients()
-        new: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        for index, (parameter, view) in enumerate(zip(parameters, self._views, strict=True)):
-            grad = parameter.grad
-            if grad is view and view is not None and view.data_ptr() == self._addresses[index]:
-                continue
-            if self.overlap is not None and self.overlap.has_started(index):
-                text = f"the gradient of {self.names[index]} was replaced or set to None while it was being reduced"
-                raise CollectiveError(f"{text}: with overlap=True, change gradients after sync_grads")
-            if grad is not None and grad is view and self._fits(index, grad):
-                # The program has given it other memory, as by `parameter.grad.data = ...`.
-                new.append((parameter, self._new_view(index), grad))
-            elif grad is not None and view is not None and self._is_ordinary(grad, index):
-                new.append((parameter, view, grad))
-            elif not self._collect_other(index, grad, view, found):
+        found, others = CollectedGradients(), list(self._others)
+        for small in self._small:
+            if not (is_moved := small.move(parameters, self._views)):
+                others += small.indices
+            if is_moved is False:
                 return None
-        if not all(self._fits(index, parameters[index]) for index in found.missing) or not _moved(new):
+        new = NewGradients()
+        if not all(self._collect_one(index, parameters[index], new, found) for index in others):
+            return None
+        if not (all(self._fits(index, parameters[index]) for index in found.missing) and new.move()):
             return None
         for bucket in self.buckets if self.overlap is None else ():
             bucket.count(found.missing)
@@ -222,6 +212,23 @@ class GradientLayout:
             and not ((grad.requires_grad or is_view(grad)) and not is_expanded(grad))
         )
 
+    def _collect_one(self, index: int, parameter: torch.Tensor, new: NewGradients, found: CollectedGradients) -> bool:
+        """Collect a gradient; return False if it does not fit in its place."""
+        grad, view = parameter.grad, self._views[index]
+        if grad is view and view is not None and view.data_ptr() == self._addresses[index]:
+            return True
+        if self.overlap is not None and self.overlap.has_started(index):
+            text = f"the gradient of {self.names[index]} was replaced or set to None while it was being reduced"
+            raise CollectiveError(f"{text}: with overlap=True, change gradients after sync_grads")
+        if grad is not None and grad is view and self._fits(index, grad):
+            # The program has given it other memory, as by `parameter.grad.data = ...`.
+            new.add(parameter, grad, self._new_view(index))
+        elif grad is not None and view is not None and self._is_ordinary(grad, index):
+            new.add(parameter, grad, view)
+        else:
+            return self._collect_other(index, grad, view, found)
+        return True
+
     def _collect_other(
         self, index: int, grad: torch.Tensor | None, view: torch.Tensor | None, found: CollectedGradients
     ) -> bool:
@@ -241,6 +248,11 @@ class GradientLayout:
             view.copy_(grad)
             found.in_place[index] = grad
         return True
+
+    def _order(self, index: int, parameter: torch.Tensor) -> int:
+        """Return the place of a gradient among the kinds of them: small ones of one dimension are next to another."""
+        is_small = parameter.numel() * self._gradient_dtypes[index].itemsize < _HOOKED_BYTES
+        return is_small * (1 if parameter.dim() == 1 else 2)
 
     def _fits(self, index: int, tensor: torch.Tensor) -> bool:
         """Return whether a parameter or gradient has the shape and device of its place."""
@@ -268,25 +280,6 @@ class GradientLayout:
             parameter.grad = view
         if overlap is not None:
             overlap.accumulated(index)
-
-
-def _moved(new: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> bool:
-    """Replace gradients by views with their values; return False, and replace none, if a view does not fit."""
-    if not new:
-        return True
-    done = 0
-    try:
-        copy_each([view for _, view, _ in new], [grad for _, _, grad in new])
-        for parameter, view, _ in new:
-            parameter.grad = view
-            done += 1
-    except RuntimeError:
-        if all(grad.shape == view.shape and grad.device == view.device for _, view, grad in new):
-            raise
-        for parameter, _, grad in new[:done]:
-            parameter.grad = grad
-        return False
-    return True
 
 
 def layout_of(parameter: torch.Tensor) -> GradientLayout | None:

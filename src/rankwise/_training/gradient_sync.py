@@ -23,7 +23,8 @@ from rankwise._text import ranks_text
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise._training.gradient_averaging import SPARSE, combine_bits, layout_bit, reduce_by_copies, reduce_sparse
 from rankwise._training.gradient_buckets import Bucket
-from rankwise._training.gradient_layout import CollectedGradients, GradientLayout, layout_of, layouts_of
+from rankwise._training.gradient_layout import GradientLayout, layout_of, layouts_of
+from rankwise._training.gradient_moves import CollectedGradients
 from rankwise._training.gradient_overlap import GradientOverlap, open_bucket_group
 from rankwise.errors import CollectiveError, RankwiseError
 
@@ -188,7 +189,7 @@ class GradientSync:
             other.dissolve(keep=None if overlap is None else overlap.group)
         sparse = [index for index, kind in enumerate(kinds) if kind & SPARSE]
         group = self.comm if overlap is None else overlap.group
-        for plan in layout.plan(self.parameters, sparse, order or range(len(kinds))):
+        for plan in layout.plan(self.parameters, sparse, order or ()):
             shared = shared_tensor(group, plan.dtype, plan.numel) if plan.device.type == "cpu" else None
             # A block that exchanges nothing: an error in it is raised on all ranks, in what they call next.
             with self.comm.collective(Call("sync_grads", {"step": "buckets"}, is_data=True)):

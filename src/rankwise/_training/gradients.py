@@ -177,8 +177,8 @@ def _selected(
         module = uncompiled(parameters)
         return [one for one in module.parameters() if one.requires_grad], functools.partial(_names, module)
     listed = [one for one in listed_parameters(parameters, caller) if one.requires_grad]
-    unique = {id(one): one for one in listed}
-    trained = listed if len(unique) == len(listed) else list(unique.values())
+    is_unique = len(set(map(id, listed))) == len(listed)
+    trained = listed if is_unique else list({id(one): one for one in listed}.values())
     return trained, lambda: [f"parameter {index}" for index in range(len(trained))]
 
 
@@ -196,7 +196,7 @@ def listed_parameters(parameters: object, caller: str) -> list[torch.Tensor]:
         return list(parameters.parameters())
     if isinstance(parameters, Iterable) and not isinstance(parameters, torch.Tensor) and not is_array(parameters):
         listed = list(parameters)
-        if all(isinstance(parameter, torch.Tensor) for parameter in listed):
+        if all(issubclass(kind, torch.Tensor) for kind in set(map(type, listed))):
             return listed
     raise InvalidArgumentError(f"{caller} takes a module or a list of parameters, got {describe(parameters)}")
 
