@@ -27,3 +27,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
     shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:_RUNS_SHOWN]]
     more = ", ..." if len(runs) > _RUNS_SHOWN else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{more}"
+
+
+def ranks_by_value(ranks: Sequence[int], values: Sequence[str]) -> str:
+    """Return "float32[3] on ranks 0-2, float64[3] on rank 3"."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in zip(ranks, values, strict=True):
+        ranks_of.setdefault(value, []).append(rank)
+    return ", ".join(f"{value} on {ranks_text(holders)}" for value, holders in ranks_of.items())

@@ -14,7 +14,7 @@ from rankwise._arguments import as_bool
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import dense
-from rankwise._text import ranks_text
+from rankwise._text import ranks_by_value
 from rankwise._training.gradients import listed_parameters
 from rankwise.errors import CollectiveError, InvalidArgumentError, MismatchError, shown
 
@@ -97,14 +97,11 @@ def _total(norms: Sequence[float], power: float) -> float:
 
 
 def _require_same(norms: Sequence[float], ranks: Sequence[int]) -> None:
-    texts: dict[str, list[int]] = {}
-    for rank, norm in zip(ranks, norms, strict=True):
-        texts.setdefault(f"{norm!r}", []).append(rank)
-    if len(texts) > 1:
-        found = ", ".join(f"{text} on {ranks_text(holders)}" for text, holders in texts.items())
+    texts = [repr(norm) for norm in norms]
+    if len(set(texts)) > 1:
         raise MismatchError(
-            f"the norms of the gradients differ: {found}; call sync_grads before, or pass sharded=True if each rank "
-            "has other parameters"
+            f"the norms of the gradients differ: {ranks_by_value(ranks, texts)}; call sync_grads before, or pass "
+            "sharded=True if each rank has other parameters"
         )
 
 

@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 from rankwise._comm.work_queue import busy_queues
-from rankwise._text import ranks_text
+from rankwise._text import ranks_by_value, ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
 
@@ -272,18 +272,10 @@ def _difference(ranks: Sequence[int], details: Sequence[Details]) -> str:
     """Return the first difference between the calls, with the ranks of each side."""
     titles = [detail.title for detail in details]
     if len(set(titles)) > 1:
-        return _ranks_by_value(ranks, titles)
+        return ranks_by_value(ranks, titles)
     paths = dict.fromkeys(path for detail in details for path in detail.parts)
     for path in paths:
         found = [detail.parts.get(path, "nothing") for detail in details]
         if len(set(found)) > 1:
-            return f"{path or 'the value'} is {_ranks_by_value(ranks, found)}"
+            return f"{path or 'the value'} is {ranks_by_value(ranks, found)}"
     return "the containers around their values"
-
-
-def _ranks_by_value(ranks: Sequence[int], values: Sequence[str]) -> str:
-    """Return "float32[3] on ranks 0-2, float64[3] on rank 3"."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, value in zip(ranks, values, strict=True):
-        ranks_of.setdefault(value, []).append(rank)
-    return ", ".join(f"{value} on {ranks_text(holders)}" for value, holders in ranks_of.items())
