@@ -10,8 +10,6 @@ the rounds; a round of all ranks takes as long as the slowest of them.
 
 from __future__ import annotations
 
-import argparse
-import json
 import pickle
 import statistics
 import tempfile
@@ -24,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from benchmarks.gradients import reduce_each, reduce_flattened, reduce_in_buckets, rounds_of
+from benchmarks.collectives import pad_to_largest
+from benchmarks.gradients import parsed_options, reduce_each, reduce_flattened, reduce_in_buckets, rounds_of, save
 from rankwise.compat import mmcv, virtex, vis4d
 
 ROUNDS = 15
@@ -75,15 +74,7 @@ def gather_by_files(value: object, folder: str) -> list[object] | None:
 def gather_padded(value: object) -> list[object]:
     """Gather as vis4d does: pickles as tensors, padded to the largest."""
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    size = torch.tensor([data.numel()])
-    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, size)
-    longest = max(int(other) for other in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: data.numel()] = data
-    gathered = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(gathered, padded)
-    return [pickle.loads(part[: int(other)].numpy().tobytes()) for part, other in zip(gathered, sizes, strict=True)]
+    return [pickle.loads(part.numpy().tobytes()) for part in pad_to_largest(data)]
 
 
 def with_grads() -> list[torch.nn.Parameter]:
@@ -159,11 +150,7 @@ def measure(rounds: int, folder: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--save", type=Path, metavar="FOLDER")
-    options = parser.parse_args()
+    options = parsed_options(__doc__, ROUNDS)
     rows = []
     print("| ranks | call | original | drop-in | speed |\n| --- | --- | --- | --- | --- |")
     for ranks in options.ranks:
@@ -172,8 +159,7 @@ def main() -> None:
                 times = f"{row['original'] * 1e3:.2f} ms | {row['drop-in'] * 1e3:.2f} ms"
                 print(f"| {ranks} | {row['name']} | {times} | {row['ratio']:.2f} |", flush=True)
                 rows.append({"ranks": ranks, **row})
-    if options.save is not None:
-        (options.save / "dropins.json").write_text(json.dumps(rows, indent=1) + "\n")
+    save(rows, options.save, "dropins.json")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -155,12 +156,23 @@ def measure(rounds: int) -> list[Row]:
         return [*(measure_steps(*size, rounds) for size in SIZES), measure_overlap(rounds)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsed_options(description: str | None, rounds: int) -> argparse.Namespace:
+    """Return the options of the command line: numbers of ranks, the number of rounds, and a folder for the rows."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--save", type=Path, metavar="FOLDER")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def save(rows: list[dict[str, Any]], folder: Path | None, name: str) -> None:
+    """Write rows to a file, if there is a folder for it."""
+    if folder is not None:
+        (folder / name).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def main() -> None:
+    options = parsed_options(__doc__, ROUNDS)
     rows = []
     print("| ranks | gradients | flat all_reduce | rankwise | flattened | each tensor | in buckets | one copy |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -176,8 +188,7 @@ def main() -> None:
         times = ", ".join(f"{kind} {float(overlap[kind]) * 1e3:.0f} ms" for kind in ("DDP", "overlapped", "afterwards"))
         print(f"| {ranks} | {overlap['name']}: {times}, overlapped by DDP {overlap['ratio']:.2f} |", flush=True)
         rows += [{"ranks": ranks, **row} for row in (*steps, overlap)]
-    if options.save is not None:
-        (options.save / "gradients.json").write_text(json.dumps(rows, indent=1) + "\n")
+    save(rows, options.save, "gradients.json")
 
 
 if __name__ == "__main__":
