@@ -93,7 +93,7 @@ def all_gather_object_cpu(
 
 @contextmanager
 def _folder_in(tmpdir: str) -> Iterator[Path]:
-    """Make a folder in `tmpdir` that all ranks see, and remove it afterwards."""
+    """Make a folder in `tmpdir` on rank zero, and remove it afterwards."""
     with collective("all_gather_object_cpu", settings={"step": "folder"}):
         made = ""
         if rankwise.get_rank() == 0:
@@ -102,7 +102,6 @@ def _folder_in(tmpdir: str) -> Iterator[Path]:
     folder = Path(made) if made else None
     try:
         folder = Path(tmpdir).absolute() / Path(rankwise.broadcast(made)).name
-        _check_seen_by_all(str(folder), f"tmpdir={tmpdir!r} has to be on a file system that all ranks share")
         yield folder
     except BaseException:
         if folder is not None:
@@ -117,6 +116,10 @@ def _gather_through_files(folder: Path, data: Any, *, rank_zero_return_only: boo
     with collective("all_gather_object_cpu", settings={"rank_zero_return_only": rank_zero_return_only}) as members:
         size = _write(folder / f"{members.rank}.pkl", data)
         sizes = [int(message) for message in members.all_gather_bytes(b"%d" % size)]
+    if not all(sizes):
+        _check_seen_by_all(
+            str(folder), f"tmpdir={str(folder.parent)!r} has to be on a file system that all ranks share"
+        )
     if rank_zero_return_only:
         values = _read(folder, sizes) if members.rank == 0 else None
     else:
@@ -131,7 +134,7 @@ def _gather_through_files(folder: Path, data: Any, *, rank_zero_return_only: boo
 
 
 def _write(path: Path, data: Any) -> int:  # noqa: ANN401 - anything
-    """Write a value, and return its size; 0 if the folder was removed, which a rank that failed does."""
+    """Write a value, and return its size; 0 if the folder is not there: a rank that failed removes it."""
     try:
         file = path.open("xb")
     except FileNotFoundError:
@@ -180,11 +183,11 @@ def _new_folder(rank: int, *, use_system_tmp: bool) -> str:
 
 
 def _check_seen_by_all(folder: str, remedy: str) -> None:
-    """Check that every rank sees a folder that rank zero has made.
+    """Check that every rank sees a folder that rank zero has made, unless it was removed meanwhile.
 
     Raises:
         InvalidArgumentError: Some ranks do not see it.
     """
     without_folder = [rank for rank, sees in enumerate(rankwise.all_gather(Path(folder).is_dir())) if not sees]
-    if without_folder:
+    if without_folder and 0 not in without_folder:
         raise InvalidArgumentError(f"{ranks_text(without_folder)} cannot see {folder}, which rank 0 has made; {remedy}")
