@@ -11,6 +11,7 @@ the rounds; a round of all ranks takes as long as the slowest of them.
 from __future__ import annotations
 
 import pickle
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -62,13 +63,16 @@ def reduce_dict(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def gather_by_files(value: object, folder: str) -> list[object] | None:
-    """Gather as vis4d does: each rank writes a file, and rank zero reads all of them."""
-    rank = dist.get_rank()
-    Path(folder, f"part_{rank}.pkl").write_bytes(pickle.dumps(value))
+    """Gather as vis4d does: each rank writes a file to a folder, and rank zero reads all of them and removes it."""
+    rank, files = dist.get_rank(), Path(folder, "files")
+    files.mkdir(exist_ok=True)
+    (files / f"part_{rank}.pkl").write_bytes(pickle.dumps(value))
     dist.barrier()
     if rank:
         return None
-    return [pickle.loads(Path(folder, f"part_{other}.pkl").read_bytes()) for other in range(dist.get_world_size())]
+    values = [pickle.loads((files / f"part_{other}.pkl").read_bytes()) for other in range(dist.get_world_size())]
+    shutil.rmtree(files)
+    return values
 
 
 def gather_padded(value: object) -> list[object]:
@@ -129,6 +133,10 @@ def pairs(folder: str) -> dict[str, Pair]:
             partial(vis4d.all_reduce_dict, scalars),
         ),
         "vis4d `all_gather_object_cpu`": (
+            partial(gather_by_files, value, folder),
+            partial(vis4d.all_gather_object_cpu, value),
+        ),
+        "vis4d `all_gather_object_cpu(tmpdir=)`": (
             partial(gather_by_files, value, folder),
             partial(vis4d.all_gather_object_cpu, value, tmpdir=folder),
         ),
