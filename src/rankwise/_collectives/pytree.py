@@ -52,7 +52,7 @@ class PyTree:
                 has no value; the value contains itself; or its containers are nested too deeply.
         """
         if type(value) in _LEAF_TYPES:
-            return cls([value], _LEAF_SPEC, LEAF_TEXT)
+            return cls([value], _LEAF_SPEC, _LEAF_TEXT)
         try:
             # optree alone, in C++, is enough for most values. Only a value that contains a container or a key that
             # optree might treat differently on another rank is walked in Python, and flattened again.
@@ -138,8 +138,7 @@ def _flatten(value: object, is_leaf: Callable[[object], bool] | None = None) -> 
 
 # Of a value that is a leaf itself.
 _LEAF_SPEC: Final = _flatten(None)[1]
-# The description of a value that is a leaf itself.
-LEAF_TEXT: Final = repr(_LEAF_SPEC)
+_LEAF_TEXT: Final = repr(_LEAF_SPEC)
 
 
 def _is_custom(value: object) -> bool:

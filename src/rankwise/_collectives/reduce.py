@@ -11,8 +11,8 @@ import torch
 from rankwise._arguments import as_bool
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
-from rankwise._collectives.pytree import LEAF_TEXT, describe
-from rankwise._collectives.reduce_request import ReduceRequest
+from rankwise._collectives.pytree import PyTree, describe
+from rankwise._collectives.reduce_request import ReduceRequest, set_content
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.protocol import Call
@@ -244,9 +244,7 @@ def _reduce_directly(
     comm: Comm, call: Call, target: torch.Tensor, op: Op, recipe: ReductionRecipe
 ) -> Callable[[], list[torch.Tensor]]:
     """Agree on the call as a `ReduceRequest` of the tensor would, in less time, and reduce it; return the rest."""
-    described = describe(target)
-    call.content = f"{LEAF_TEXT} {described}"
-    call.parts = lambda: {"": described}
+    set_content(call, PyTree.of(target), (describe(target),))
     move = comm.reduce(target.view(-1), op)
     comm.verify(call)
     move()

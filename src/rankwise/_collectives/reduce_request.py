@@ -101,7 +101,7 @@ class ReduceRequest:
         leaves = tree.leaves
         if type(value) in NUMBER_TYPES:  # what the rest would do, in less time
             number = leaves[0] = to_python_number(value, op)
-            call.content, call.parts = f"{tree.text} {A_NUMBER}", _parts_of_number
+            set_content(call, tree, (A_NUMBER,))
             return cls(comm, call, op, tree, {0: number}, set(), [], comm.uses_frames)
         numbers: dict[int, Any] = {}
         arrays: set[int] = set()
@@ -118,8 +118,7 @@ class ReduceRequest:
         described = [
             f"{'an array of ' if index in arrays else ''}{describe(leaf)}" for index, leaf in enumerate(leaves)
         ]
-        call.content = f"{tree.text} {' '.join(described)}"
-        call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
+        set_content(call, tree, described)
         # Contents on an accelerator are never sent with a frame: to read them here would wait for the device.
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
         return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_frames and nbytes <= INLINE_BYTES)
@@ -223,8 +222,10 @@ class ReduceRequest:
         return self.comm.check or not single
 
 
-def _parts_of_number() -> dict[str, str]:
-    return {"": A_NUMBER}
+def set_content(call: Call, tree: PyTree, described: Sequence[str]) -> None:
+    """Describe a value in its call: its containers, and its leaves, given as `describe` returns them."""
+    call.content = f"{tree.text} {' '.join(described)}"
+    call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
 
 
 def _contents(wire: torch.Tensor) -> bytes:
