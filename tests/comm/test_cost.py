@@ -5,7 +5,7 @@ from __future__ import annotations
 import cProfile
 import pstats
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -57,8 +57,8 @@ class CountingRanks(_OtherRanks):
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         return self._counted(tensor, super()._all_reduce(tensor, op))
 
-    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        return self._counted(data, super()._all_gather(data))
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+        return self._counted(data, super()._all_gather(data, gathered))
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         return self._counted(data, super()._broadcast(data, src))

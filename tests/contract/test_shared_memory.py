@@ -234,3 +234,55 @@ def test_views_of_a_shared_tensor_keep_its_memory(plane: SharedMemoryPlane, sess
     del shared
     rw.barrier()
     assert (view == session.rank).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex128])
+def test_parts_of_different_lengths_are_gathered(
+    plane: SharedMemoryPlane, session: rw.Session, dtype: torch.dtype
+) -> None:
+    size = session.world_size
+    for length in (5_003, 1_000_003):
+        whole = values(size * (length + size), dtype, 1)[0]
+        # The first parts are the longest ones, that of rank 0 or of the last rank is empty, or so short that it travels
+        # in a frame, or all are of one length.
+        for lengths in (
+            [length + size - rank for rank in range(size)],
+            [0, *[length] * (size - 1)],
+            [*[length] * (size - 1), 0],
+            [7, *[length] * (size - 1)],
+            [length] * size,
+        ):
+            wanted = whole[: sum(lengths)]
+            part = wanted.split(lengths)[session.rank]
+            got = rw.all_gather_cat(part)
+            assert torch.equal(got, wanted)
+            assert got.is_contiguous()
+            assert got.untyped_storage().nbytes() == got.nbytes
+            assert not got._is_view()
+            for other, wanted_part in zip(rw.all_gather(part), wanted.split(lengths), strict=True):
+                assert torch.equal(other, wanted_part)
+                assert other.untyped_storage().nbytes() == other.nbytes
+            got.zero_()
+            assert torch.equal(part, whole[: sum(lengths)].split(lengths)[session.rank])
+
+
+def test_parts_of_other_forms_are_concatenated(plane: SharedMemoryPlane, session: rw.Session) -> None:
+    rank, size = session.rank, session.world_size
+    whole = torch.arange(60_000.0 * size).view(1, size * 20, 3_000)
+    parts = list(whole.split([20 + (rank == 0) - (rank == 1) for rank in range(size)], dim=1))
+    assert torch.equal(rw.all_gather_cat(parts[rank], dim=1), whole)
+    # One rank has another order of dimensions in memory.
+    other = parts[rank].transpose(1, 2).contiguous().transpose(1, 2) if rank == 1 else parts[rank]
+    assert torch.equal(rw.all_gather_cat(other, dim=-2), whole)
+    columns = whole[0].chunk(size, dim=1)
+    assert torch.equal(rw.all_gather_cat(columns[rank], dim=1), whole[0])
+    images = torch.rand(2, 3, 40, 50, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
+    got = rw.all_gather_cat(images)
+    assert torch.equal(got, torch.cat([images] * size))
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        assert torch.equal(rw.all_gather_cat(parts[rank], dim=1), whole)
+    leaf = rw.all_gather_cat(parts[rank], dim=1).requires_grad_()
+    (leaf * 2).sum().backward()
+    assert leaf.grad is not None
+    assert rw.all_gather_cat(parts[rank], dim=1, async_op=True).wait().add_(1).sum() == (whole + 1).sum()

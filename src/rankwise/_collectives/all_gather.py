@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, cast, overload
 
@@ -16,15 +17,15 @@ from rankwise._collectives.serialization import (
     Serialized,
     buffer_devices,
     deserialize,
-    empty_buffers,
     serialize,
 )
-from rankwise._comm.buffers import same_memory, to_tensor
+from rankwise._comm.buffers import device_of_bytes, from_bytes, same_memory, to_tensor
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op, require_differentiable
+from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
@@ -164,8 +165,9 @@ def all_gather_cat(
         call.settings = {"dim": along, "differentiable": flows}
         call.content = f"{plain.dtype} {shape} {plain.device.type}"
         call.parts = lambda: {"": describe(plain)}
-    parts = _gather_tensors(comm, call, tensor) if flows else _gather(comm, call, plain)
-    return torch.cat([part.reshape(1) if part.dim() == 0 else part for part in parts], dim=along)
+    parts = _gather_tensors(comm, call, tensor) if flows else _gather(comm, call, plain, is_one_tensor=True)
+    parts = [part.reshape(1) if part.dim() == 0 else part for part in parts]
+    return torch.cat(parts, dim=along) if flows else _concatenated(parts, along)
 
 
 class _Gather(torch.autograd.Function):
@@ -212,54 +214,61 @@ def _gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.
     return gathered
 
 
-def _gather(comm: Comm, call: Call, value: T) -> list[T]:
-    with comm.collective(call) as rank:
+def _gather(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) -> list[T]:
+    """Gather the values of all members; if they are the parts of one tensor, side by side in memory if possible."""
+    with comm.collective(call):
         payload = serialize(value)
         headers = [Header.decode(message) for message in comm.all_gather_bytes(call, payload.header.encode())]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         if buffer_devices(headers):
-            comm.run_prepared(call, lambda: _gather_buffers(comm, rank, payload, headers, buffers))
+
+            def prepare() -> Prepared[None]:
+                return _gather_buffers(comm, payload, headers, buffers, is_one_tensor=is_one_tensor)
+
+            comm.run_prepared(call, prepare)
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 
 
 def _gather_buffers(
-    comm: Comm, rank: int, payload: Serialized, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]
+    comm: Comm,
+    payload: Serialized,
+    headers: Sequence[Header],
+    buffers: Sequence[dict[str, torch.Tensor]],
+    *,
+    is_one_tensor: bool,
 ) -> Prepared[None]:
     """Prepare to gather the buffers of every member."""
-    moves: dict[str, Prepared[Sequence[torch.Tensor]]] = {}
+    moves = []
     for device in buffer_devices(headers):
         sizes = [header.sizes.get(device, 0) for header in headers]
-        if len(set(sizes)) == 1 and sizes[0]:  # without contents, some members may have no buffer
-            moves[device] = comm.all_gather(payload.buffers[device])
-        else:
-            moves[device] = _gather_ragged(comm, rank, payload, headers, device)
+        data = payload.buffers.get(device, to_tensor(b""))
+        is_even = len(set(sizes)) == 1 and sizes[0] > 0  # without contents, some members may have no buffer
+        place = data.device if is_even else device_of_bytes(comm.device, device)
+        # Views of one buffer would keep all of it alive, and torch.save would write all of it.
+        lengths = [[sum(sizes)]] if is_one_tensor else [[size] for size in sizes]
+        parts = [torch.empty(length, dtype=torch.uint8, device=place) for length in lengths]
+        parts = list(parts[0].split(sizes)) if is_one_tensor else parts
+        for received, part in zip(buffers, parts, strict=True):
+            received[device] = part
+        moves.append(comm.all_gather_into(data, parts) if is_even else comm.all_gather_ragged(data, parts, device))
+    return all_of(moves, None)
 
-    def run() -> None:
-        for device, move in moves.items():
-            for received, part in zip(buffers, move(), strict=True):
-                received[device] = part
 
-    return run
+def _concatenated(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """Return the concatenation of tensors; no copy if they have one memory, in which `_gather` put them in order."""
+    filled = [part for part in parts if part.numel()] or parts
+    first = filled[0]
+    is_in_order = first.device.type == "cpu" and math.prod(first.shape[:dim]) == 1
+    if not (is_in_order and all(part.is_contiguous() for part in filled) and _have_one_memory(filled)):
+        return torch.cat(list(parts), dim=dim)
+    memory = first.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory, 0, (memory.nbytes(),), (1,))
+    shape = [*first.shape[:dim], sum(part.shape[dim] for part in filled), *first.shape[dim + 1 :]]
+    return same_memory(from_bytes(whole, first.dtype, shape))  # a new tensor, and no view of one
 
 
-def _gather_ragged(
-    comm: Comm, rank: int, payload: Serialized, headers: Sequence[Header], device: str
-) -> Prepared[Sequence[torch.Tensor]]:
-    """Prepare to gather buffers of different sizes, by one transfer from each member to each other one.
-
-    Padding to the largest size, as torch's all_gather needs it, would make every transfer as long as the largest one.
-    """
-    parts = [empty_buffers(header, comm).get(device, to_tensor(b"")) for header in headers]
-    if device in payload.buffers:
-        parts[rank] = payload.buffers[device].clone()
-    others = [other for other in range(comm.size) if other != rank]
-    transfer = comm.transfer(
-        [(payload.buffers[device], other) for other in others if device in payload.buffers],
-        [(parts[other], other) for other in others],
-    )
-
-    def run() -> Sequence[torch.Tensor]:
-        transfer()
-        return parts
-
-    return run
+def _have_one_memory(parts: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors on the CPU have one memory, and fill it."""
+    memory = parts[0].untyped_storage()
+    addresses = {part.untyped_storage().data_ptr() for part in parts}
+    return addresses == {memory.data_ptr()} and sum(part.nbytes for part in parts) == memory.nbytes()

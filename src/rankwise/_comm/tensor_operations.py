@@ -129,8 +129,30 @@ class TensorOperations(ByteCollectives):
     def all_gather(self, tensor: torch.Tensor) -> Prepared[list[torch.Tensor]]:
         """Prepare to gather the members' tensors, by group rank; they have the same shape and type."""
         data = as_bytes(tensor)
-        gather = self._plane(Operation.ALL_GATHER, data.device).all_gather(data)
-        return lambda: [from_bytes(part, tensor.dtype, tensor.shape).to(tensor.device) for part in gather()]
+        parts = [torch.empty_like(data) for _ in range(self.size)]
+        gather = self.all_gather_into(data, parts)
+
+        def run() -> list[torch.Tensor]:
+            gather()
+            return [from_bytes(part, tensor.dtype, tensor.shape).to(tensor.device) for part in parts]
+
+        return run
+
+    def all_gather_into(self, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> Prepared[None]:
+        """Prepare to fill flat uint8 tensors of one length from all members, by group rank."""
+        return self._plane(Operation.ALL_GATHER, data.device).all_gather(data, parts)
+
+    def all_gather_ragged(self, data: torch.Tensor, parts: Sequence[torch.Tensor], device: str) -> Prepared[None]:
+        """Prepare to fill flat uint8 tensors of different lengths from all members, by group rank.
+
+        `device` is the type of device of all that is sent; members that send nothing may have no such device.
+        """
+        if device == "cpu" and self.shared_memory is not None:
+            return self.shared_memory.all_gather(data, parts)
+        # Padded to the largest one, as torch's all_gather needs them, every transfer would be as long as that.
+        others = [other for other in range(self.size) if other != self.require_member()]
+        parts[self.require_member()].copy_(data)
+        return self.transfer([(data, other) for other in others], [(parts[other], other) for other in others])
 
     def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         """Prepare to fill `data`, a flat uint8 tensor of one length on all members, from group rank `src`."""

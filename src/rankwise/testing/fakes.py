@@ -141,8 +141,12 @@ class _OtherRanks(DataPlane):
 
         return run
 
-    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        return lambda: [data.clone() for _ in range(self._size)]
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+        def run() -> None:
+            for part in gathered:
+                part.copy_(data)
+
+        return run
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         def run() -> None:

@@ -91,10 +91,15 @@ class ByteCollectives(Agreement):
     def all_gather_unverified(self, message: bytes) -> list[bytes]:
         """Return the message of every member, by group rank, without an agreement."""
         length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self._transport.message_device)
-        lengths = [_decoded_length(other) for other in self._transport.all_gather(length)()]
+        lengths = [_decoded_length(other) for other in self._gathered(length)]
         own = to_tensor(message.ljust(max(lengths), b"\0")).to(self._transport.message_device)
-        padded = self._transport.all_gather(own)()
+        padded = self._gathered(own)
         return [contents(data)[:length] for data, length in zip(padded, lengths, strict=True)]
+
+    def _gathered(self, data: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(data) for _ in range(self.size)]
+        self._transport.all_gather(data, parts)()
+        return parts
 
     def _send(self, message: bytes, dst: int) -> None:
         length = to_tensor(len(message).to_bytes(_LENGTH_BYTES, "little")).to(self._transport.message_device)

@@ -103,10 +103,13 @@ class DataPlane(ABC):
         device = pieces[0].device
         return lambda: run().to(device)
 
-    def all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        """Prepare to gather flat uint8 tensors of one length, as new ones, by group rank."""
-        run = self._all_gather(self.stage(data))
-        return lambda: [part.to(data.device) for part in run()]
+    def all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+        """Prepare to fill tensors from all members, by group rank; all are flat uint8 tensors of one length."""
+        staged = self.stage(data)
+        if staged is data:
+            return self._all_gather(data, gathered)
+        received = [torch.empty_like(part, device=staged.device) for part in gathered]
+        return _and_copy_back(self._all_gather(staged, received), list(zip(received, gathered, strict=True)))
 
     def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         """Prepare to fill a flat uint8 tensor from group rank `src`."""
@@ -127,7 +130,7 @@ class DataPlane(ABC):
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]: ...
 
     @abstractmethod
-    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]: ...
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]: ...
 
     @abstractmethod
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]: ...

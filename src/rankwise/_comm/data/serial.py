@@ -34,9 +34,9 @@ class SerialPlane(DataPlane):
         piece = pieces[0].clone()
         return lambda: piece
 
-    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        gathered = [data.clone()]
-        return lambda: gathered
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+        gathered[0].copy_(data)
+        return _do_nothing
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
         return _do_nothing  # the data is here already

@@ -106,17 +106,11 @@ class SharedMemoryPlane(DataPlane):
 
         return run_and_return
 
-    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        gathered = [torch.empty_like(data) for _ in range(self._size)]
-        if not data.numel():
-            return lambda: gathered
-        run = self._prepare(Gathered(self._opened(), data, gathered))
-
-        def run_and_return() -> list[torch.Tensor]:
-            run()
-            return gathered
-
-        return run_and_return
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+        """Prepare to gather tensors, also of different lengths."""
+        if not any(part.numel() for part in gathered):
+            return _do_nothing
+        return self._prepare(Gathered(self._opened(), data, gathered))
 
     def _opened(self) -> Staging:
         """Return the memory through which tensors pass.

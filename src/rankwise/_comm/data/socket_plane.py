@@ -69,15 +69,10 @@ class SocketPlane(DataPlane):
         result = torch.empty_like(pieces[0])
         return lambda: self._reduced(pieces, op, [*buffers, result])
 
-    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        gathered = [torch.empty_like(data) for _ in range(self._size)]
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
         gathered[self._group_rank].copy_(data)
-
-        def run() -> list[torch.Tensor]:
-            self._move(dict.fromkeys(self._others, data), {other: gathered[other] for other in self._others})
-            return gathered
-
-        return run
+        incoming = {other: gathered[other] for other in self._others}
+        return lambda: self._move(dict.fromkeys(self._others, data), incoming)
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         if self._group_rank == src:

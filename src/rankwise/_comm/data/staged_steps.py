@@ -168,20 +168,21 @@ class Scattered(Steps):
 
 
 class Gathered(Steps):
-    """Tensors of bytes, of which every member gets all."""
+    """Tensors of bytes, of which every member gets all; a shorter one has no part in the last steps."""
 
     def __init__(self, staging: Staging, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> None:
         self.staging = staging
-        self.nbytes = min(data.numel(), staging.max_step_bytes)
+        self.nbytes = min(max(part.numel() for part in gathered), staging.max_step_bytes)
         self._chunks = data.split(self.nbytes)
         self._gathered = [part.split(self.nbytes) for part in gathered]
         self._rows = staging.rows(torch.uint8)
-        self.count = len(self._chunks)
+        self.count = max(map(len, self._gathered))
 
     def write(self, start: int, index: int) -> None:
-        chunk = self._chunks[index]
-        self._rows[self.staging.own][start : start + chunk.numel()].copy_(chunk)
+        for chunk in self._chunks[index : index + 1]:
+            self._rows[self.staging.own][start : start + chunk.numel()].copy_(chunk)
 
     def read(self, start: int, index: int) -> None:
         for row, chunks in zip(self._rows, self._gathered, strict=True):
-            chunks[index].copy_(row[start : start + chunks[index].numel()])
+            for chunk in chunks[index : index + 1]:
+                chunk.copy_(row[start : start + chunk.numel()])

@@ -94,13 +94,10 @@ class TorchPlane(DataPlane):
 
         return run
 
-    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        gathered = [torch.empty_like(data) for _ in self._ranks]
-
-        def run() -> list[torch.Tensor]:
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+        def run() -> None:
             with self._named_errors("all_gather") as group:
-                self._wait(dist.all_gather(gathered, data, group=group, async_op=True), data)
-            return gathered
+                self._wait(dist.all_gather(list(gathered), data, group=group, async_op=True), data)
 
         return run
 

@@ -62,7 +62,7 @@ class XlaPlane(DataPlane):
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:  # noqa: ARG002
         raise _unsupported()
 
-    def _all_gather(self, data: torch.Tensor) -> Prepared[list[torch.Tensor]]:  # noqa: ARG002
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:  # noqa: ARG002
         raise _unsupported()
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
