@@ -68,3 +68,12 @@ def test_the_subprocess_launcher_of_lightning(tmp_path: Path) -> None:
     ranks = started([sys.executable, str(HERE / "start_with_lightning.py")], tmp_path)
     check(ranks)
     assert {one["launcher"] for one in ranks} == {"lightning"}
+
+
+def test_ray_train(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    start = [sys.executable, str(HERE / "start_with_ray.py")]
+    ranks = started(start, tmp_path, RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
+    check(ranks)
+    assert {one["launcher"] for one in ranks} == {"ray"}
