@@ -53,7 +53,7 @@ def operands(width: int, dtype: torch.dtype, size: int) -> list[torch.Tensor]:
     """Return the values of all ranks, the same on each."""
     draw = torch.Generator("cpu").manual_seed(width)
     drawn = [torch.rand(3, width, generator=draw, device="cpu") * 4 for _ in range(size)]
-    return [values.to(torch.get_default_device(), dtype) for values in drawn]
+    return [values.to(torch.empty(0).device, dtype) for values in drawn]
 
 
 @pytest.mark.parametrize("form", [name for name in FORMS if name != "contiguous"])
