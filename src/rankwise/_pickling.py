@@ -115,6 +115,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
                 return _named, (name, fingerprint_of(value))
         elif issubclass(kind, ModuleType):
             return _of_module(value) or super().reducer_override(value)
+        else:
+            return NotImplemented  # as cloudpickle's, without its call for each object
         return super().reducer_override(value)
 
 

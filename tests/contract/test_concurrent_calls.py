@@ -18,7 +18,7 @@ import torch
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.comm import Comm as InternalComm
+from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Comm
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
@@ -134,7 +134,7 @@ def test_another_thread_is_refused_between_the_agreement_on_a_call_and_its_data(
 ) -> None:
     """The size of the data is known after the first agreement, and the ranks agree once more when they have memory."""
     texts: list[str] = []
-    run_prepared = InternalComm.run_prepared
+    begin_data = Call.begin_data
 
     def call_in_thread() -> None:
         try:
@@ -142,17 +142,17 @@ def test_another_thread_is_refused_between_the_agreement_on_a_call_and_its_data(
         except rw.RankwiseError as error:
             texts.append(str(error))
 
-    def run_later(*arguments: Any) -> Any:
+    def begin_later(call: Call) -> None:
         thread = threading.Thread(target=call_in_thread, name="other")
         thread.start()
         thread.join()
-        return run_prepared(*arguments)
+        begin_data(call)
 
     titles = ["all_gather", "gather", "broadcast", "scatter", "all_to_all"]
     for title in titles:
         with monkeypatch.context() as patch:
             if rw.get_rank() == 0:
-                patch.setattr(InternalComm, "run_prepared", run_later)
+                patch.setattr(Call, "begin_data", begin_later)
             CALLS[title](comm.size)
     assert len(texts) == (len(titles) if rw.get_rank() == 0 else 0)
     for title, text in zip(titles, texts, strict=False):

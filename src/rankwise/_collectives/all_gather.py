@@ -19,6 +19,7 @@ from rankwise._collectives.serialization import (
     deserialize,
     serialize,
 )
+from rankwise._collectives.shared_values import Rest, SharedFiles
 from rankwise._comm.buffers import device_of_bytes, from_bytes, same_memory, to_tensor
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
@@ -216,15 +217,19 @@ def _gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.
 
 def _gather(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) -> list[T]:
     """Gather the values of all members; if they are the parts of one tensor, side by side in memory if possible."""
-    with comm.collective(call):
-        payload = serialize(value)
+    with comm.collective(call), SharedFiles(comm) as files:
+        payload = serialize(value) if is_one_tensor else files.offer(serialize(value))
         headers = [Header.decode(message) for message in comm.all_gather_bytes(call, payload.header.encode())]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
-        if buffer_devices(headers):
+        rest = Rest.EVERYTHING if buffer_devices(headers) else Rest.NOTHING
+        if rest is not Rest.NOTHING and not is_one_tensor:
+            rest = files.deliver(call, headers, buffers)
 
-            def prepare() -> Prepared[None]:
-                return _gather_buffers(comm, payload, headers, buffers, is_one_tensor=is_one_tensor)
+        def prepare() -> Prepared[None]:
+            remaining = [rest.of(header) for header in headers]
+            return _gather_buffers(comm, rest.of(payload), remaining, buffers, is_one_tensor=is_one_tensor)
 
+        if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 

@@ -22,6 +22,7 @@ from rankwise._collectives.serialization import (
     empty_buffers,
     serialize,
 )
+from rankwise._collectives.shared_values import Rest, SharedFiles
 from rankwise._collectives.values_per_rank import serialize_each
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
@@ -41,7 +42,7 @@ class Following(Enum):
 
     @classmethod
     def of(cls, payloads: Sequence[Serialized]) -> Following:
-        return cls.BUFFERS if any(payload.buffers for payload in payloads) else cls.NOTHING
+        return cls.BUFFERS if any(payload.pieces for payload in payloads) else cls.NOTHING
 
 
 @overload
@@ -86,17 +87,20 @@ def gather(
     if async_op is not False:
         return start(comm, gather, value, dst=dst, async_op=async_op)
     call = Call("gather")
-    with comm.collective(call) as rank:
+    with comm.collective(call) as rank, SharedFiles(comm) as files:
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"dst": comm.ranks[receiver]}
-        payload = serialize(value)
-        messages, follows = comm.gather_bytes(call, payload.header.encode(), receiver, flag=bool(payload.buffers))
+        payload = files.offer(serialize(value))
+        messages, follows = comm.gather_bytes(call, payload.header.encode(), receiver, flag=bool(payload.pieces))
         headers = [Header.decode(message) for message in messages]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         # Every rank has to know whether any rank sends buffers, since all agree once more before they move. In groups
         # without frames only the receiver knows, so that they always agree once more.
         if follows is not False:
-            comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, payload, headers, buffers))
+            rest = files.deliver(call, headers, buffers)
+            if rest is not Rest.NOTHING:
+                remaining = [rest.of(header) for header in headers]
+                comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, rest.of(payload), remaining, buffers))
     if rank != receiver:
         return None
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
@@ -144,17 +148,21 @@ def broadcast(
     if async_op is not False:
         return start(comm, broadcast, value, src=src, async_op=async_op)
     call = Call("broadcast")
-    with comm.collective(call) as rank:
+    with comm.collective(call) as rank, SharedFiles(comm) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
-        payload = serialize(value) if rank == sender else None
+        payload = files.offer(serialize(value)) if rank == sender else None
         header = Header.decode(comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender))
+        buffers: dict[str, torch.Tensor] = {}
+        rest = files.deliver(call, [header], [buffers]) if header.sizes else Rest.NOTHING
 
-        def prepare() -> Prepared[dict[str, torch.Tensor]]:
-            buffers = empty_buffers(header, comm) if payload is None else payload.copy()
-            return all_of([comm.broadcast(data, sender) for data in buffers.values()], buffers)
+        def prepare() -> Prepared[None]:
+            received = empty_buffers(rest.of(header), comm) if payload is None else rest.of(payload).copy()
+            buffers.update(received)
+            return all_of([comm.broadcast(data, sender) for data in received.values()], None)
 
-        buffers = comm.run_prepared(call, prepare) if header.sizes else {}
+        if rest is not Rest.NOTHING:
+            comm.run_prepared(call, prepare)
     result: T = deserialize(header, buffers)
     return result
 
@@ -206,30 +214,37 @@ def scatter(
     if async_op is not False:
         return start(comm, scatter, values, src=src, async_op=async_op)
     call = Call("scatter")
-    with comm.collective(call) as rank:
+    with comm.collective(call) as rank, SharedFiles(comm) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         payloads = serialize_each(values, comm.size, "scatter") if rank == sender else []
+        payloads = [files.offer(payload) for payload in payloads]
         # Every rank has to know whether buffers follow for any rank, since all agree once more before they move.
         prefix = Following.of(payloads).value
         message = comm.scatter_bytes(call, [prefix + payload.header.encode() for payload in payloads], sender)
         following, header = Following(message[:1]), Header.decode(message[1:])
+        buffers: dict[str, torch.Tensor] = {}
+        rest = files.deliver(call, [header], [buffers]) if following is Following.BUFFERS else Rest.NOTHING
 
-        def prepare() -> Prepared[dict[str, torch.Tensor]]:
+        def prepare() -> Prepared[None]:
             if rank != sender:
-                buffers = empty_buffers(header, comm)
-                return all_of([comm.transfer([], [(data, sender)]) for data in buffers.values()], buffers)
+                received = empty_buffers(rest.of(header), comm)
+                buffers.update(received)
+                return all_of([comm.transfer([], [(data, sender)]) for data in received.values()], None)
+            remaining = [rest.of(payload) for payload in payloads]
             moves = []
-            for device in buffer_devices([payload.header for payload in payloads]):
+            for device in buffer_devices([payload.header for payload in remaining]):
                 outgoing = [
                     (payload.buffers[device], member)
-                    for member, payload in enumerate(payloads)
+                    for member, payload in enumerate(remaining)
                     if member != rank and device in payload.buffers
                 ]
                 moves.append(comm.transfer(outgoing, []))
-            return all_of(moves, payloads[rank].copy())
+            buffers.update(remaining[rank].copy())
+            return all_of(moves, None)
 
-        buffers = comm.run_prepared(call, prepare) if following is Following.BUFFERS else {}
+        if rest is not Rest.NOTHING:
+            comm.run_prepared(call, prepare)
     result: T = deserialize(header, buffers)
     return result
 

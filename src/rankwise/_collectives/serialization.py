@@ -1,58 +1,38 @@
-"""Serialization of any value: a pickle, and the contents of its tensors and arrays as buffers beside the pickle.
-
-Tensors, wherever they are in the value, come back as from `torch.load` after `torch.save`: leaves, which require
-gradients if they did, with their strides and attributes; parameters and subclasses too. But a view does not bring the
-rest of its storage along: it has the strides of its `clone()`.
+"""Serialization of any value: a pickle, and the contents of its tensors and arrays beside the pickle.
 
 A value is sent in two steps. Its header goes with the frame of the collective, and contains the whole value if that is
-small. Otherwise it contains the sizes of the buffers, so that the receivers can allocate them before any data moves.
+small. Otherwise it contains the sizes of the buffers, so that the receivers can allocate them before any data moves, or
+a reference to a file from which the ranks of a host map the value.
 """
 
 from __future__ import annotations
 
-import io
-import math
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from rankwise._collectives.deferred import Deferred, not_unpickled
-from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, from_bytes, memory_of, require_memory, to_tensor
+from rankwise._collectives.out_of_band import (
+    Pickled,
+    Piece,
+    aligned,
+    device_types,
+    memory_of_piece,
+    owned_memory,
+    unpickle,
+)
+from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, memory_of, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
-from rankwise._pickling import Definitions, Pickler, Unpickler
-from rankwise._torch_xla import DEVICE_TYPE, is_helper_thread, is_used, on_own_device
-from rankwise._torch_xla import device as own_device
-from rankwise.errors import PayloadTypeError
+from rankwise._comm.control.shared_file import FileReference, SharedFile
+from rankwise._torch_xla import DEVICE_TYPE, is_helper_thread
 
-# The functions of torch that rebuild a pickled tensor on a device without memory of its own, as XLA's.
-_REBUILD_ON_DEVICE: Final = "_rebuild_device_tensor_from_"
-# Each piece of a buffer begins at a multiple of this, so that elements of any dtype can be read there.
-_ALIGNMENT: Final = 16
-# Arrays below this size stay in the pickle.
-_SMALL_ARRAY_BYTES: Final = 1024
+# A piece of a buffer, with its offset there and its size in bytes.
+Placed: TypeAlias = tuple[int, int, Piece]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OutOfBand:
-    """Description of a tensor or array whose contents are not in the pickle, but in a buffer.
-
-    Attributes:
-        nbytes: The size of the contents.
-        device: The type of the tensor's device; the received tensor is on a device of that type if there is one.
-        dtype, shape: The tensor's. `dtype` is None for the memory of an array.
-        strides: The tensor's strides, or () if it is contiguous.
-        requires_grad: Whether the tensor requires gradients.
-    """
-
-    nbytes: int
-    device: str = "cpu"
-    dtype: torch.dtype | None = None
-    shape: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    requires_grad: bool = False
+_ZEROS: Final = bytes(aligned(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +41,33 @@ class Header:
 
     Attributes:
         sizes: The size in bytes of each buffer that follows, by type of device.
-        inline: If no buffer follows, the whole value; otherwise the pickle, or b"" if it is too large for a header.
-        pickle_bytes: The size of the pickle at the beginning of the CPU buffer; 0 if the pickle is inline.
+        table: What is needed to read the pickle; b"" if it is in the CPU buffer.
+        pickled: The pickle; b"" if it is in the CPU buffer.
+        lengths: The lengths of table and pickle at the beginning of the CPU buffer; (0, 0) if they are not there.
+        inline: If no buffer follows, the contents of tensors and arrays.
+        file: The file with the contents of the CPU buffer, for the ranks of the same host; None if there is none.
     """
 
     sizes: Mapping[str, int]
+    table: bytes = b""
+    pickled: bytes = b""
+    lengths: tuple[int, int] = (0, 0)
     inline: bytes = b""
-    pickle_bytes: int = 0
+    file: FileReference | None = None
 
     def encode(self) -> bytes:
-        return pickle.dumps((dict(self.sizes), self.inline, self.pickle_bytes))
+        file = None if self.file is None else tuple(self.file)
+        return pickle.dumps((dict(self.sizes), self.table, self.pickled, self.lengths, self.inline, file))
+
+    def without_host(self) -> Header:
+        """Return what remains when the CPU buffer has arrived."""
+        return replace(self, sizes={device: nbytes for device, nbytes in self.sizes.items() if device != "cpu"})
 
     @classmethod
     def decode(cls, data: bytes) -> Header:
-        sizes, inline, pickle_bytes = pickle.loads(data)
-        return cls(sizes=sizes, inline=inline, pickle_bytes=pickle_bytes)
+        sizes, table, pickled, lengths, inline, file = pickle.loads(data)
+        reference = None if file is None else FileReference(*file)
+        return cls(sizes=sizes, table=table, pickled=pickled, lengths=lengths, inline=inline, file=reference)
 
 
 @dataclass(slots=True)
@@ -84,29 +76,50 @@ class Serialized:
 
     Attributes:
         header: The first message.
-        buffers: The buffers that follow, by type of device: flat uint8 tensors on that device.
+        pieces: The pieces of each buffer, by type of device.
     """
 
     header: Header
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    pieces: dict[str, list[Placed]] = field(default_factory=dict)
+    _pickled: Pickled | None = None
+    _buffers: dict[str, torch.Tensor] | None = None
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that follow the header, by type of device: flat uint8 tensors on that device."""
+        if self._buffers is None:
+            self._buffers = {device: _concatenated(pieces) for device, pieces in self.pieces.items() if pieces}
+        return self._buffers
 
     def copy(self) -> dict[str, torch.Tensor]:
         """Return copies of the buffers, as if they had been received."""
         return {device: data.clone() for device, data in self.buffers.items()}
 
+    def without_host(self) -> Serialized:
+        """Return what remains when the CPU buffer has arrived."""
+        pieces = {device: parts for device, parts in self.pieces.items() if device != "cpu"}
+        return Serialized(self.header.without_host(), pieces)
+
     def with_short_header(self) -> Serialized:
         """Return the value with its pickle in the CPU buffer, if there are buffers and the pickle is in the header."""
-        if not (self.header.sizes and self.header.inline):
+        if self._pickled is None or not (self.header.sizes and self.header.pickled):
             return self
-        host = [to_tensor(self.header.inline)] + [data for device, data in self.buffers.items() if device == "cpu"]
-        buffers = {**self.buffers, "cpu": _concatenated(host)}
-        return Serialized.of(buffers, pickle_bytes=len(self.header.inline))
+        return _in_buffers(self._pickled, has_pickle=False)
 
-    @classmethod
-    def of(cls, buffers: dict[str, torch.Tensor], *, inline: bytes = b"", pickle_bytes: int = 0) -> Serialized:
-        """Return a value whose contents are in buffers."""
-        sizes = {device: data.numel() for device, data in buffers.items()}
-        return cls(Header(sizes=sizes, inline=inline, pickle_bytes=pickle_bytes), buffers)
+    def write_file(self) -> SharedFile:
+        """Return a file with the contents of the CPU buffer.
+
+        Raises:
+            OSError: There is no memory, no descriptor, or no such files on this system.
+        """
+        memories: list[Any] = []
+        end = 0
+        for start, nbytes, piece in self.pieces["cpu"]:
+            if start > end:
+                memories.append(_ZEROS[: start - end])
+            memories.append(memory_of_piece(piece))
+            end = start + nbytes
+        return SharedFile(memories)
 
 
 def serialize(value: object, *, most_inline: int = INLINE_BYTES) -> Serialized:
@@ -115,37 +128,15 @@ def serialize(value: object, *, most_inline: int = INLINE_BYTES) -> Serialized:
     Raises:
         PayloadTypeError: It cannot be pickled.
     """
-    stream = io.BytesIO()
-    pickler = _Pickler(stream)
-    try:
-        pickler.dump(value)
-    except MemoryError:  # which is not about the value's type
-        raise
-    except Exception as error:
-        raise PayloadTypeError(
-            f"a {type(value).__qualname__} cannot be sent to other ranks, since it cannot be pickled: {error}"
-        ) from error
-    definitions = Definitions.of(pickler.referenced) if pickler.referenced else ()
-    # The pickle of the value refers to its tensors by index; this one has their descriptions, needed to read it.
-    envelope = pickle.dumps((pickler.parts, stream.getvalue(), *definitions))
-    host = [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == "cpu"]
-    is_small = len(envelope) + sum(data.numel() for data in host) <= most_inline
-    if is_small and len(host) == len(pickler.contents):
-        return Serialized(Header(sizes={}, inline=pickle.dumps((envelope, contents(_concatenated(host))))))
-
-    # A header has to fit into a frame: a larger pickle, or one without contents, becomes the first piece of the CPU
-    # buffer.
-    pickle_bytes = 0
-    if len(envelope) > INLINE_BYTES or not pickler.contents:
-        host.insert(0, to_tensor(envelope))
-        pickle_bytes, envelope = len(envelope), b""
-    # One buffer for each type of device, whatever the number of tensors: each buffer is one transfer.
-    buffers = {"cpu": _concatenated(host)} if host else {}
-    for device in dict.fromkeys(part.device for part in pickler.parts if part.device != "cpu"):
-        buffers[device] = _concatenated(
-            [data for part, data in zip(pickler.parts, pickler.contents, strict=True) if part.device == device]
-        )
-    return Serialized.of(buffers, inline=envelope, pickle_bytes=pickle_bytes)
+    pickled = Pickled(value)
+    num_described = pickled.nbytes + len(pickled.table)
+    is_on_host = all(device == "cpu" for device, _, _ in pickled.contents)
+    if is_on_host and num_described + sum(nbytes for _, _, nbytes in pickled.contents) <= most_inline:
+        pieces = _pieces(pickled, has_pickle=True).get("cpu", [])
+        inline = contents(_concatenated(pieces)) if pieces else b""
+        return Serialized(Header(sizes={}, table=pickled.table, pickled=b"".join(pickled.chunks), inline=inline))
+    # A header has to fit into a frame.
+    return _in_buffers(pickled, has_pickle=bool(pickled.contents) and num_described <= INLINE_BYTES)
 
 
 def deserialize(header: Header, buffers: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's
@@ -156,17 +147,22 @@ def deserialize(header: Header, buffers: Mapping[str, torch.Tensor]) -> Any:  # 
     Raises:
         PayloadTypeError: It cannot be unpickled here.
     """
-    if header.sizes:
-        host = buffers.get("cpu", to_tensor(b""))
-        envelope = header.inline or contents(host[: header.pickle_bytes])
-        buffers = {**buffers, "cpu": host[_aligned_size(header.pickle_bytes) :]}
-    else:
-        envelope, data = pickle.loads(header.inline)
-        buffers = {"cpu": to_tensor(data)}
+    table, stream = header.table, memoryview(header.pickled)
+    if not header.sizes:
+        buffers = {"cpu": to_tensor(header.inline)}
+    elif header.lengths != (0, 0):
+        num_table, num_pickled = header.lengths
+        start = aligned(num_table)
+        end = aligned(start + num_pickled)
+        memory = owned_memory(buffers["cpu"])
+        table, stream = bytes(memory[:num_table]), memory[start : start + num_pickled]
+        buffers = {**buffers, "cpu": buffers["cpu"][end:]}
+
+    def load() -> Any:  # noqa: ANN401 - as above
+        return unpickle(stream, table, buffers)
+
     try:
-        parts, stream, *definitions = pickle.loads(envelope)
-        load = _Unpickler(stream, Definitions(*definitions), parts, buffers).load
-        return Deferred(load) if is_helper_thread() and any(part.device == DEVICE_TYPE for part in parts) else load()
+        return Deferred(load) if is_helper_thread() and DEVICE_TYPE in device_types(table) else load()
     except Exception as error:
         raise not_unpickled(error) from error
 
@@ -187,121 +183,50 @@ def buffer_devices(headers: Sequence[Header]) -> list[str]:
     return sorted({device for header in headers for device in header.sizes})
 
 
-class _Pickler(Pickler):
-    """A pickler that puts the contents of tensors and arrays into buffers; functions and classes may be from anywhere.
-
-    Attributes:
-        parts: The tensors and arrays whose contents are not in the pickle.
-        contents: Their contents: flat uint8 tensors on their devices.
-    """
-
-    def __init__(self, file: io.BytesIO) -> None:
-        self.parts: list[_OutOfBand] = []
-        self.contents: list[torch.Tensor] = []
-        super().__init__(file, buffer_callback=self._buffer_callback)
-
-    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
-        if type(value) is not torch.Tensor or value.layout is not torch.strided:
-            return super().reducer_override(value)
-        if value.is_quantized or value.is_meta or value.is_nested:  # a nested tensor keeps its contents in another one
-            return super().reducer_override(value)
-        require_memory(value)
-        # Contents are sent in the order of memory, not of the dimensions: no copy of a transposed tensor is needed.
-        strides = () if value.is_contiguous() else torch.empty_like(value, device="meta").stride()
-        order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-        data = as_bytes(value.permute(order) if strides else value)
-        part = _OutOfBand(
-            nbytes=data.numel(),
-            device=value.device.type,
-            dtype=value.dtype,
-            shape=tuple(value.shape),
-            strides=strides,
-            requires_grad=value.requires_grad,
-        )
-        reduced = _out_of_band_tensor, (self._add_buffer(part, data),)
-        attributes = value.__dict__
-        return (*reduced, attributes, None, None, _set_attributes) if attributes else reduced
-
-    def _add_buffer(self, part: _OutOfBand, data: torch.Tensor) -> int:
-        self.parts.append(part)
-        self.contents.append(data)
-        return len(self.parts) - 1
-
-    def _buffer_callback(self, buffer: pickle.PickleBuffer) -> bool:
-        memory = buffer.raw()
-        if len(memory) < _SMALL_ARRAY_BYTES:
-            return True  # keeps the array in the pickle
-        data = to_tensor(memory) if memory.readonly else torch.frombuffer(memory, dtype=torch.uint8)
-        self._add_buffer(_OutOfBand(nbytes=len(memory)), data)
-        return False
+def _in_buffers(pickled: Pickled, *, has_pickle: bool) -> Serialized:
+    """Return a value in buffers; whether its header has the pickle, or the CPU buffer."""
+    pieces = _pieces(pickled, has_pickle=has_pickle)
+    sizes = {device: _end(parts) for device, parts in pieces.items()}
+    if has_pickle:
+        header = Header(sizes=sizes, table=pickled.table, pickled=b"".join(pickled.chunks))
+    else:
+        header = Header(sizes=sizes, lengths=(len(pickled.table), pickled.nbytes))
+    return Serialized(header, pieces, pickled)
 
 
-class _Unpickler(Unpickler):
-    """An unpickler that takes the contents of tensors and arrays from buffers."""
-
-    def __init__(
-        self, stream: bytes, definitions: Definitions, parts: Sequence[_OutOfBand], buffers: Mapping[str, torch.Tensor]
-    ) -> None:
-        starts = dict.fromkeys(buffers, 0)
-        self._is_single = len(parts) == 1
-        self._parts: list[tuple[_OutOfBand, torch.Tensor]] = []
-        for part in parts:
-            start = starts[part.device]
-            self._parts.append((part, buffers[part.device][start : start + part.nbytes]))
-            starts[part.device] = start + _aligned_size(part.nbytes)
-        arrays = [_array_memory(data) for part, data in self._parts if part.dtype is None]
-        super().__init__(io.BytesIO(stream), definitions, buffers=arrays)
-
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
-        if (module, name) == (__name__, _out_of_band_tensor.__name__):
-            return self._tensor
-        found = super().find_class(module, name)
-        # Of a tensor of a subclass, torch pickles the device too: that of the thread of another rank.
-        return on_own_device(found) if module == "torch._utils" and name.startswith(_REBUILD_ON_DEVICE) else found
-
-    def _tensor(self, index: int) -> torch.Tensor:
-        part, data = self._parts[index]
-        if part.dtype is None:
-            raise PayloadTypeError("the buffers of the value are in the wrong order")
-        # A view would keep the whole buffer alive, and torch.save would write all of it.
-        owned = data if self._is_single else data.clone()
-        if part.strides:
-            tensor = owned.view(part.dtype).as_strided(part.shape, part.strides)
-        else:
-            tensor = from_bytes(owned, part.dtype, part.shape)
-        if part.device == DEVICE_TYPE and is_used() and not is_helper_thread():
-            tensor = tensor.to(own_device())
-        return tensor.requires_grad_(part.requires_grad)
+def _pieces(pickled: Pickled, *, has_pickle: bool) -> dict[str, list[Placed]]:
+    """Return the pieces of one buffer for each type of device: each buffer is one transfer, whatever it contains."""
+    pieces: dict[str, list[Placed]] = {}
+    ends: dict[str, int] = {}
+    if not has_pickle:
+        pieces["cpu"] = [(0, len(pickled.table), pickled.table)]
+        ends["cpu"] = aligned(len(pickled.table))
+        for chunk in pickled.chunks:
+            pieces["cpu"].append((ends["cpu"], len(chunk), chunk))
+            ends["cpu"] += len(chunk)
+    for device, piece, nbytes in pickled.contents:
+        start = aligned(ends.get(device, 0))
+        pieces.setdefault(device, []).append((start, nbytes, piece))
+        ends[device] = start + nbytes
+    return pieces
 
 
-def _out_of_band_tensor(index: int) -> torch.Tensor:
-    """Placeholder in a pickle for a tensor whose contents are in a buffer; `_Unpickler.find_class` replaces it."""
-    raise PayloadTypeError(f"the contents of tensor {index} are not in this pickle")
+def _end(pieces: Sequence[Placed]) -> int:
+    """Return the length of a buffer with these pieces."""
+    start, nbytes, _ = pieces[-1]
+    return start + nbytes
 
 
-def _set_attributes(tensor: torch.Tensor, attributes: Mapping[str, object]) -> None:
-    tensor.__dict__.update(attributes)
-
-
-def _array_memory(data: torch.Tensor) -> Any:  # noqa: ANN401 - a writable buffer
-    return memoryview(bytearray(memory_of(data)))
-
-
-def _aligned_size(nbytes: int) -> int:
-    return math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT
-
-
-def _concatenated(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return one flat uint8 tensor with the contents of several, each aligned for any dtype; a single one as it is."""
-    if len(pieces) == 1:
-        return pieces[0]
-    if not pieces:
-        return to_tensor(b"")
-    whole = torch.zeros(
-        sum(_aligned_size(piece.numel()) for piece in pieces), dtype=torch.uint8, device=pieces[0].device
-    )
-    start = 0
-    for piece in pieces:
-        whole[start : start + piece.numel()] = piece
-        start += _aligned_size(piece.numel())
+def _concatenated(pieces: Sequence[Placed]) -> torch.Tensor:
+    """Return one flat uint8 tensor with the pieces of a buffer, zeros between them; a single one as it is."""
+    first = pieces[0][2]
+    device = first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
+    if len(pieces) == 1 and isinstance(first, torch.Tensor):
+        return as_bytes(first)
+    whole = torch.zeros(_end(pieces), dtype=torch.uint8, device=device)
+    for start, nbytes, piece in pieces:
+        if isinstance(piece, torch.Tensor):
+            whole[start : start + nbytes] = as_bytes(piece)
+        elif nbytes:
+            memory_of(whole)[start : start + nbytes] = memoryview(piece).cast("B")
     return whole

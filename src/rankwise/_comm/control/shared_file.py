@@ -1,0 +1,109 @@
+"""Files in memory, by which a rank gives data to the other ranks of its host: written once, then mapped by each.
+
+The file is anonymous, so that nothing is left of it when the last process that has it open or mapped has ended. Its
+seals forbid every change. A receiver maps it privately: it may write to its map, which no other process sees, and which
+stays when the sender has gone. See docs/decisions/0037-values-in-shared-files.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+
+from rankwise._comm.control.memory_map import map_memory
+
+# An object with the buffer protocol, for which only later versions of Python have a name.
+Buffer: TypeAlias = Any
+# Linux alone has such files. They are the same on all ranks of a host, whose ranks then exchange data in another way.
+_CREATE: Final = getattr(os, "memfd_create", None)
+_SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE")
+# The most pieces of one call to write.
+_MAX_PIECES: Final = 1024
+
+
+class FileReference(NamedTuple):
+    """What another process of the host needs to map the file.
+
+    Attributes:
+        process: The id of the process that has it open.
+        descriptor: Its descriptor there.
+        inode: The number of the file: process and descriptor may belong to another one when the owner has ended.
+        nbytes: The length.
+    """
+
+    process: int
+    descriptor: int
+    inode: int
+    nbytes: int
+
+
+class SharedFile:
+    """A file in memory with data for other ranks.
+
+    Attributes:
+        reference: What others need to map it, until it is closed.
+    """
+
+    def __init__(self, pieces: Sequence[Buffer]) -> None:
+        """Write the data, in contiguous pieces, of one byte or more together.
+
+        Raises:
+            OSError: There is no memory, no descriptor, or no such files on this system.
+        """
+        if _CREATE is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        self._descriptor: int = _CREATE("rankwise: a value", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            _write(self._descriptor, pieces)
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _all_seals())
+            status = os.fstat(self._descriptor)
+        except BaseException:
+            self.close()
+            raise
+        self.reference = FileReference(os.getpid(), self._descriptor, status.st_ino, status.st_size)
+
+    def close(self) -> None:
+        """Close it. Those that have mapped it keep its memory."""
+        os.close(self._descriptor)
+
+
+def map_file(reference: FileReference) -> torch.Tensor:
+    """Return the contents of the file of another process, or of this one, as a flat uint8 tensor of its own.
+
+    The kernel opens it for processes of the same user alone.
+
+    Raises:
+        OSError: This process cannot open it, or has no address space for it.
+    """
+    process, descriptor, inode, nbytes = reference
+    own = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(own)
+        # Without the seals its owner could shorten it, which would end this process when it reads the map.
+        if (status.st_ino, status.st_size) != (inode, nbytes) or fcntl.fcntl(own, fcntl.F_GET_SEALS) != _all_seals():
+            raise OSError(errno.ESTALE, "the descriptor belongs to another file")
+        memory = map_memory(own, 0, nbytes, flags=mmap.MAP_PRIVATE)
+    finally:
+        os.close(own)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _all_seals() -> int:
+    return sum(getattr(fcntl, name) for name in _SEALS)
+
+
+def _write(descriptor: int, pieces: Sequence[Buffer]) -> None:
+    for start in range(0, len(pieces), _MAX_PIECES):
+        rest = [memoryview(piece) for piece in pieces[start : start + _MAX_PIECES]]
+        while rest:
+            written = os.writev(descriptor, rest)
+            while rest and written >= rest[0].nbytes:
+                written -= rest.pop(0).nbytes
+            if written:
+                rest[0] = rest[0].cast("B")[written:]
