@@ -12,6 +12,7 @@ from rankwise._arguments import as_bool, as_integer
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
+from rankwise._collectives.relayed_values import files_for_all
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -19,7 +20,7 @@ from rankwise._collectives.serialization import (
     deserialize,
     serialize,
 )
-from rankwise._collectives.shared_values import Rest, SharedFiles
+from rankwise._collectives.shared_values import Rest
 from rankwise._comm.buffers import device_of_bytes, from_bytes, same_memory, to_tensor
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
@@ -217,13 +218,13 @@ def _gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.
 
 def _gather(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) -> list[T]:
     """Gather the values of all members; if they are the parts of one tensor, side by side in memory if possible."""
-    with comm.collective(call), SharedFiles(comm) as files:
+    with comm.collective(call), files_for_all(comm) as files:
         payload = serialize(value) if is_one_tensor else files.offer(serialize(value))
         headers = [Header.decode(message) for message in comm.all_gather_bytes(call, payload.header.encode())]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         rest = Rest.EVERYTHING if buffer_devices(headers) else Rest.NOTHING
         if rest is not Rest.NOTHING and not is_one_tensor:
-            rest = files.deliver(call, headers, buffers)
+            rest = files.deliver(call, headers, buffers, range(comm.size))
 
         def prepare() -> Prepared[None]:
             remaining = [rest.of(header) for header in headers]

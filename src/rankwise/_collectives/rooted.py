@@ -14,6 +14,7 @@ import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
+from rankwise._collectives.relayed_values import files_for_all
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -148,13 +149,13 @@ def broadcast(
     if async_op is not False:
         return start(comm, broadcast, value, src=src, async_op=async_op)
     call = Call("broadcast")
-    with comm.collective(call) as rank, SharedFiles(comm) as files:
+    with comm.collective(call) as rank, files_for_all(comm) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         payload = files.offer(serialize(value)) if rank == sender else None
         header = Header.decode(comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender))
         buffers: dict[str, torch.Tensor] = {}
-        rest = files.deliver(call, [header], [buffers]) if header.sizes else Rest.NOTHING
+        rest = files.deliver(call, [header], [buffers], [sender]) if header.sizes else Rest.NOTHING
 
         def prepare() -> Prepared[None]:
             received = empty_buffers(rest.of(header), comm) if payload is None else rest.of(payload).copy()

@@ -8,12 +8,13 @@ are closed. What cannot be delivered like this is moved by the data planes.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import Enum
 from typing import Final, TypeVar
 
+import psutil
 import torch
 
 from rankwise._collectives.serialization import Header, Serialized
@@ -24,6 +25,8 @@ from rankwise._comm.control.shared_file import map_file
 _Message = TypeVar("_Message", Header, Serialized)
 
 # Errors after which there is no use in trying another way, which takes more memory.
+# Above this size it is checked first that there is memory.
+_CHECKED_BYTES: Final = 1 << 26
 _NO_MEMORY: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
 
 
@@ -37,6 +40,18 @@ class Rest(Enum):
     def of(self, message: _Message) -> _Message:
         """Return what remains of a header, or of a value."""
         return message if self is Rest.EVERYTHING else message.without_host()
+
+    @classmethod
+    def after(cls, headers: Sequence[Header], *, is_delivered: bool) -> Rest:
+        """Return what remains of values whose CPU buffers are delivered, or not."""
+        if not is_delivered:
+            return cls.EVERYTHING
+        return cls.ACCELERATORS if any(header.without_host().sizes for header in headers) else cls.NOTHING
+
+    @classmethod
+    def of_all(cls, answers: Iterable[bytes]) -> Rest:
+        """Return what remains of the call, given what remains for each member."""
+        return cls(max(answers))
 
 
 class SharedFiles(ExitStack):
@@ -52,17 +67,25 @@ class SharedFiles(ExitStack):
         Raises:
             MemoryError: There is no memory for the file.
         """
-        if "cpu" not in payload.pieces or self._comm.shared_memory is None:
+        if "cpu" not in payload.pieces or not self._can_share():
             return payload
+        nbytes = payload.header.sizes["cpu"]
+        require_available(nbytes)
         try:
             file = payload.write_file()
         except OSError as error:
-            _require_memory(error, payload.header.sizes["cpu"])
+            require_memory(error, nbytes)
             return payload
         self.callback(file.close)
         return replace(payload, header=replace(payload.header, file=file.reference))
 
-    def deliver(self, call: Call, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]) -> Rest:
+    def deliver(
+        self,
+        call: Call,
+        headers: Sequence[Header],
+        buffers: Sequence[dict[str, torch.Tensor]],
+        senders: Sequence[int] = (),  # noqa: ARG002 - for several hosts
+    ) -> Rest:
         """Map the CPU buffers of the values that this member receives, and return what remains to be moved.
 
         Collective over the members, which have agreed on the call. All get the same result.
@@ -71,46 +94,60 @@ class SharedFiles(ExitStack):
             call: The call.
             headers: The headers of the values that this member receives.
             buffers: The buffers of each, to which those that are mapped are added.
+            senders: If all members receive all values, the group rank of the sender of each.
 
         Raises:
             MemoryError: There is no memory for a map.
         """
-        if self._comm.shared_memory is None:
+        if not self._can_share():
             return Rest.EVERYTHING
         call.begin_data()
-        mapped = [_mapped(header) for header in headers]
-        rests = [_rest(header, data) for header, data in zip(headers, mapped, strict=True)]
-        own = max(rests, key=_order, default=Rest.NOTHING)
-        answers = self._comm.all_gather_bytes(call, own.value)
-        rest = max(map(Rest, answers), key=_order)
+        mapped = [mapped_file(header) for header in headers]
+        rest = Rest.after(headers, is_delivered=not missing(headers, mapped))
+        rest = Rest.of_all(self._comm.all_gather_bytes(call, rest.value))
         if rest is not Rest.EVERYTHING:
-            for received, data in zip(buffers, mapped, strict=True):
-                received.update({} if data is None else {"cpu": data})
+            add_mapped(buffers, mapped)
         return rest
 
+    def _can_share(self) -> bool:
+        """Return whether the members can map each other's files, as far as is known: the same on all of them."""
+        return self._comm.shared_memory is not None
 
-def _mapped(header: Header) -> torch.Tensor | None:
+
+def mapped_file(header: Header) -> torch.Tensor | None:
     """Map the file of a value; None if there is none, or it cannot be opened."""
     if header.file is None:
         return None
     try:
         return map_file(header.file)
     except OSError as error:
-        _require_memory(error, header.sizes["cpu"])
+        require_memory(error, header.sizes["cpu"])
         return None
 
 
-def _rest(header: Header, data: torch.Tensor | None) -> Rest:
-    if "cpu" in header.sizes and data is None:
-        return Rest.EVERYTHING
-    return Rest.ACCELERATORS if header.without_host().sizes else Rest.NOTHING
+def missing(headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> bool:
+    """Return whether a value has a CPU buffer that is not mapped."""
+    return any("cpu" in header.sizes and data is None for header, data in zip(headers, mapped, strict=True))
 
 
-def _order(rest: Rest) -> bytes:
-    return rest.value
+def add_mapped(buffers: Sequence[dict[str, torch.Tensor]], mapped: Sequence[torch.Tensor | None]) -> None:
+    """Add what is mapped to the buffers of each value."""
+    for received, data in zip(buffers, mapped, strict=True):
+        received.update({} if data is None else {"cpu": data})
 
 
-def _require_memory(error: OSError, nbytes: int) -> None:
+def require_available(nbytes: int) -> None:
+    """Check that there is memory for so many bytes, if they are many: the system ends processes when there is none.
+
+    Raises:
+        MemoryError: There is less.
+    """
+    available = psutil.virtual_memory().available if nbytes > _CHECKED_BYTES else nbytes
+    if nbytes > available:
+        raise MemoryError(f"{nbytes} bytes of values do not fit into the {available} bytes of memory that are free")
+
+
+def require_memory(error: OSError, nbytes: int) -> None:
     """Raise if an error says that there is no memory."""
     if error.errno in _NO_MEMORY:
         raise MemoryError(f"there is no memory for {nbytes} bytes of a value: {error}") from error

@@ -41,6 +41,8 @@ class GroupContext:
             Local. None if there is no other member.
         open_of_members: Returns a group that only its members make, given their global ranks and a number that no other
             such group has; Local. None if groups are made by all members.
+        hosts: Returns the ids of the members' hosts, by group rank; [] if all are on one host, or not connected yet.
+        uses_shared_memory: This rank may share memory with the others of its host.
         store: Returns the store that the members share; None if there is no other member.
         destroy: Destroys the process group that was created for the group, if there is one.
         close_unreferenced: Closes the groups of the session to which nothing refers any more.
@@ -51,6 +53,8 @@ class GroupContext:
     reserve_group: Callable[[Sequence[int]], bool] = lambda _: False
     open_pair: Callable[[Sequence[int]], Comm] | None = None
     open_of_members: Callable[[Sequence[int], int], Comm] | None = None
+    hosts: Callable[[], Sequence[str]] = tuple
+    uses_shared_memory: bool = False
     store: Callable[[], Store] | None = None
     destroy: Callable[[], None] = lambda: None
     close_unreferenced: Callable[[], None] = lambda: None
@@ -95,6 +99,16 @@ class Comm(TensorOperations):
         self._context = context
         self._pairs: dict[tuple[int, int], Comm] = {}
         self._pairs_lock = threading.RLock()  # a signal handler may send
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The ids of the members' hosts, by group rank; empty if all are on one host, or not connected yet."""
+        return self._context.hosts()
+
+    @property
+    def uses_shared_memory(self) -> bool:
+        """This rank may share memory with the others of its host. It may differ between the members."""
+        return self._context.uses_shared_memory
 
     def shared_store(self) -> Store | None:
         """Return the store that the members share; None if there is no other member."""

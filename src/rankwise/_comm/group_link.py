@@ -122,6 +122,14 @@ class GroupLink:
         channel = self._channel
         return channel if isinstance(channel, PageChannel) and channel.page.shares_tensors else None
 
+    @property
+    def hosts(self) -> list[str]:
+        """The ids of the members' hosts, by group rank; [] if all are on one host, or the channel is not open yet."""
+        if self._channel is None or self.same_host:
+            return []
+        links = self._registry.connect()
+        return [links.host(rank) for rank in self.ranks]
+
     def meetings(self) -> AbstractContextManager[Callable[[], None]]:
         """Hold the lock of the channel in a block, which gives a function that waits until all members have called it.
 

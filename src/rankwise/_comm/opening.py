@@ -77,6 +77,8 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
             reserve_group=registry.reserve_channel,
             open_pair=partial(_open_pair, registry, link) if is_member and len(ranks) > 1 else None,
             open_of_members=partial(_open_of_members, registry),
+            hosts=(lambda: link.hosts) if exchange is not None and registry.shares_pages else tuple,
+            uses_shared_memory=registry.shares_tensors,
             store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
             destroy=partial(registry.destroy_process_group, link.group),
             close_unreferenced=registry.close_unreferenced,

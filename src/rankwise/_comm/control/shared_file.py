@@ -7,11 +7,12 @@ stays when the sender has gone. See docs/decisions/0037-values-in-shared-files.m
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ from rankwise._comm.control.memory_map import map_memory
 Buffer: TypeAlias = Any
 # Linux alone has such files. They are the same on all ranks of a host, whose ranks then exchange data in another way.
 _CREATE: Final = getattr(os, "memfd_create", None)
-_SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE")
+_LENGTH_SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW")
 # The most pieces of one call to write.
 _MAX_PIECES: Final = 1024
 
@@ -56,21 +57,45 @@ class SharedFile:
         Raises:
             OSError: There is no memory, no descriptor, or no such files on this system.
         """
-        if _CREATE is None:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        self._descriptor: int = _CREATE("rankwise: a value", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
+        self._descriptor = _create()
+        with self._closed_on_error():
             _write(self._descriptor, pieces)
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _all_seals())
-            status = os.fstat(self._descriptor)
-        except BaseException:
-            self.close()
-            raise
-        self.reference = FileReference(os.getpid(), self._descriptor, status.st_ino, status.st_size)
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _seals(*_LENGTH_SEALS, "F_SEAL_WRITE"))
+            self.reference = _reference(self._descriptor)
 
     def close(self) -> None:
         """Close it. Those that have mapped it keep its memory."""
         os.close(self._descriptor)
+
+    @contextlib.contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+class ReceivedFile(SharedFile):
+    """A file in memory for data that this rank receives from another host, for itself and the others of its host.
+
+    Attributes:
+        memory: Its contents, flat, to be written once.
+    """
+
+    def __init__(self, nbytes: int) -> None:  # makes a file, as the other class does
+        """Allocate a file of one byte or more.
+
+        Raises:
+            OSError: There is no memory, no address space, no descriptor, or no such files on this system.
+        """
+        self._descriptor = _create()
+        with self._closed_on_error():
+            os.posix_fallocate(self._descriptor, 0, nbytes)
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _seals(*_LENGTH_SEALS))
+            memory = map_memory(self._descriptor, 0, nbytes, flags=mmap.MAP_SHARED)
+            self.memory = torch.frombuffer(memory, dtype=torch.uint8)
+            self.reference = _reference(self._descriptor)
 
 
 def map_file(reference: FileReference) -> torch.Tensor:
@@ -85,8 +110,9 @@ def map_file(reference: FileReference) -> torch.Tensor:
     own = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(own)
-        # Without the seals its owner could shorten it, which would end this process when it reads the map.
-        if (status.st_ino, status.st_size) != (inode, nbytes) or fcntl.fcntl(own, fcntl.F_GET_SEALS) != _all_seals():
+        # Without a seal its owner could shorten it, which would end this process when it reads the map.
+        is_sealed = fcntl.fcntl(own, fcntl.F_GET_SEALS) & _seals(*_LENGTH_SEALS) == _seals(*_LENGTH_SEALS)
+        if (status.st_ino, status.st_size) != (inode, nbytes) or not is_sealed:
             raise OSError(errno.ESTALE, "the descriptor belongs to another file")
         memory = map_memory(own, 0, nbytes, flags=mmap.MAP_PRIVATE)
     finally:
@@ -94,8 +120,21 @@ def map_file(reference: FileReference) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _all_seals() -> int:
-    return sum(getattr(fcntl, name) for name in _SEALS)
+def _create() -> int:
+    """Return the descriptor of a new file."""
+    if _CREATE is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    descriptor: int = _CREATE("rankwise: a value", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    return descriptor
+
+
+def _reference(descriptor: int) -> FileReference:
+    status = os.fstat(descriptor)
+    return FileReference(os.getpid(), descriptor, status.st_ino, status.st_size)
+
+
+def _seals(*names: str) -> int:
+    return sum(getattr(fcntl, name) for name in names)
 
 
 def _write(descriptor: int, pieces: Sequence[Buffer]) -> None:

@@ -1,0 +1,94 @@
+"""Exchange large values between hosts with several ranks each, and count the bytes that each host sends."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rankwise as rw
+from rankwise._collectives import relayed_values
+
+NUMEL = 1 << 20
+NBYTES = 4 * NUMEL
+
+
+def bytes_sent() -> int:
+    """Return how many bytes this host has sent through its cable."""
+    lines = [line.split() for line in Path("/proc/net/dev").read_text().splitlines()]
+    return sum(int(words[9]) for words in lines if words[0] in {"left0:", "right0:"})
+
+
+def report(title: str, collective: Callable[[], Any]) -> Any:
+    """Call a collective, print on rank zero how many values' bytes each host has sent, and return the result."""
+    rw.barrier()
+    start = bytes_sent()
+    rw.barrier()
+    result = collective()
+    rw.barrier()
+    sent = dict(rw.all_gather((socket.gethostname(), (bytes_sent() - start) // NBYTES)))
+    if rw.get_rank() == 0:
+        print(title, sent["left"], sent["right"], flush=True)
+    return result
+
+
+def check_private(results: list[torch.Tensor]) -> None:
+    """Check that no rank sees what others write to their results."""
+    rank = rw.get_rank()
+    for result in results:
+        result.add_(rank + 1)
+    rw.barrier()
+    for src, result in enumerate(results):
+        assert (result == src + rank + 1).all(), (rank, src)
+
+
+def fail(*_: object) -> None:
+    raise PermissionError(errno.EACCES, "the file of the neighbour")
+
+
+def check_errors(value: torch.Tensor) -> None:
+    """A rank that cannot map what the first of its host has received: an error on all, and the next call works."""
+    rank, last = rw.get_rank(), rw.get_world_size() - 1
+    map_file = relayed_values.map_file
+    relayed_values.map_file = fail if rank == last else map_file
+    try:
+        rw.broadcast(value if rank == 0 else None)
+    except (PermissionError, rw.RemoteRankError) as error:
+        text = str(error)
+    else:
+        text = "no error"
+    expected = "neighbour" if rank == last else f"rank {last}"
+    if expected not in text:
+        raise AssertionError(text)
+    relayed_values.map_file = map_file
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rw.init(timeout=60)
+    rank, size = rw.get_rank(), rw.get_world_size()
+    value = torch.full((NUMEL,), float(rank))
+    rw.all_gather(value)  # opens the connections
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    check_private(report("all_gather", lambda: rw.all_gather([value, "a" * rank]))[0][:1])
+    check_private([one for one, _ in report("all_gather again", lambda: rw.all_gather((value, rank)))])
+    (received,) = report("broadcast", lambda: rw.broadcast([value] if rank == size - 1 else None, src=size - 1))
+    assert (received == size - 1).all()
+    gathered = report("gather", lambda: rw.gather(value, dst=0))
+    assert gathered is None if rank else all((one == src).all() for src, one in enumerate(gathered))
+    (received,) = report("one rank", lambda: rw.all_gather(value if rank == 1 else rank))[1:2]
+    assert (received == 1).all()
+    if sys.argv[1:] == ["with-errors"]:
+        check_errors(value)
+    assert (rw.broadcast(value) == 0).all()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors + 1, "descriptors are left"
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
