@@ -6,8 +6,10 @@ import errno
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -54,10 +56,10 @@ def fail(*_: object) -> None:
 def check_errors(value: torch.Tensor) -> None:
     """A rank that cannot map what the first of its host has received: an error on all, and the next call works."""
     rank, last = rw.get_rank(), rw.get_world_size() - 1
-    map_file = relayed_values.map_file
-    relayed_values.map_file = fail if rank == last else map_file
+    cannot_map = patch.object(relayed_values, "map_file", fail) if rank == last else nullcontext()
     try:
-        rw.broadcast(value if rank == 0 else None)
+        with cannot_map:
+            rw.broadcast(value if rank == 0 else None)
     except (PermissionError, rw.RemoteRankError) as error:
         text = str(error)
     else:
@@ -65,7 +67,6 @@ def check_errors(value: torch.Tensor) -> None:
     expected = "neighbour" if rank == last else f"rank {last}"
     if expected not in text:
         raise AssertionError(text)
-    relayed_values.map_file = map_file
 
 
 def main() -> None:
