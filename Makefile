@@ -37,6 +37,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/large_reductions.py
 	$(BIN)/python benchmarks/gradients.py
 	$(BIN)/python -m benchmarks.dropins
+	$(BIN)/python -m benchmarks.objects
 	$(BIN)/python -m benchmarks.growth --save docs
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/faults.py

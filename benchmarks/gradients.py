@@ -156,13 +156,18 @@ def measure(rounds: int) -> list[Row]:
         return [*(measure_steps(*size, rounds) for size in SIZES), measure_overlap(rounds)]
 
 
-def parsed_options(description: str | None, rounds: int) -> argparse.Namespace:
-    """Return the options of the command line: numbers of ranks, the number of rounds, and a folder for the rows."""
+def options_parser(description: str | None, rounds: int, ranks: Sequence[int] = (2, 4)) -> argparse.ArgumentParser:
+    """Return a parser of the usual options: numbers of ranks, the number of rounds, and a folder for the rows."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--ranks", type=int, nargs="+", default=ranks)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--save", type=Path, metavar="FOLDER")
-    return parser.parse_args()
+    return parser
+
+
+def parsed_options(description: str | None, rounds: int) -> argparse.Namespace:
+    """Return the options of the command line, where there are only the usual ones."""
+    return options_parser(description, rounds).parse_args()
 
 
 def save(rows: list[dict[str, Any]], folder: Path | None, name: str) -> None:
