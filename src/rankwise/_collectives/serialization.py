@@ -208,7 +208,7 @@ def _pieces(pickled: Pickled, *, has_pickle: bool) -> dict[str, list[Placed]]:
         start = aligned(ends.get(device, 0))
         pieces.setdefault(device, []).append((start, nbytes, piece))
         ends[device] = start + nbytes
-    return pieces
+    return dict(sorted(pieces.items()))  # all ranks move the buffers in this order, as `buffer_devices` has it
 
 
 def _end(pieces: Sequence[Placed]) -> int:
