@@ -222,8 +222,8 @@ def _gather(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) ->
         payload = serialize(value) if is_one_tensor else files.offer(serialize(value))
         headers = [Header.decode(message) for message in comm.all_gather_bytes(call, payload.header.encode())]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
-        rest = Rest.EVERYTHING if buffer_devices(headers) else Rest.NOTHING
-        if rest is not Rest.NOTHING and not is_one_tensor:
+        rest = Rest.before(headers)
+        if any(header.needs_file for header in headers) and not is_one_tensor:
             rest = files.deliver(call, headers, buffers, range(comm.size))
 
         def prepare() -> Prepared[None]:
@@ -254,8 +254,9 @@ def _gather_buffers(
         lengths = [[sum(sizes)]] if is_one_tensor else [[size] for size in sizes]
         parts = [torch.empty(length, dtype=torch.uint8, device=place) for length in lengths]
         parts = list(parts[0].split(sizes)) if is_one_tensor else parts
-        for received, part in zip(buffers, parts, strict=True):
-            received[device] = part
+        for header, received, part in zip(headers, buffers, parts, strict=True):
+            if device in header.sizes:  # the contents of a file may be there otherwise
+                received[device] = part
         moves.append(comm.all_gather_into(data, parts) if is_even else comm.all_gather_ragged(data, parts, device))
     return all_of(moves, None)
 

@@ -73,7 +73,7 @@ class RelayedFiles(SharedFiles):
         awaited = {
             index: header.sizes["cpu"]
             for index, header in enumerate(headers)
-            if not is_here[index] and "cpu" in header.sizes
+            if not is_here[index] and header.needs_file
         }
         memories, files = self._allocated(awaited) if self._is_first and is_delivered else ({}, {})
         is_delivered = is_delivered and (not self._is_first or memories.keys() == awaited.keys())
@@ -99,8 +99,8 @@ class RelayedFiles(SharedFiles):
         return len(self._here) > 1 and self._comm.uses_shared_memory
 
     def _from_here(self, header: Header) -> torch.Tensor | None:
-        """Return the CPU buffer of a value of this host; None if it has none, or it cannot be mapped."""
-        if len(self._here) > 1 or "cpu" not in header.sizes or self._sent is None:
+        """Return the CPU buffer of a value of this host; None if it needs no file, or that cannot be mapped."""
+        if len(self._here) > 1 or not header.needs_file or self._sent is None:
             return mapped_file(header)
         return self._sent.buffers["cpu"].clone()
 

@@ -36,13 +36,16 @@ T = TypeVar("T")
 
 
 class Following(Enum):
-    """Whether buffers follow the headers of a collective, on any of its ranks."""
+    """What follows the headers of a collective, for any of its ranks."""
 
     NOTHING = b"-"
     BUFFERS = b"+"
+    FILES = b"f"
 
     @classmethod
     def of(cls, payloads: Sequence[Serialized]) -> Following:
+        if any(payload.header.needs_file for payload in payloads):
+            return cls.FILES
         return cls.BUFFERS if any(payload.pieces for payload in payloads) else cls.NOTHING
 
 
@@ -155,7 +158,9 @@ def broadcast(
         payload = files.offer(serialize(value)) if rank == sender else None
         header = Header.decode(comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender))
         buffers: dict[str, torch.Tensor] = {}
-        rest = files.deliver(call, [header], [buffers], [sender]) if header.sizes else Rest.NOTHING
+        rest = Rest.before([header])
+        if header.needs_file:
+            rest = files.deliver(call, [header], [buffers], [sender])
 
         def prepare() -> Prepared[None]:
             received = empty_buffers(rest.of(header), comm) if payload is None else rest.of(payload).copy()
@@ -220,12 +225,14 @@ def scatter(
         call.settings = {"src": comm.ranks[sender]}
         payloads = serialize_each(values, comm.size, "scatter") if rank == sender else []
         payloads = [files.offer(payload) for payload in payloads]
-        # Every rank has to know whether buffers follow for any rank, since all agree once more before they move.
+        # Every rank has to know what follows for any rank, since all agree once more before it moves.
         prefix = Following.of(payloads).value
         message = comm.scatter_bytes(call, [prefix + payload.header.encode() for payload in payloads], sender)
         following, header = Following(message[:1]), Header.decode(message[1:])
         buffers: dict[str, torch.Tensor] = {}
-        rest = files.deliver(call, [header], [buffers]) if following is Following.BUFFERS else Rest.NOTHING
+        rest = Rest.NOTHING if following is Following.NOTHING else Rest.EVERYTHING
+        if following is Following.FILES:
+            rest = files.deliver(call, [header], [buffers])
 
         def prepare() -> Prepared[None]:
             if rank != sender:
@@ -261,7 +268,9 @@ def _gather_buffers(
     moves = []
     for device in buffer_devices(headers):
         incoming = [
-            (parts[device], member) for member, parts in enumerate(buffers) if member != dst and device in parts
+            (buffers[member][device], member)
+            for member, header in enumerate(headers)
+            if member != dst and device in header.sizes
         ]
         moves.append(comm.transfer([], incoming))
     return all_of(moves, None)

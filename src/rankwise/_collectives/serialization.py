@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
@@ -29,10 +29,14 @@ from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.shared_file import FileReference, SharedFile
 from rankwise._torch_xla import DEVICE_TYPE, is_helper_thread
 
+_T = TypeVar("_T")
 # A piece of a buffer, with its offset there and its size in bytes.
 Placed: TypeAlias = tuple[int, int, Piece]
 
 _ZEROS: Final = bytes(aligned(1))
+# A file takes longer than the data planes below about this size, and a process may have 65,530 maps: a program that
+# keeps the results of all its steps has no more of them than it has MiB.
+_LEAST_FILE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +63,14 @@ class Header:
         file = None if self.file is None else tuple(self.file)
         return pickle.dumps((dict(self.sizes), self.table, self.pickled, self.lengths, self.inline, file))
 
-    def without_host(self) -> Header:
-        """Return what remains when the CPU buffer has arrived."""
-        return replace(self, sizes={device: nbytes for device, nbytes in self.sizes.items() if device != "cpu"})
+    @property
+    def needs_file(self) -> bool:
+        """Whether the CPU buffer is large enough to be given to the ranks of the same host in a file."""
+        return self.sizes.get("cpu", 0) >= _LEAST_FILE_BYTES
+
+    def without_file(self) -> Header:
+        """Return what remains when the contents of the file, if the value needs one, have arrived."""
+        return replace(self, sizes=_without_host(self.sizes)) if self.needs_file else self
 
     @classmethod
     def decode(cls, data: bytes) -> Header:
@@ -95,10 +104,11 @@ class Serialized:
         """Return copies of the buffers, as if they had been received."""
         return {device: data.clone() for device, data in self.buffers.items()}
 
-    def without_host(self) -> Serialized:
-        """Return what remains when the CPU buffer has arrived."""
-        pieces = {device: parts for device, parts in self.pieces.items() if device != "cpu"}
-        return Serialized(self.header.without_host(), pieces)
+    def without_file(self) -> Serialized:
+        """Return what remains when the contents of the file, if the value needs one, have arrived."""
+        if not self.header.needs_file:
+            return self
+        return Serialized(self.header.without_file(), _without_host(self.pieces))
 
     def with_short_header(self) -> Serialized:
         """Return the value with its pickle in the CPU buffer, if there are buffers and the pickle is in the header."""
@@ -209,6 +219,11 @@ def _pieces(pickled: Pickled, *, has_pickle: bool) -> dict[str, list[Placed]]:
         pieces.setdefault(device, []).append((start, nbytes, piece))
         ends[device] = start + nbytes
     return dict(sorted(pieces.items()))  # all ranks move the buffers in this order, as `buffer_devices` has it
+
+
+def _without_host(of_devices: Mapping[str, _T]) -> dict[str, _T]:
+    """Return what is not of the CPU, of a mapping by type of device."""
+    return {device: one for device, one in of_devices.items() if device != "cpu"}
 
 
 def _end(pieces: Sequence[Placed]) -> int:

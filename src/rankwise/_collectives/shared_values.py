@@ -2,7 +2,7 @@
 
 A member writes each value that it sends to a file, and its header refers to the file. Those that receive the value map
 the file after the agreement on the call. All agree once more, when all have mapped what they receive: then the files
-are closed. What cannot be delivered like this is moved by the data planes.
+are closed. What cannot be delivered like this, and what is too small for a file, is moved by the data planes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rankwise._comm.control.shared_file import map_file
 
 _Message = TypeVar("_Message", Header, Serialized)
 
-# Errors after which there is no use in trying another way, which takes more memory.
 # Above this size it is checked first that there is memory.
 _CHECKED_BYTES: Final = 1 << 26
+# Errors after which there is no use in trying another way, which takes more memory.
 _NO_MEMORY: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
 
 
@@ -34,19 +34,24 @@ class Rest(Enum):
     """What remains to be moved by the data planes."""
 
     NOTHING = b"0"
-    ACCELERATORS = b"1"
+    OTHER_BUFFERS = b"1"
     EVERYTHING = b"2"
 
     def of(self, message: _Message) -> _Message:
         """Return what remains of a header, or of a value."""
-        return message if self is Rest.EVERYTHING else message.without_host()
+        return message if self is Rest.EVERYTHING else message.without_file()
+
+    @classmethod
+    def before(cls, headers: Sequence[Header]) -> Rest:
+        """Return what remains before any is delivered."""
+        return cls.EVERYTHING if any(header.sizes for header in headers) else cls.NOTHING
 
     @classmethod
     def after(cls, headers: Sequence[Header], *, is_delivered: bool) -> Rest:
-        """Return what remains of values whose CPU buffers are delivered, or not."""
+        """Return what remains of values whose files are delivered, or not."""
         if not is_delivered:
             return cls.EVERYTHING
-        return cls.ACCELERATORS if any(header.without_host().sizes for header in headers) else cls.NOTHING
+        return cls.OTHER_BUFFERS if any(header.without_file().sizes for header in headers) else cls.NOTHING
 
     @classmethod
     def of_all(cls, answers: Iterable[bytes]) -> Rest:
@@ -67,7 +72,7 @@ class SharedFiles(ExitStack):
         Raises:
             MemoryError: There is no memory for the file.
         """
-        if "cpu" not in payload.pieces or not self._can_share():
+        if not (payload.header.needs_file and self._can_share()):
             return payload
         nbytes = payload.header.sizes["cpu"]
         require_available(nbytes)
@@ -86,7 +91,7 @@ class SharedFiles(ExitStack):
         buffers: Sequence[dict[str, torch.Tensor]],
         senders: Sequence[int] = (),  # noqa: ARG002 - for several hosts
     ) -> Rest:
-        """Map the CPU buffers of the values that this member receives, and return what remains to be moved.
+        """Map the files of the values that this member receives, and return what remains to be moved.
 
         Collective over the members, which have agreed on the call. All get the same result.
 
@@ -126,8 +131,8 @@ def mapped_file(header: Header) -> torch.Tensor | None:
 
 
 def missing(headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> bool:
-    """Return whether a value has a CPU buffer that is not mapped."""
-    return any("cpu" in header.sizes and data is None for header, data in zip(headers, mapped, strict=True))
+    """Return whether a value needs a file that is not mapped."""
+    return any(header.needs_file and data is None for header, data in zip(headers, mapped, strict=True))
 
 
 def add_mapped(buffers: Sequence[dict[str, torch.Tensor]], mapped: Sequence[torch.Tensor | None]) -> None:
