@@ -24,6 +24,7 @@ _SHARED = "threads have no memory that processes share"
 _BUCKETS = "gradients on XLA devices are in no buckets: copies are reduced"
 _SPARSE = "torch_xla has no sparse tensors"
 _KINDS = "torch_xla cannot make these tensors, or some of those that the test takes: complex32, sparse, nested, freed"
+_DRAWN = "hypothesis keeps state in the process, so that ranks in threads may draw different examples"
 _TANGENTS = "torch has one level of tangents in a process: other ranks enter it meanwhile"
 
 NOT_APPLICABLE: Final = {
@@ -68,6 +69,7 @@ NOT_APPLICABLE: Final = {
     },
     "test_non_blocking.py::test_groups_do_not_wait_for_each_other-*-xla": _AT_ONCE,
     "test_non_blocking.py::test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way-*": _PATCH,
+    "test_random_values.py::*-[24]devices-*": _DRAWN,
     "test_reduction.py::test_values_that_cannot_be_reduced_are_refused_in_every_world-*-xla": _SPARSE,
     "test_training.py::*sparse*-xla": _SPARSE,
     **{
