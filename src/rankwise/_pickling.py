@@ -144,6 +144,13 @@ class Unpickler(pickle.Unpickler):
         self._adopting = adopting
         self._read: dict[str, Any] = {}
 
+    def load(self) -> Any:  # noqa: ANN401 - any value
+        try:
+            return super().load()
+        finally:
+            # It has the value and methods of this object, which would live until garbage is collected.
+            self.memo = {}
+
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in pickle
         if module == __name__ and name in _UNPICKLER_METHODS:
             return getattr(self, name)

@@ -11,7 +11,7 @@ import ctypes
 import pickle
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -115,7 +115,7 @@ class _Pickler(Pickler):
         self.contents: list[tuple[str, Piece, int]] = []
         numpy = sys.modules.get("numpy")
         self._array_type = None if numpy is None else numpy.ndarray
-        super().__init__(file, buffer_callback=self._buffer_callback)  # type: ignore[arg-type]  # write() is all it needs
+        super().__init__(file, buffer_callback=_kept_apart(self.contents))  # type: ignore[arg-type]  # write() is all it needs
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any value of the user's
         kind = type(value)
@@ -144,13 +144,6 @@ class _Pickler(Pickler):
         self.contents.append(("cpu", value, value.nbytes))
         return _out_of_band_array, (len(self.contents) - 1, dtype, value.shape)
 
-    def _buffer_callback(self, buffer: pickle.PickleBuffer) -> bool:
-        memory = buffer.raw()
-        if len(memory) < _SMALL_BUFFER_BYTES:
-            return True  # keeps it in the pickle
-        self.contents.append(("cpu", memory, memory.nbytes))
-        return False
-
 
 class _Unpickler(Unpickler):
     """An unpickler that takes the contents of tensors and arrays from buffers."""
@@ -174,7 +167,14 @@ class _Unpickler(Unpickler):
             ends[device] += aligned(nbytes)
         # Buffers of other objects are the contents that no tensor or array asks for, in their order.
         self._next = 0
-        super().__init__(_Stream(stream), definitions, buffers=self._other_buffers())  # type: ignore[arg-type]
+        self._others = self._other_buffers()
+        super().__init__(_Stream(stream), definitions, buffers=self._others)  # type: ignore[arg-type]
+
+    def load(self) -> Any:  # noqa: ANN401 - any value
+        try:
+            return super().load()
+        finally:
+            self._others.close()  # which refers to this object, as this object does to it
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
         if module == __name__ and name == _out_of_band_tensor.__name__:
@@ -185,7 +185,7 @@ class _Unpickler(Unpickler):
         # Of a tensor of a subclass, torch pickles the device too: that of the thread of another rank.
         return on_own_device(found) if module == "torch._utils" and name.startswith(_REBUILD_ON_DEVICE) else found
 
-    def _other_buffers(self) -> Iterator[memoryview]:
+    def _other_buffers(self) -> Generator[memoryview, None, None]:
         while True:
             yield self._memory[self._place(self._next)]
 
@@ -250,6 +250,19 @@ def owned_memory(tensor: torch.Tensor) -> memoryview:
         array: Any = memory.obj  # all views of the memory refer to it
         array.tensor = tensor
     return memory
+
+
+def _kept_apart(contents: list[tuple[str, Piece, int]]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return the callback that takes large buffers of objects; it does not refer to its pickler, which refers to it."""
+
+    def callback(buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if len(memory) < _SMALL_BUFFER_BYTES:
+            return True  # keeps it in the pickle
+        contents.append(("cpu", memory, memory.nbytes))
+        return False
+
+    return callback
 
 
 def _out_of_band_tensor(index: int, *_: object) -> torch.Tensor:
