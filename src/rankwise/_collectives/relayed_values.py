@@ -20,12 +20,12 @@ from rankwise._collectives.shared_values import (
     add_mapped,
     mapped_file,
     missing,
-    require_available,
     require_memory,
 )
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.shared_file import FileReference, ReceivedFile, map_file
+from rankwise._memory import require_available
 
 
 def files_for_all(comm: Comm) -> SharedFiles:

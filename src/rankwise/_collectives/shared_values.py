@@ -14,7 +14,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final, TypeVar
 
-import psutil
 import torch
 
 from rankwise._collectives.serialization import Header, Serialized
@@ -24,8 +23,6 @@ from rankwise._comm.control.shared_file import map_file
 
 _Message = TypeVar("_Message", Header, Serialized)
 
-# Above this size it is checked first that there is memory.
-_CHECKED_BYTES: Final = 1 << 26
 # Errors after which there is no use in trying another way, which takes more memory.
 _NO_MEMORY: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
 
@@ -74,12 +71,10 @@ class SharedFiles(ExitStack):
         """
         if not (payload.header.needs_file and self._can_share()):
             return payload
-        nbytes = payload.header.sizes["cpu"]
-        require_available(nbytes)
         try:
             file = payload.write_file()
         except OSError as error:
-            require_memory(error, nbytes)
+            require_memory(error, payload.header.sizes["cpu"])
             return payload
         self.callback(file.close)
         return replace(payload, header=replace(payload.header, file=file.reference))
@@ -139,17 +134,6 @@ def add_mapped(buffers: Sequence[dict[str, torch.Tensor]], mapped: Sequence[torc
     """Add what is mapped to the buffers of each value."""
     for received, data in zip(buffers, mapped, strict=True):
         received.update({} if data is None else {"cpu": data})
-
-
-def require_available(nbytes: int) -> None:
-    """Check that there is memory for so many bytes, if they are many: the system ends processes when there is none.
-
-    Raises:
-        MemoryError: There is less.
-    """
-    available = psutil.virtual_memory().available if nbytes > _CHECKED_BYTES else nbytes
-    if nbytes > available:
-        raise MemoryError(f"{nbytes} bytes of values do not fit into the {available} bytes of memory that are free")
 
 
 def require_memory(error: OSError, nbytes: int) -> None:

@@ -5,27 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from rankwise._memory import CGROUP, CGROUPS, counters, memory_groups
+
 _VMSTAT: Final = Path("/proc/vmstat")
-_CGROUP: Final = Path("/proc/self/cgroup")
-_CGROUPS: Final = Path("/sys/fs/cgroup")
+# The files of a control group with the counter, of version 2 and of version 1, and its name.
+_EVENTS: Final = ("memory.events", "memory.oom_control")
+_NAME: Final = "oom_kill"
 # The explanation of SIGKILL where no kill was counted: no other sender is as frequent.
 POSSIBLE_OOM: Final = "out of memory?"
 
 
-def count_oom_kills(vmstat: Path = _VMSTAT, cgroup: Path = _CGROUP, cgroups: Path = _CGROUPS) -> dict[str, int]:
+def count_oom_kills(vmstat: Path = _VMSTAT, cgroup: Path = CGROUP, cgroups: Path = CGROUPS) -> dict[str, int]:
     """Return how many processes the kernel has killed because memory ran out, by whose limit that was.
 
     Counters that cannot be read are left out.
     """
-    found = {}
-    # cgroup v2: "0::/path", with one file for each group. Version 1 has a counter for each controller, in another file.
-    for line in _lines(cgroup):
-        _, controllers, path = line.split(":", 2)
-        name = "memory.events" if not controllers else "memory.oom_control"
-        root = cgroups if not controllers else cgroups / "memory"
-        if not controllers or "memory" in controllers.split(","):
-            found.update(_count(root / path.lstrip("/") / name, "this job's control group"))
-    return found | _count(vmstat, "this host")
+    files = [folder / name for folder in memory_groups(cgroup, cgroups) for name in _EVENTS]
+    counts = [count for file in files if (count := counters(file).get(_NAME)) is not None]
+    found = {"this job's control group": counts[0]} if counts else {}
+    total = counters(vmstat).get(_NAME)
+    return found if total is None else found | {"this host": total}
 
 
 def oom_explanation(before: dict[str, int], after: dict[str, int]) -> str:
@@ -34,18 +33,3 @@ def oom_explanation(before: dict[str, int], after: dict[str, int]) -> str:
         if count > before.get(whose, count):
             return f"out of memory: the kernel has killed for want of memory of {whose}"
     return ""
-
-
-def _count(file: Path, whose: str) -> dict[str, int]:
-    for line in _lines(file):
-        name, _, count = line.partition(" ")
-        if name == "oom_kill":
-            return {whose: int(count)}
-    return {}
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text().splitlines()
-    except OSError:
-        return []

@@ -18,14 +18,17 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from rankwise._comm.control.memory_map import map_memory
+from rankwise._memory import require_available
 
 # An object with the buffer protocol, for which only later versions of Python have a name.
 Buffer: TypeAlias = Any
 # Linux alone has such files. They are the same on all ranks of a host, whose ranks then exchange data in another way.
 _CREATE: Final = getattr(os, "memfd_create", None)
 _LENGTH_SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW")
-# The most pieces of one call to write.
+# The most pieces and bytes of one call to write. Before each it is checked that there is memory for what is left, since
+# the other ranks of the host take memory at the same time.
 _MAX_PIECES: Final = 1024
+_MAX_BYTES: Final = 1 << 26
 
 
 class FileReference(NamedTuple):
@@ -55,6 +58,7 @@ class SharedFile:
         """Write the data, in contiguous pieces, of one byte or more together.
 
         Raises:
+            MemoryError: The host, or a control group of this process, has less memory.
             OSError: There is no memory, no descriptor, or no such files on this system.
         """
         self._descriptor = _create()
@@ -138,11 +142,30 @@ def _seals(*names: str) -> int:
 
 
 def _write(descriptor: int, pieces: Sequence[Buffer]) -> None:
-    for start in range(0, len(pieces), _MAX_PIECES):
-        rest = [memoryview(piece) for piece in pieces[start : start + _MAX_PIECES]]
+    views = [memoryview(piece) for piece in pieces]
+    left = sum(view.nbytes for view in views)
+    for rest in _steps(views):
+        require_available(left)
+        left -= sum(view.nbytes for view in rest)
         while rest:
             written = os.writev(descriptor, rest)
             while rest and written >= rest[0].nbytes:
                 written -= rest.pop(0).nbytes
             if written:
                 rest[0] = rest[0].cast("B")[written:]
+
+
+def _steps(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Return what is written at once: few pieces, with few bytes together."""
+    step: list[memoryview] = []
+    nbytes = 0
+    for view in views:
+        starts = range(0, view.nbytes, _MAX_BYTES)
+        parts = [view] if len(starts) <= 1 else [view.cast("B")[start : start + _MAX_BYTES] for start in starts]
+        for part in parts:
+            if len(step) == _MAX_PIECES or nbytes + part.nbytes > _MAX_BYTES:
+                yield step
+                step, nbytes = [], 0
+            step.append(part)
+            nbytes += part.nbytes
+    yield step
