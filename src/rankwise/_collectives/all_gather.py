@@ -17,7 +17,6 @@ from rankwise._collectives.serialization import (
     Header,
     Serialized,
     buffer_devices,
-    deserialize,
     serialize,
 )
 from rankwise._collectives.shared_values import Rest
@@ -232,7 +231,7 @@ def _gather(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) ->
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
-    return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
+    return files.values(headers, buffers)
 
 
 def _gather_buffers(

@@ -82,16 +82,17 @@ class RelayedFiles(SharedFiles):
         if rest is Rest.EVERYTHING:
             return rest
 
+        for index, data in memories.items():
+            mapped[index] = data
         failure = self._map_received(answers[self._here[0]]["files"], mapped)
         outgoing = [(data, first) for data in self._sent_data(senders, mapped) for first in self._first_elsewhere]
         self._comm.transfer(outgoing, [(data, senders[index]) for index, data in memories.items()])()
         call.begin_data()
         if failure is not None:
             raise failure
+        if rest is Rest.NOTHING:
+            self._unpickle(headers, mapped)
         self._comm.verify(call)
-        for index, data in memories.items():
-            # This rank's result is its own too, and no other one sees what it writes there.
-            mapped[index] = map_file(files[index].reference) if index in files else data
         add_mapped(buffers, mapped)
         return rest
 
@@ -128,9 +129,10 @@ class RelayedFiles(SharedFiles):
     def _map_received(
         self, references: Mapping[str, Sequence[int]], mapped: list[torch.Tensor | None]
     ) -> OSError | None:
-        """Map the files in which values of other hosts arrive. An error is returned: first the data have to move."""
-        if self._is_first:
-            return None
+        """Map the files in which values of other hosts arrive. An error is returned: first the data have to move.
+
+        So does the first member of a host: nobody else sees what it writes to its result.
+        """
         try:
             for index, reference in references.items():
                 mapped[int(index)] = map_file(FileReference(*reference))

@@ -19,7 +19,6 @@ from rankwise._collectives.serialization import (
     Header,
     Serialized,
     buffer_devices,
-    deserialize,
     empty_buffers,
     serialize,
 )
@@ -107,7 +106,7 @@ def gather(
                 comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, rest.of(payload), remaining, buffers))
     if rank != receiver:
         return None
-    return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
+    return files.values(headers, buffers)
 
 
 @overload
@@ -169,7 +168,8 @@ def broadcast(
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
-    result: T = deserialize(header, buffers)
+    result: T
+    [result] = files.values([header], [buffers])
     return result
 
 
@@ -253,7 +253,8 @@ def scatter(
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
-    result: T = deserialize(header, buffers)
+    result: T
+    [result] = files.values([header], [buffers])
     return result
 
 

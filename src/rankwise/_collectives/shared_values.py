@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
-from rankwise._collectives.serialization import Header, Serialized
+from rankwise._collectives.serialization import Header, Serialized, deserialize
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.shared_file import map_file
@@ -62,6 +62,7 @@ class SharedFiles(ExitStack):
     def __init__(self, comm: Comm) -> None:
         super().__init__()
         self._comm = comm
+        self._unpickled: list[Any] | None = None
 
     def offer(self, payload: Serialized) -> Serialized:
         """Return a value with a file in its header, if it needs one, and the members can map it. Local.
@@ -98,16 +99,35 @@ class SharedFiles(ExitStack):
 
         Raises:
             MemoryError: There is no memory for a map.
+            PayloadTypeError: A value cannot be unpickled here.
         """
         if not self._can_share():
             return Rest.EVERYTHING
         call.begin_data()
         mapped = [mapped_file(header) for header in headers]
         rest = Rest.after(headers, is_delivered=not missing(headers, mapped))
+        if rest is Rest.NOTHING:
+            self._unpickle(headers, mapped)
         rest = Rest.of_all(self._comm.all_gather_bytes(call, rest.value))
         if rest is not Rest.EVERYTHING:
             add_mapped(buffers, mapped)
         return rest
+
+    def values(self, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]) -> list[Any]:
+        """Return the values, unpickled now unless they are already. Local.
+
+        Raises:
+            PayloadTypeError: A value cannot be unpickled here.
+        """
+        if self._unpickled is None:
+            return [deserialize(header, received) for header, received in zip(headers, buffers, strict=True)]
+        return self._unpickled
+
+    def _unpickle(self, headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> None:
+        """Unpickle the values before the last agreement, so that an error is one on all members."""
+        buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
+        add_mapped(buffers, mapped)
+        self._unpickled = self.values(headers, buffers)
 
     def _can_share(self) -> bool:
         """Return whether the members can map each other's files, as far as is known: the same on all of them."""
