@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankwise._collectives.reduce_scatter import reduce_scatter
     from rankwise._collectives.reduce_to_one import reduce
     from rankwise._collectives.rooted import broadcast, gather, scatter
+    from rankwise._collectives.safe_types import register_safe
     from rankwise._comm.group import Comm, Group
     from rankwise._comm.group_rank import GroupRank
     from rankwise._comm.work import Work
@@ -140,6 +141,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "register_safe",
     "release_grads",
     "scatter",
     "send",
@@ -159,6 +161,7 @@ _HOMES = {
     "_collectives.reduce": ("all_reduce", "all_reduce_"),
     "_collectives.reduce_scatter": ("reduce_scatter",),
     "_collectives.reduce_to_one": ("reduce",),
+    "_collectives.safe_types": ("register_safe",),
     "_comm.group": ("Comm", "Group"),
     "_comm.group_rank": ("GroupRank",),
     "_comm.work": ("Work",),

@@ -13,6 +13,7 @@ from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.relayed_values import files_for_all
+from rankwise._collectives.safe_values import is_safe, refuse_unsafe, set_safe
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -35,16 +36,28 @@ T = TypeVar("T")
 
 @overload
 def all_gather(
-    value: T, *, differentiable: bool = ..., group: GroupLike | None = ..., async_op: Literal[False] = ...
+    value: T,
+    *,
+    differentiable: bool = ...,
+    safe: bool = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[False] = ...,
 ) -> list[T]: ...
 @overload
-def all_gather(value: T, *, group: GroupLike | None = ..., async_op: Literal[True]) -> Work[list[T]]: ...
+def all_gather(
+    value: T, *, safe: bool = ..., group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[list[T]]: ...
 @overload
 def all_gather(
-    value: T, *, differentiable: bool = ..., group: GroupLike | None = ..., async_op: bool
+    value: T, *, differentiable: bool = ..., safe: bool = ..., group: GroupLike | None = ..., async_op: bool
 ) -> list[T] | Work[list[T]]: ...
 def all_gather(
-    value: T, *, differentiable: bool = False, group: GroupLike | None = None, async_op: bool = False
+    value: T,
+    *,
+    differentiable: bool = False,
+    safe: bool = False,
+    group: GroupLike | None = None,
+    async_op: bool = False,
 ) -> list[T] | Work[list[T]]:
     """Return every rank's value, in the order of ranks.
 
@@ -57,11 +70,13 @@ def all_gather(
         value: This rank's value.
         differentiable: Whether gradients flow back to the rank that a tensor came from. The value must be a dense
             tensor of floats or complex numbers, and every rank must run backward through the result.
+        safe: Whether to take only values of builtin types, those of `collections`, arrays and numbers of numpy, dense
+            tensors, and classes passed to `register_safe`. The ranks check it before any value is unpickled.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
-        PayloadTypeError: The value cannot be pickled, or gradients cannot flow through it.
+        PayloadTypeError: The value cannot be pickled, or gradients cannot flow through it; `safe` refuses one of them.
         RemoteRankError: This error occurred on another rank.
         MismatchError: Another rank calls another collective.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
@@ -74,9 +89,9 @@ def all_gather(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, all_gather, value, differentiable=differentiable, async_op=async_op)
+        return start(comm, all_gather, value, differentiable=differentiable, safe=safe, async_op=async_op)
     call = Call("all_gather")
-    if differentiable is False:
+    if differentiable is False and safe is False:
         return _gather(comm, call, value)
     tensor: Any = value
     with comm.collective(call):
@@ -87,6 +102,7 @@ def all_gather(
                 raise PayloadTypeError(f"gradients flow through tensors of floats, got {describe(value)}")
             dense(tensor)
             require_differentiable(tensor)
+        set_safe(call, safe)
     return cast("list[T]", _gather_tensors(comm, call, tensor)) if flows else _gather(comm, call, value)
 
 
@@ -217,9 +233,12 @@ def _gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.
 
 def _gather(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) -> list[T]:
     """Gather the values of all members; if they are the parts of one tensor, side by side in memory if possible."""
+    safe = is_safe(call)
     with comm.collective(call), files_for_all(comm) as files:
-        payload = serialize(value) if is_one_tensor else files.offer(serialize(value))
-        headers = [Header.decode(message) for message in comm.all_gather_bytes(call, payload.header.encode())]
+        payload = serialize(value, safe=safe)
+        payload = payload if is_one_tensor else files.offer(payload)
+        messages = comm.all_gather_bytes(call, payload.header.encode())
+        headers = [Header.decode(message, safe=safe) for message in messages]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         rest = Rest.before(headers)
         if any(header.needs_file for header in headers) and not is_one_tensor:
@@ -231,7 +250,8 @@ def _gather(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) ->
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
-    return files.values(headers, buffers)
+        refuse_unsafe(comm, call, zip(comm.ranks, headers, buffers, strict=True))
+    return files.values(call, headers, buffers)
 
 
 def _gather_buffers(

@@ -91,7 +91,7 @@ class RelayedFiles(SharedFiles):
         if failure is not None:
             raise failure
         if rest is Rest.NOTHING:
-            self._unpickle(headers, mapped)
+            self._unpickle(call, headers, mapped)
         self._comm.verify(call)
         add_mapped(buffers, mapped)
         return rest

@@ -15,6 +15,7 @@ import torch
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.relayed_values import files_for_all
+from rankwise._collectives.safe_values import is_safe, refuse_unsafe, set_safe
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -50,18 +51,28 @@ class Following(Enum):
 
 @overload
 def gather(
-    value: T, *, dst: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[False] = ...
+    value: T,
+    *,
+    dst: int | GroupRank = ...,
+    safe: bool = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[False] = ...,
 ) -> list[T] | None: ...
 @overload
 def gather(
-    value: T, *, dst: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[True]
+    value: T, *, dst: int | GroupRank = ..., safe: bool = ..., group: GroupLike | None = ..., async_op: Literal[True]
 ) -> Work[list[T] | None]: ...
 @overload
 def gather(
-    value: T, *, dst: int | GroupRank = ..., group: GroupLike | None = ..., async_op: bool
+    value: T, *, dst: int | GroupRank = ..., safe: bool = ..., group: GroupLike | None = ..., async_op: bool
 ) -> list[T] | Work[list[T] | None] | None: ...
 def gather(
-    value: T, *, dst: int | GroupRank = 0, group: GroupLike | None = None, async_op: bool = False
+    value: T,
+    *,
+    dst: int | GroupRank = 0,
+    safe: bool = False,
+    group: GroupLike | None = None,
+    async_op: bool = False,
 ) -> list[T] | Work[list[T] | None] | None:
     """Return every rank's value on one rank, in the order of ranks, and None on the others.
 
@@ -70,12 +81,13 @@ def gather(
     Args:
         value: This rank's value.
         dst: The global rank that receives the list, or a `GroupRank`.
+        safe: Whether to take only values of known types, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `dst` is not a member.
-        PayloadTypeError: The value cannot be pickled.
+        PayloadTypeError: The value cannot be pickled, or `safe` refuses one.
         RemoteRankError: This error occurred on another rank.
         MismatchError: Another rank calls another collective.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
@@ -88,14 +100,15 @@ def gather(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, gather, value, dst=dst, async_op=async_op)
+        return start(comm, gather, value, dst=dst, safe=safe, async_op=async_op)
     call = Call("gather")
     with comm.collective(call) as rank, SharedFiles(comm) as files:
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"dst": comm.ranks[receiver]}
-        payload = files.offer(serialize(value))
+        set_safe(call, safe)
+        payload = files.offer(serialize(value, safe=is_safe(call)))
         messages, follows = comm.gather_bytes(call, payload.header.encode(), receiver, flag=bool(payload.pieces))
-        headers = [Header.decode(message) for message in messages]
+        headers = [Header.decode(message, safe=is_safe(call)) for message in messages]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         # Every rank has to know whether any rank sends buffers, since all agree once more before they move. In groups
         # without frames only the receiver knows, so that they always agree once more.
@@ -104,25 +117,37 @@ def gather(
             if rest is not Rest.NOTHING:
                 remaining = [rest.of(header) for header in headers]
                 comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, rest.of(payload), remaining, buffers))
+        received = zip(comm.ranks, headers, buffers, strict=True) if rank == receiver else ()
+        refuse_unsafe(comm, call, received)
     if rank != receiver:
         return None
-    return files.values(headers, buffers)
+    return files.values(call, headers, buffers)
 
 
 @overload
 def broadcast(
-    value: T, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[False] = ...
+    value: T,
+    *,
+    src: int | GroupRank = ...,
+    safe: bool = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[False] = ...,
 ) -> T: ...
 @overload
 def broadcast(
-    value: T, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[True]
+    value: T, *, src: int | GroupRank = ..., safe: bool = ..., group: GroupLike | None = ..., async_op: Literal[True]
 ) -> Work[T]: ...
 @overload
 def broadcast(
-    value: T, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: bool
+    value: T, *, src: int | GroupRank = ..., safe: bool = ..., group: GroupLike | None = ..., async_op: bool
 ) -> T | Work[T]: ...
 def broadcast(
-    value: T, *, src: int | GroupRank = 0, group: GroupLike | None = None, async_op: bool = False
+    value: T,
+    *,
+    src: int | GroupRank = 0,
+    safe: bool = False,
+    group: GroupLike | None = None,
+    async_op: bool = False,
 ) -> T | Work[T]:
     """Return one rank's value on all ranks.
 
@@ -131,12 +156,13 @@ def broadcast(
     Args:
         value: On `src`, the value to send; ignored on the other ranks, where it may be None.
         src: The global rank whose value is sent, or a `GroupRank`.
+        safe: Whether to take only values of known types, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `src` is not a member.
-        PayloadTypeError: The value cannot be pickled.
+        PayloadTypeError: The value cannot be pickled, or `safe` refuses one.
         RemoteRankError: This error occurred on `src`.
         MismatchError: Another rank calls another collective, or passes another `src`.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
@@ -149,13 +175,15 @@ def broadcast(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, broadcast, value, src=src, async_op=async_op)
+        return start(comm, broadcast, value, src=src, safe=safe, async_op=async_op)
     call = Call("broadcast")
     with comm.collective(call) as rank, files_for_all(comm) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
-        payload = files.offer(serialize(value)) if rank == sender else None
-        header = Header.decode(comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender))
+        set_safe(call, safe)
+        payload = files.offer(serialize(value, safe=is_safe(call))) if rank == sender else None
+        message = comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender)
+        header = Header.decode(message, safe=is_safe(call))
         buffers: dict[str, torch.Tensor] = {}
         rest = Rest.before([header])
         if header.needs_file:
@@ -168,8 +196,9 @@ def broadcast(
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
+        refuse_unsafe(comm, call, [(comm.ranks[sender], header, buffers)])
     result: T
-    [result] = files.values([header], [buffers])
+    [result] = files.values(call, [header], [buffers])
     return result
 
 
@@ -178,19 +207,35 @@ def scatter(
     values: Sequence[T] | None,
     *,
     src: int | GroupRank = ...,
+    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> T: ...
 @overload
 def scatter(
-    values: Sequence[T] | None, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: Literal[True]
+    values: Sequence[T] | None,
+    *,
+    src: int | GroupRank = ...,
+    safe: bool = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
 ) -> Work[T]: ...
 @overload
 def scatter(
-    values: Sequence[T] | None, *, src: int | GroupRank = ..., group: GroupLike | None = ..., async_op: bool
+    values: Sequence[T] | None,
+    *,
+    src: int | GroupRank = ...,
+    safe: bool = ...,
+    group: GroupLike | None = ...,
+    async_op: bool,
 ) -> T | Work[T]: ...
 def scatter(
-    values: Sequence[T] | None, *, src: int | GroupRank = 0, group: GroupLike | None = None, async_op: bool = False
+    values: Sequence[T] | None,
+    *,
+    src: int | GroupRank = 0,
+    safe: bool = False,
+    group: GroupLike | None = None,
+    async_op: bool = False,
 ) -> T | Work[T]:
     """Return one of the values of `src` on each rank: the first one on the first rank, and so on.
 
@@ -200,12 +245,13 @@ def scatter(
         values: On `src`, one value for each member, in the order of ranks, or a tensor or array with one row for each;
             ignored on the other ranks, where it may be None.
         src: The global rank whose values are sent, or a `GroupRank`.
+        safe: Whether to take only values of known types, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `src` is not a member, or the number of values is not the number of members.
-        PayloadTypeError: A value cannot be pickled.
+        PayloadTypeError: A value cannot be pickled, or `safe` refuses one.
         RemoteRankError: One of these errors occurred on `src`.
         MismatchError: Another rank calls another collective, or passes another `src`.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
@@ -218,17 +264,18 @@ def scatter(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, scatter, values, src=src, async_op=async_op)
+        return start(comm, scatter, values, src=src, safe=safe, async_op=async_op)
     call = Call("scatter")
     with comm.collective(call) as rank, SharedFiles(comm) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
-        payloads = serialize_each(values, comm.size, "scatter") if rank == sender else []
+        set_safe(call, safe)
+        payloads = serialize_each(values, comm.size, "scatter", safe=is_safe(call)) if rank == sender else []
         payloads = [files.offer(payload) for payload in payloads]
         # Every rank has to know what follows for any rank, since all agree once more before it moves.
         prefix = Following.of(payloads).value
         message = comm.scatter_bytes(call, [prefix + payload.header.encode() for payload in payloads], sender)
-        following, header = Following(message[:1]), Header.decode(message[1:])
+        following, header = Following(message[:1]), Header.decode(message[1:], safe=is_safe(call))
         buffers: dict[str, torch.Tensor] = {}
         rest = Rest.NOTHING if following is Following.NOTHING else Rest.EVERYTHING
         if following is Following.FILES:
@@ -253,8 +300,9 @@ def scatter(
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
+        refuse_unsafe(comm, call, [(comm.ranks[sender], header, buffers)])
     result: T
-    [result] = files.values([header], [buffers])
+    [result] = files.values(call, [header], [buffers])
     return result
 
 

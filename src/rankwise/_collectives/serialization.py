@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -18,15 +18,19 @@ from rankwise._collectives.deferred import Deferred, not_unpickled
 from rankwise._collectives.out_of_band import (
     Pickled,
     Piece,
+    ValuePickler,
+    ValueUnpickler,
     aligned,
     device_types,
     memory_of_piece,
     owned_memory,
     unpickle,
 )
+from rankwise._collectives.safe_pickles import SafePickler, SafeUnpickler
 from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, memory_of, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.shared_file import FileReference, SharedFile
+from rankwise._restricted_pickles import plain_loads
 from rankwise._torch_xla import DEVICE_TYPE, is_helper_thread
 
 _T = TypeVar("_T")
@@ -73,9 +77,10 @@ class Header:
         return replace(self, sizes=_without_host(self.sizes)) if self.needs_file else self
 
     @classmethod
-    def decode(cls, data: bytes) -> Header:
-        sizes, table, pickled, lengths, inline, file = pickle.loads(data)
-        reference = None if file is None else FileReference(*file)
+    def decode(cls, data: bytes, *, safe: bool = False) -> Header:
+        # Reading it without any definitions takes longer.
+        sizes, table, pickled, lengths, inline, file = plain_loads(data) if safe else pickle.loads(data)
+        reference = None if file is None else FileReference(*map(int, file))
         return cls(sizes=sizes, table=table, pickled=pickled, lengths=lengths, inline=inline, file=reference)
 
 
@@ -132,13 +137,32 @@ class Serialized:
         return SharedFile(memories)
 
 
-def serialize(value: object, *, most_inline: int = INLINE_BYTES) -> Serialized:
+class PickleOf(NamedTuple):
+    """The pickle of a received value.
+
+    Attributes:
+        table: What is needed to read it.
+        stream: The pickle.
+        buffers: The contents of tensors and arrays, by type of device.
+    """
+
+    table: bytes
+    stream: memoryview
+    buffers: Mapping[str, torch.Tensor]
+
+
+def serialize(value: object, *, most_inline: int = INLINE_BYTES, safe: bool = False) -> Serialized:
     """Return a value in serialized form: in its header, if it has at most so many bytes and is not on an accelerator.
+
+    Args:
+        value: The value.
+        most_inline: The number of bytes.
+        safe: In the form that `deserialize` reads if `safe`.
 
     Raises:
         PayloadTypeError: It cannot be pickled.
     """
-    pickled = Pickled(value)
+    pickled = Pickled(value, SafePickler if safe else ValuePickler)
     num_described = pickled.nbytes + len(pickled.table)
     is_on_host = all(device == "cpu" for device, _, _ in pickled.contents)
     if is_on_host and num_described + sum(nbytes for _, _, nbytes in pickled.contents) <= most_inline:
@@ -149,30 +173,41 @@ def serialize(value: object, *, most_inline: int = INLINE_BYTES) -> Serialized:
     return _in_buffers(pickled, has_pickle=bool(pickled.contents) and num_described <= INLINE_BYTES)
 
 
-def deserialize(header: Header, buffers: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's
+def pickle_of(header: Header, buffers: Mapping[str, torch.Tensor]) -> PickleOf:
+    """Return the pickle of a value, from its header or from a buffer. It takes ownership of the buffers."""
+    if not header.sizes:
+        return PickleOf(header.table, memoryview(header.pickled), {"cpu": to_tensor(header.inline)})
+    if header.lengths == (0, 0):
+        return PickleOf(header.table, memoryview(header.pickled), buffers)
+    num_table, num_pickled = header.lengths
+    start = aligned(num_table)
+    end = aligned(start + num_pickled)
+    memory = owned_memory(buffers["cpu"])
+    stream = memory[start : start + num_pickled]
+    return PickleOf(bytes(memory[:num_table]), stream, {**buffers, "cpu": buffers["cpu"][end:]})
+
+
+def deserialize(header: Header, buffers: Mapping[str, torch.Tensor], *, safe: bool = False) -> Any:  # noqa: ANN401 - any value of the user's
     """Return the value; where a rank has tensors on an XLA device, and another thread helps it, as a `Deferred`.
 
     It takes ownership of the buffers.
 
+    Args:
+        header: The header.
+        buffers: The buffers, by type of device.
+        safe: Refuse definitions that are neither safe nor registered.
+
     Raises:
         PayloadTypeError: It cannot be unpickled here.
     """
-    table, stream = header.table, memoryview(header.pickled)
-    if not header.sizes:
-        buffers = {"cpu": to_tensor(header.inline)}
-    elif header.lengths != (0, 0):
-        num_table, num_pickled = header.lengths
-        start = aligned(num_table)
-        end = aligned(start + num_pickled)
-        memory = owned_memory(buffers["cpu"])
-        table, stream = bytes(memory[:num_table]), memory[start : start + num_pickled]
-        buffers = {**buffers, "cpu": buffers["cpu"][end:]}
+    unpickler = SafeUnpickler if safe else ValueUnpickler
+    table, stream, contents = pickle_of(header, buffers)
 
     def load() -> Any:  # noqa: ANN401 - as above
-        return unpickle(stream, table, buffers)
+        return unpickle(stream, table, contents, unpickler)
 
     try:
-        return Deferred(load) if is_helper_thread() and DEVICE_TYPE in device_types(table) else load()
+        return Deferred(load) if is_helper_thread() and DEVICE_TYPE in device_types(table, unpickler) else load()
     except Exception as error:
         raise not_unpickled(error) from error
 

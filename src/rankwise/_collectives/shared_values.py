@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from rankwise._collectives.safe_values import is_safe
 from rankwise._collectives.serialization import Header, Serialized, deserialize
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
@@ -107,27 +108,30 @@ class SharedFiles(ExitStack):
         mapped = [mapped_file(header) for header in headers]
         rest = Rest.after(headers, is_delivered=not missing(headers, mapped))
         if rest is Rest.NOTHING:
-            self._unpickle(headers, mapped)
+            self._unpickle(call, headers, mapped)
         rest = Rest.of_all(self._comm.all_gather_bytes(call, rest.value))
         if rest is not Rest.EVERYTHING:
             add_mapped(buffers, mapped)
         return rest
 
-    def values(self, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]) -> list[Any]:
+    def values(self, call: Call, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]) -> list[Any]:
         """Return the values, unpickled now unless they are already. Local.
 
         Raises:
             PayloadTypeError: A value cannot be unpickled here.
         """
         if self._unpickled is None:
-            return [deserialize(header, received) for header, received in zip(headers, buffers, strict=True)]
+            safe = is_safe(call)
+            return [deserialize(header, parts, safe=safe) for header, parts in zip(headers, buffers, strict=True)]
         return self._unpickled
 
-    def _unpickle(self, headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> None:
+    def _unpickle(self, call: Call, headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> None:
         """Unpickle the values before the last agreement, so that an error is one on all members."""
+        if is_safe(call):
+            return  # until all members have inspected them
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         add_mapped(buffers, mapped)
-        self._unpickled = self.values(headers, buffers)
+        self._unpickled = self.values(call, headers, buffers)
 
     def _can_share(self) -> bool:
         """Return whether the members can map each other's files, as far as is known: the same on all of them."""

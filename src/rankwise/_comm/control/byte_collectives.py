@@ -12,6 +12,7 @@ from rankwise._comm.buffers import contents, to_tensor
 from rankwise._comm.control.agreement import Agreement
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.verdict import Combine
+from rankwise._restricted_pickles import plain_loads
 
 _LENGTH_BYTES: Final = 8
 _SET: Final = b"\1"
@@ -79,7 +80,7 @@ class ByteCollectives(Agreement):
         own = self.require_member()
         verdict = self.agree(call, pickle.dumps(list(messages)) if own == src else b"", read=(src,))
         if verdict is not None:
-            message: bytes = pickle.loads(verdict.bodies[src])[own]
+            message: bytes = plain_loads(verdict.bodies[src])[own]
             return message
         if own != src:
             return self._receive(src)
