@@ -6,35 +6,26 @@ import copyreg
 import io
 import pickle
 import pickletools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 # By the code of an extension, a pickle refers to a definition without its name.
 _EXTENSIONS: Final = frozenset({"EXT1", "EXT2", "EXT4"})
 
 
-class RestrictedUnpickler(pickle.Unpickler):
-    """An unpickler that refuses each definition which `allowed` does not return."""
+def plain_loads(data: bytes, definitions: Mapping[tuple[str, str], Any] = MappingProxyType({})) -> Any:  # noqa: ANN401 - any value
+    """Return a value of builtin types, and of some definitions.
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
-        return self.allowed(module, name)
-
-    def allowed(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
-        """Return a definition.
-
-        Raises:
-            pickle.UnpicklingError: It is not allowed.
-        """
-        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in this pickle")
-
-
-def plain_loads(data: bytes) -> Any:  # noqa: ANN401 - builtin values
-    """Return a value of builtin types.
+    Args:
+        data: The pickle.
+        definitions: What it may refer to, by module and name.
 
     Raises:
-        pickle.UnpicklingError: The pickle has something else.
+        pickle.UnpicklingError: The pickle refers to something else.
     """
     refuse_extensions(data)
-    return RestrictedUnpickler(io.BytesIO(data)).load()
+    return _RestrictedUnpickler(data, definitions).load()
 
 
 def refuse_extensions(pickled: bytes | memoryview) -> None:
@@ -47,3 +38,14 @@ def refuse_extensions(pickled: bytes | memoryview) -> None:
     registered = vars(copyreg)["_inverted_registry"]
     if registered and any(opcode.name in _EXTENSIONS for opcode, _, _ in pickletools.genops(bytes(pickled))):
         raise pickle.UnpicklingError("codes of extensions are not allowed in this pickle")
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, definitions: Mapping[tuple[str, str], Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._definitions = definitions
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
+        if (module, name) in self._definitions:
+            return self._definitions[module, name]
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in this pickle")

@@ -34,7 +34,7 @@ from rankwise._collectives.safe_types import (
     safe_definition_of_main,
     without_references,
 )
-from rankwise._restricted_pickles import RestrictedUnpickler, plain_loads, refuse_extensions
+from rankwise._restricted_pickles import plain_loads, refuse_extensions
 
 # The function by which pickles refer to definitions of `__main__`, by name and fingerprint.
 _OF_MAIN: Final = ("rankwise._pickling", "_named")
@@ -118,10 +118,10 @@ def inspect(stream: memoryview | bytes) -> None:
     _Inspector(Stream(stream), buffers=repeat(memoryview(b""))).load()  # type: ignore[arg-type]  # all it needs
 
 
-class _Inspector(RestrictedUnpickler):
+class _Inspector(pickle.Unpickler):
     """An unpickler with placeholders for all definitions."""
 
-    def allowed(self, module: str, name: str) -> Any:  # noqa: ANN401 - any placeholder
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any placeholder
         if (module, name) == _OF_MAIN:
             return _ClassOfMain()
         found = safe_definition(module, name)

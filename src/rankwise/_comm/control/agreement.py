@@ -25,7 +25,7 @@ from torch.distributed import Store
 from rankwise._arguments import as_integer
 from rankwise._comm.control.call_guard import CallGuard
 from rankwise._comm.control.collective_block import CollectiveBlock
-from rankwise._comm.control.protocol import Call, Details, FrameKind, mismatch_error, remote_error
+from rankwise._comm.control.protocol import Call, Details, FrameKind, mismatch_error, read_report, remote_error
 from rankwise._comm.control.transports import FrameExchange, MessageTransport, Prepared
 from rankwise._comm.control.verdict import Combine, Verdict, combined
 from rankwise._comm.reduce_ops import Op
@@ -231,7 +231,7 @@ class Agreement(ABC):
         first, second, not_first, not_second = least.tolist()
         if (first, second) != (~not_first, ~not_second):
             answers = self.all_gather_unverified(pickle.dumps(Details.of(call, failure)))
-            raise mismatch_error(self.ranks, [pickle.loads(answer) for answer in answers])
+            raise mismatch_error(self.ranks, [read_report(answer) for answer in answers])
 
     def handle_failure(self, call: Call, error: BaseException) -> None:
         """Keep the other members from waiting for this rank, whose part of a collective has failed."""

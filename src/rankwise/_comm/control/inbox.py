@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rankwise._comm.control.protocol import Frame, FrameKind, without_traceback
+from rankwise._comm.control.protocol import Frame, FrameKind, read_report, without_traceback
 from rankwise.errors import RankwiseError
 
 # The number of exchanges that a member may be ahead before tracebacks of its failures are dropped. Only a member that
@@ -43,7 +42,7 @@ class Inbox:
         if frame.kind is FrameKind.LEFT:
             self.left = self.left or frame.call
         elif frame.kind is FrameKind.ENDED:
-            self.errors[frame.sequence] = pickle.loads(frame.body)
+            self.errors[frame.sequence] = read_report(frame.body)
         elif frame.kind is FrameKind.BUNDLE:
             self.bundles[frame.sequence] = frame
         else:

@@ -6,6 +6,7 @@ collectives differ, it waits forever. This module does no I/O.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pickle
 import socket
@@ -15,9 +16,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from rankwise import errors
 from rankwise._comm.work_queue import busy_queues
+from rankwise._restricted_pickles import plain_loads
 from rankwise._text import ranks_by_value, ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
@@ -199,6 +202,15 @@ class Call:
         return Frame(kind, self.text, self.digest(), body, self.main and not busy_queues)
 
 
+def read_report(body: bytes) -> Any:  # noqa: ANN401 - one of these
+    """Return the error or the description in the body of a frame, a pickle that refers to nothing else.
+
+    Raises:
+        pickle.UnpicklingError: It refers to something else.
+    """
+    return plain_loads(body, _REPORTED)
+
+
 def remote_error(error: BaseException, rank: int, call: str) -> RemoteRankError:
     """Return what the others raise when an exception has ended the call of this rank."""
     text = shortened("".join(traceback.format_exception(error)), _MAX_TRACEBACK)
@@ -207,7 +219,7 @@ def remote_error(error: BaseException, rank: int, call: str) -> RemoteRankError:
 
 def without_traceback(body: bytes, call: str) -> bytes:
     """Return the body of a frame of a failed rank without the traceback, which takes most of it."""
-    error: RemoteRankError = pickle.loads(body)
+    error: RemoteRankError = read_report(body)
     return pickle.dumps(RemoteRankError(rank=error.rank, host=error.host, raised=error.raised, traceback=call))
 
 
@@ -234,6 +246,13 @@ class Details:
         return cls(call.title, call.site, dict(call.parts()), failure)
 
 
+_ERRORS: Final = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RankwiseError)]
+_REPORTED: Final = {
+    (one.__module__, one.__qualname__): one
+    for one in (*_ERRORS, Details, WaitingInOtherGroup, functools.partial, range)
+}
+
+
 def reported_error(ranks: Sequence[int], frames: Mapping[int, Frame]) -> RankwiseError | None:
     """Return the error that frames report: a failed rank, or a deadlock between groups; None if they report none.
 
@@ -243,13 +262,13 @@ def reported_error(ranks: Sequence[int], frames: Mapping[int, Frame]) -> Rankwis
     """
     for _, frame in sorted(frames.items()):
         if frame.kind is FrameKind.FAILED:
-            failure: RemoteRankError = pickle.loads(frame.body)
+            failure: RemoteRankError = read_report(frame.body)
             return failure
     if all(frame.kind is not FrameKind.WAITING_IN_OTHER_GROUP for frame in frames.values()):
         return None
     ranks_by_call: dict[str, list[int]] = {}
     for group_rank, frame in sorted(frames.items()):
-        group = pickle.loads(frame.body).ranks if frame.kind is FrameKind.WAITING_IN_OTHER_GROUP else ranks
+        group = read_report(frame.body).ranks if frame.kind is FrameKind.WAITING_IN_OTHER_GROUP else ranks
         text = f"{frame.call}, in the group of {ranks_text(group)}"
         ranks_by_call.setdefault(text, []).append(ranks[group_rank])
     lines = [f"  {ranks_text(callers)}: {call}" for call, callers in ranks_by_call.items()]

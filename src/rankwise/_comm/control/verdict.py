@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, TypeAlias
 
-from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup, mismatch_error, reported_error
+from rankwise._comm.control.protocol import (
+    Frame,
+    FrameKind,
+    WaitingInOtherGroup,
+    mismatch_error,
+    read_report,
+    reported_error,
+)
 from rankwise.errors import CollectiveError, RankwiseError, summary
 
 # Computes the result of a collective from the messages of all members, by group rank. Where one member computes it for
@@ -54,7 +61,7 @@ class Verdict:
     def decode(cls, data: bytes) -> Verdict:
         outcome = _OUTCOMES[data[0]]
         if outcome is Outcome.ERROR:
-            error, waiting = pickle.loads(data[1:])
+            error, waiting = read_report(data[1:])
             return cls(Outcome.ERROR, error=error, waiting=waiting)
         return cls(outcome, data[1:])
 
@@ -74,9 +81,9 @@ def conclude(ranks: Sequence[int], frames: Mapping[int, Frame], combine: Combine
         return combined([frames[member].body for member in members], combine)
     error = reported_error(ranks, frames)
     if error is None:
-        error = mismatch_error(ranks, [pickle.loads(frames[member].body) for member in members])
+        error = mismatch_error(ranks, [read_report(frames[member].body) for member in members])
     bodies = [frame.body for frame in frames.values() if frame.kind is FrameKind.WAITING_IN_OTHER_GROUP]
-    return Verdict(Outcome.ERROR, error=error, waiting=[pickle.loads(body) for body in bodies])
+    return Verdict(Outcome.ERROR, error=error, waiting=[read_report(body) for body in bodies])
 
 
 def combined(bodies: Sequence[bytes], combine: Combine | None) -> Verdict:

@@ -1,0 +1,40 @@
+"""Errors and descriptions in the bodies of frames: a rank reads no other pickles there."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+
+import pytest
+
+import rankwise as rw
+from rankwise._comm.control.inbox import Inbox
+from rankwise._comm.control.protocol import Details, Frame, FrameKind, WaitingInOtherGroup, read_report
+from rankwise._comm.control.verdict import Verdict
+
+REMOTE = rw.RemoteRankError(rank=1, host="a", raised="ValueError: no data", traceback="here")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Details("all_reduce()", "train.py:88", {"x": "float32[3]"}, REMOTE),
+        WaitingInOtherGroup(7, range(3), 5),
+        (rw.MismatchError("the calls differ"), [WaitingInOtherGroup(7, [0, 2], 5)]),
+        rw.CollectiveTimeoutError("2 ranks are missing"),
+    ],
+)
+def test_reports_come_back(report: object) -> None:
+    assert repr(read_report(pickle.dumps(report))) == repr(report)
+
+
+@pytest.mark.parametrize("hostile", [functools.partial(os.getpid), os.getpid, rw.init, {1: os.getpid}])
+def test_pickles_with_anything_else_are_refused(hostile: object) -> None:
+    body = pickle.dumps(hostile)
+    with pytest.raises(pickle.UnpicklingError, match="is not allowed in this pickle"):
+        read_report(body)
+    with pytest.raises(pickle.UnpicklingError, match="is not allowed in this pickle"):
+        Verdict.decode(b"\2" + body)
+    with pytest.raises(pickle.UnpicklingError, match="is not allowed in this pickle"):
+        Inbox().store(Frame(FrameKind.ENDED, "", body=body))
