@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rankwise._collectives.reduce import all_reduce, all_reduce_
     from rankwise._collectives.reduce_scatter import reduce_scatter
     from rankwise._collectives.reduce_to_one import reduce
-    from rankwise._collectives.rooted import broadcast, gather, scatter
+    from rankwise._collectives.rooted import broadcast, gather
     from rankwise._collectives.safe_types import register_safe
+    from rankwise._collectives.scatter import scatter
     from rankwise._comm.group import Comm, Group
     from rankwise._comm.group_rank import GroupRank
     from rankwise._comm.work import Work
@@ -156,7 +157,8 @@ _HOMES = {
     "_collectives.all_gather": ("all_gather", "all_gather_cat"),
     "_collectives.all_to_all": ("all_to_all",),
     "_collectives.groups": ("barrier", "new_group", "node_group", "one_per_node_group"),
-    "_collectives.rooted": ("broadcast", "gather", "scatter"),
+    "_collectives.rooted": ("broadcast", "gather"),
+    "_collectives.scatter": ("scatter",),
     "_collectives.point_to_point": ("recv", "send"),
     "_collectives.reduce": ("all_reduce", "all_reduce_"),
     "_collectives.reduce_scatter": ("reduce_scatter",),

@@ -9,25 +9,15 @@ from typing import Any, Literal, TypeVar, cast, overload
 import torch
 
 from rankwise._arguments import as_bool, as_integer
+from rankwise._collectives.gathering import gather_tensors, gather_values
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
-from rankwise._collectives.relayed_values import files_for_all
-from rankwise._collectives.safe_values import is_safe, refuse_unsafe, set_safe
-from rankwise._collectives.serialization import (
-    Header,
-    Serialized,
-    buffer_devices,
-    serialize,
-)
-from rankwise._collectives.shared_values import Rest
-from rankwise._comm.buffers import device_of_bytes, from_bytes, same_memory, to_tensor
-from rankwise._comm.comm import Comm
+from rankwise._collectives.safe_values import set_safe
+from rankwise._comm.buffers import from_bytes, same_memory
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Prepared
 from rankwise._comm.dense_tensors import dense
-from rankwise._comm.reduce_ops import Op, require_differentiable
-from rankwise._comm.tensor_operations import all_of
+from rankwise._comm.reduce_ops import require_differentiable
 from rankwise._comm.work import Work
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
@@ -92,7 +82,7 @@ def all_gather(
         return start(comm, all_gather, value, differentiable=differentiable, safe=safe, async_op=async_op)
     call = Call("all_gather")
     if differentiable is False and safe is False:
-        return _gather(comm, call, value)
+        return gather_values(comm, call, value)
     tensor: Any = value
     with comm.collective(call):
         flows = as_bool(differentiable, "differentiable")
@@ -103,7 +93,7 @@ def all_gather(
             dense(tensor)
             require_differentiable(tensor)
         set_safe(call, safe)
-    return cast("list[T]", _gather_tensors(comm, call, tensor)) if flows else _gather(comm, call, value)
+    return cast("list[T]", gather_tensors(comm, call, tensor)) if flows else gather_values(comm, call, value)
 
 
 @overload
@@ -182,106 +172,13 @@ def all_gather_cat(
         call.settings = {"dim": along, "differentiable": flows}
         call.content = f"{plain.dtype} {shape} {plain.device.type}"
         call.parts = lambda: {"": describe(plain)}
-    parts = _gather_tensors(comm, call, tensor) if flows else _gather(comm, call, plain, is_one_tensor=True)
+    parts = gather_tensors(comm, call, tensor) if flows else gather_values(comm, call, plain, is_one_tensor=True)
     parts = [part.reshape(1) if part.dim() == 0 else part for part in parts]
     return torch.cat(parts, dim=along) if flows else _concatenated(parts, along)
 
 
-class _Gather(torch.autograd.Function):
-    """all_gather of one tensor; gradients flow back to the ranks that its parts came from."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's context
-        tensor: torch.Tensor,
-        comm: Comm,
-        call: Call,
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.comm = comm
-        # Autograd forbids in-place operations on the views that a function returns, so these are not views to it.
-        return tuple(map(same_memory, _gather(comm, call, dense(tensor))))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
-        return _GatherGradient.apply(ctx.comm, *grads), None, None  # type: ignore[no-untyped-call]  # torch's
-
-
-class _GatherGradient(torch.autograd.Function):
-    """The gradient of `_Gather`: each rank gets the sum of the gradients of its part. Its own gradient is `_Gather`."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Comm, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-        ctx.comm = comm
-        call = Call("the gradient of all_gather", content=str([describe(grad) for grad in grads]))
-        with comm.collective(call):
-            scatter = comm.reduce_scatter(grads, Op.SUM)
-            comm.verify(call)
-            finish = scatter()
-        return finish()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        call = Call("the gradient of the gradient of all_gather")
-        return None, *_gather_tensors(ctx.comm, call, grad)
-
-
-def _gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Gather tensors with gradients."""
-    gathered: list[torch.Tensor] = list(_Gather.apply(tensor, comm, call))  # type: ignore[no-untyped-call]  # torch's
-    return gathered
-
-
-def _gather(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) -> list[T]:
-    """Gather the values of all members; if they are the parts of one tensor, side by side in memory if possible."""
-    safe = is_safe(call)
-    with comm.collective(call), files_for_all(comm) as files:
-        payload = serialize(value, safe=safe)
-        payload = payload if is_one_tensor else files.offer(payload)
-        messages = comm.all_gather_bytes(call, payload.header.encode())
-        headers = [Header.decode(message, safe=safe) for message in messages]
-        buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
-        rest = Rest.before(headers)
-        if any(header.needs_file for header in headers) and not is_one_tensor:
-            rest = files.deliver(call, headers, buffers, range(comm.size))
-
-        def prepare() -> Prepared[None]:
-            remaining = [rest.of(header) for header in headers]
-            return _gather_buffers(comm, rest.of(payload), remaining, buffers, is_one_tensor=is_one_tensor)
-
-        if rest is not Rest.NOTHING:
-            comm.run_prepared(call, prepare)
-        refuse_unsafe(comm, call, zip(comm.ranks, headers, buffers, strict=True))
-    return files.values(call, headers, buffers)
-
-
-def _gather_buffers(
-    comm: Comm,
-    payload: Serialized,
-    headers: Sequence[Header],
-    buffers: Sequence[dict[str, torch.Tensor]],
-    *,
-    is_one_tensor: bool,
-) -> Prepared[None]:
-    """Prepare to gather the buffers of every member."""
-    moves = []
-    for device in buffer_devices(headers):
-        sizes = [header.sizes.get(device, 0) for header in headers]
-        data = payload.buffers.get(device, to_tensor(b""))
-        is_even = len(set(sizes)) == 1 and sizes[0] > 0  # without contents, some members may have no buffer
-        place = data.device if is_even else device_of_bytes(comm.device, device)
-        # Views of one buffer would keep all of it alive, and torch.save would write all of it.
-        lengths = [[sum(sizes)]] if is_one_tensor else [[size] for size in sizes]
-        parts = [torch.empty(length, dtype=torch.uint8, device=place) for length in lengths]
-        parts = list(parts[0].split(sizes)) if is_one_tensor else parts
-        for header, received, part in zip(headers, buffers, parts, strict=True):
-            if device in header.sizes:  # the contents of a file may be there otherwise
-                received[device] = part
-        moves.append(comm.all_gather_into(data, parts) if is_even else comm.all_gather_ragged(data, parts, device))
-    return all_of(moves, None)
-
-
 def _concatenated(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """Return the concatenation of tensors; no copy if they have one memory, in which `_gather` put them in order."""
+    """Return the concatenation of tensors; no copy if they have one memory, in which they are in order."""
     filled = [part for part in parts if part.numel()] or parts
     first = filled[0]
     is_in_order = first.device.type == "cpu" and math.prod(first.shape[:dim]) == 1

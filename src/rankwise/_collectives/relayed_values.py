@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rankwise._collectives.safe_values import is_safe
 from rankwise._collectives.serialization import Header, Serialized
 from rankwise._collectives.shared_values import (
     Rest,
@@ -90,8 +91,8 @@ class RelayedFiles(SharedFiles):
         call.begin_data()
         if failure is not None:
             raise failure
-        if rest is Rest.NOTHING:
-            self._unpickle(call, headers, mapped)
+        if rest is Rest.NOTHING and not is_safe(call):
+            self._unpickle(headers, mapped)
         self._comm.verify(call)
         add_mapped(buffers, mapped)
         return rest

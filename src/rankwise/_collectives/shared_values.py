@@ -107,31 +107,35 @@ class SharedFiles(ExitStack):
         call.begin_data()
         mapped = [mapped_file(header) for header in headers]
         rest = Rest.after(headers, is_delivered=not missing(headers, mapped))
-        if rest is Rest.NOTHING:
-            self._unpickle(call, headers, mapped)
+        if rest is Rest.NOTHING and not is_safe(call):
+            self._unpickle(headers, mapped)
         rest = Rest.of_all(self._comm.all_gather_bytes(call, rest.value))
         if rest is not Rest.EVERYTHING:
             add_mapped(buffers, mapped)
         return rest
 
-    def values(self, call: Call, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]) -> list[Any]:
+    def values(
+        self, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]], *, safe: bool = False
+    ) -> list[Any]:
         """Return the values, unpickled now unless they are already. Local.
+
+        Args:
+            headers: The headers.
+            buffers: The buffers of each.
+            safe: As for `deserialize`.
 
         Raises:
             PayloadTypeError: A value cannot be unpickled here.
         """
         if self._unpickled is None:
-            safe = is_safe(call)
-            return [deserialize(header, parts, safe=safe) for header, parts in zip(headers, buffers, strict=True)]
+            return [deserialize(header, received, safe=safe) for header, received in zip(headers, buffers, strict=True)]
         return self._unpickled
 
-    def _unpickle(self, call: Call, headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> None:
+    def _unpickle(self, headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> None:
         """Unpickle the values before the last agreement, so that an error is one on all members."""
-        if is_safe(call):
-            return  # until all members have inspected them
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         add_mapped(buffers, mapped)
-        self._unpickled = self.values(call, headers, buffers)
+        self._unpickled = self.values(headers, buffers)
 
     def _can_share(self) -> bool:
         """Return whether the members can map each other's files, as far as is known: the same on all of them."""

@@ -14,7 +14,8 @@ from rankwise._collectives.all_gather import all_gather
 from rankwise._collectives.exchange import exchange_tensors
 from rankwise._collectives.groups import GroupLike
 from rankwise._collectives.reduce import all_reduce, all_reduce_
-from rankwise._collectives.rooted import broadcast, gather, scatter
+from rankwise._collectives.rooted import broadcast, gather
+from rankwise._collectives.scatter import scatter
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group_rank import GroupRank

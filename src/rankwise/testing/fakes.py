@@ -11,7 +11,7 @@ import torch
 
 from rankwise import _torch
 from rankwise._arguments import as_integer
-from rankwise._collectives.rooted import Following
+from rankwise._collectives.scatter import Following
 from rankwise._collectives.serialization import serialize
 from rankwise._comm.comm import Comm, GroupContext
 from rankwise._comm.control.protocol import Call, Frame

@@ -1,0 +1,121 @@
+"""The values of all members of a group on each of them, with gradients if they are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from rankwise._collectives.pytree import describe
+from rankwise._collectives.relayed_values import files_for_all
+from rankwise._collectives.safe_values import is_safe, refuse_unsafe
+from rankwise._collectives.serialization import (
+    Header,
+    Serialized,
+    buffer_devices,
+    serialize,
+)
+from rankwise._collectives.shared_values import Rest
+from rankwise._comm.buffers import device_of_bytes, same_memory, to_tensor
+from rankwise._comm.comm import Comm
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.transports import Prepared
+from rankwise._comm.dense_tensors import dense
+from rankwise._comm.reduce_ops import Op
+from rankwise._comm.tensor_operations import all_of
+
+T = TypeVar("T")
+
+
+class _Gather(torch.autograd.Function):
+    """all_gather of one tensor; gradients flow back to the ranks that its parts came from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context
+        tensor: torch.Tensor,
+        comm: Comm,
+        call: Call,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.comm = comm
+        # Autograd forbids in-place operations on the views that a function returns, so these are not views to it.
+        return tuple(map(same_memory, gather_values(comm, call, dense(tensor))))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
+        return _GatherGradient.apply(ctx.comm, *grads), None, None  # type: ignore[no-untyped-call]  # torch's
+
+
+class _GatherGradient(torch.autograd.Function):
+    """The gradient of `_Gather`: each rank gets the sum of the gradients of its part. Its own gradient is `_Gather`."""
+
+    @staticmethod
+    def forward(ctx: Any, comm: Comm, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.comm = comm
+        call = Call("the gradient of all_gather", content=str([describe(grad) for grad in grads]))
+        with comm.collective(call):
+            scatter = comm.reduce_scatter(grads, Op.SUM)
+            comm.verify(call)
+            finish = scatter()
+        return finish()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        call = Call("the gradient of the gradient of all_gather")
+        return None, *gather_tensors(ctx.comm, call, grad)
+
+
+def gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Gather tensors with gradients."""
+    gathered: list[torch.Tensor] = list(_Gather.apply(tensor, comm, call))  # type: ignore[no-untyped-call]  # torch's
+    return gathered
+
+
+def gather_values(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) -> list[T]:
+    """Gather the values of all members; if they are the parts of one tensor, side by side in memory if possible."""
+    safe = is_safe(call)
+    with comm.collective(call), files_for_all(comm) as files:
+        payload = serialize(value, safe=safe)
+        payload = payload if is_one_tensor else files.offer(payload)
+        messages = comm.all_gather_bytes(call, payload.header.encode())
+        headers = [Header.decode(message, safe=safe) for message in messages]
+        buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
+        rest = Rest.before(headers)
+        if any(header.needs_file for header in headers) and not is_one_tensor:
+            rest = files.deliver(call, headers, buffers, range(comm.size))
+
+        def prepare() -> Prepared[None]:
+            remaining = [rest.of(header) for header in headers]
+            return _gather_buffers(comm, rest.of(payload), remaining, buffers, is_one_tensor=is_one_tensor)
+
+        if rest is not Rest.NOTHING:
+            comm.run_prepared(call, prepare)
+        refuse_unsafe(comm, call, zip(comm.ranks, headers, buffers, strict=True))
+    return files.values(headers, buffers, safe=safe)
+
+
+def _gather_buffers(
+    comm: Comm,
+    payload: Serialized,
+    headers: Sequence[Header],
+    buffers: Sequence[dict[str, torch.Tensor]],
+    *,
+    is_one_tensor: bool,
+) -> Prepared[None]:
+    """Prepare to gather the buffers of every member."""
+    moves = []
+    for device in buffer_devices(headers):
+        sizes = [header.sizes.get(device, 0) for header in headers]
+        data = payload.buffers.get(device, to_tensor(b""))
+        is_even = len(set(sizes)) == 1 and sizes[0] > 0  # without contents, some members may have no buffer
+        place = data.device if is_even else device_of_bytes(comm.device, device)
+        # Views of one buffer would keep all of it alive, and torch.save would write all of it.
+        lengths = [[sum(sizes)]] if is_one_tensor else [[size] for size in sizes]
+        parts = [torch.empty(length, dtype=torch.uint8, device=place) for length in lengths]
+        parts = list(parts[0].split(sizes)) if is_one_tensor else parts
+        for header, received, part in zip(headers, buffers, parts, strict=True):
+            if device in header.sizes:  # the contents of a file may be there otherwise
+                received[device] = part
+        moves.append(comm.all_gather_into(data, parts) if is_even else comm.all_gather_ragged(data, parts, device))
+    return all_of(moves, None)
