@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,29 +10,17 @@ from pathlib import Path
 import pytest
 
 from rankwise._launch.oom import count_oom_kills, oom_explanation
+from tests.memory_group import memory_group
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
-CGROUPS = Path("/sys/fs/cgroup")
 LIMIT = 1 << 30
 
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    """A control group with little memory, of version 1 or 2."""
-    version1 = CGROUPS / "memory"
-    group = (version1 if version1.is_dir() else CGROUPS) / f"rankwise-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"a control group cannot be made: {error}")
-    limit = group / ("memory.limit_in_bytes" if version1.is_dir() else "memory.max")
-    if not limit.exists():
-        group.rmdir()
-        pytest.skip("control groups have no limit of memory here")
-    limit.write_text(str(LIMIT))
-    yield group
-    group.rmdir()
+    with memory_group(LIMIT) as group:
+        yield group
 
 
 @pytest.mark.slow

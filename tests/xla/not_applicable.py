@@ -83,6 +83,7 @@ NOT_APPLICABLE: Final = {
     "test_non_blocking.py::test_a_thread_that_cannot_be_started_is_an_error_on_all-*": _PATCH,
     "test_shared_memory.py::*": _SHARED,
     "test_store.py::test_a_wait_is_interrupted_by_a_signal*": _SIGNAL,
+    "test_shared_values.py::*": _SHARED,
     "test_store.py::test_threads_use_the_store_at_once*": _THREAD,
     "test_synced_parameters.py::test_wrap_ddp-*": _GROUP,
     "test_torch_groups.py::test_a_destroyed_process_group_is_an_error*": _GROUP,

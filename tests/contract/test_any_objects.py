@@ -1,0 +1,42 @@
+"""Objects of many types and of any size come back as they are: each alone, and random ones in containers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rankwise as rw
+from rankwise._comm.group import Comm
+from tests.contract import random_objects as model
+from tests.contract.random_values import EXAMPLES
+
+pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.slow_with_ranks(3)]
+
+
+@pytest.mark.parametrize("length", model.LENGTHS)
+def test_objects_of_every_kind(comm: Comm, length: int) -> None:
+    rank = rw.get_rank()
+    for kind, make in model.KINDS.items():
+        for other, found in enumerate(rw.all_gather(make(length, rank))):
+            assert model.same(found, make(length, other)), kind
+
+
+@pytest.mark.soak(50)
+def test_random_objects(comm: Comm, seed: int) -> None:
+    @hypothesis.seed(seed)
+    @settings(EXAMPLES, max_examples=15)
+    @given(st.lists(model.templates, min_size=comm.size, max_size=comm.size), st.integers(0, comm.size - 1))
+    def check(each: list[Any], one: int) -> None:
+        rank = rw.get_rank()
+        wanted = [model.made(template, other) for other, template in enumerate(each)]
+        assert model.same(rw.all_gather(wanted[rank]), wanted)
+        gathered = rw.gather(wanted[rank], dst=one)
+        assert model.same(gathered, wanted) if rank == one else gathered is None
+        assert model.same(rw.broadcast(wanted[rank], src=one), wanted[one])
+        assert model.same(rw.scatter(wanted if rank == one else None, src=one), wanted[rank])
+
+    check()
