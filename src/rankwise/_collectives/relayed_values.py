@@ -110,7 +110,9 @@ class RelayedFiles(SharedFiles):
         """Return memory for values of other hosts, by index, and the files in which it is; less if there are none."""
         require_available(sum(awaited.values()))
         if len(self._here) == 1:
-            return {index: torch.empty(nbytes, dtype=torch.uint8) for index, nbytes in awaited.items()}, {}
+            return {
+                index: torch.empty(nbytes, dtype=torch.uint8, device="cpu") for index, nbytes in awaited.items()
+            }, {}
         files: dict[int, ReceivedFile] = {}
         for index, nbytes in awaited.items() if self._can_share() else ():
             try:
