@@ -14,7 +14,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[Path]:
-    """Make a group, of version 1 or 2, whose processes have so many bytes; the test is skipped where none can be made."""
+    """Make a group, of version 1 or 2, whose processes have so many bytes, or skip the test where none can be made."""
     version1 = CGROUPS / "memory"
     group = (version1 if version1.is_dir() else CGROUPS) / f"rankwise-{os.getpid()}"
     try:

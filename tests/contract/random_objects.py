@@ -127,17 +127,22 @@ def same(found: Any, wanted: Any) -> bool:
         return len(found) == len(wanted) and all(map(same, found, wanted))
     if isinstance(wanted, tuple):
         return found[0] is found[1] and same(found[0], wanted[0])
+    return _same_leaf(found, wanted)
+
+
+def _same_leaf(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, np.ndarray):
-        is_writeable = wanted.flags.writeable == found.flags.writeable or wanted.dtype == object
-        layout = (found.dtype, found.shape, found.flags.f_contiguous) == (
-            wanted.dtype,
-            wanted.shape,
-            wanted.copy(order="K").flags.f_contiguous,
-        )
-        return is_writeable and layout and np.array_equal(found, wanted)
+        return _same_array(found, wanted)
     if isinstance(wanted, torch.Tensor):
         return _same_tensor(found, wanted)
     return bool(found.equals(wanted) if hasattr(wanted, "equals") else found == wanted)
+
+
+def _same_array(found: Any, wanted: Any) -> bool:
+    is_writeable = wanted.flags.writeable == found.flags.writeable or wanted.dtype == object
+    is_fortran = wanted.copy(order="K").flags.f_contiguous
+    layout = (found.dtype, found.shape, found.flags.f_contiguous) == (wanted.dtype, wanted.shape, is_fortran)
+    return is_writeable and layout and np.array_equal(found, wanted)
 
 
 def _same_tensor(found: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -150,4 +155,6 @@ def _same_tensor(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     # The stride of a dimension of size 1, and those of a tensor without elements, mean nothing.
     dims = [dim for dim, size in enumerate(wanted.shape) if size > 1] if wanted.numel() else []
     has_strides = [found.stride(dim) for dim in dims] == [clone.stride(dim) for dim in dims]
-    return has_strides and found.shape == wanted.shape and torch.equal(found.to(torch.complex64), clone.to(torch.complex64))
+    if not has_strides or found.shape != wanted.shape:
+        return False
+    return torch.equal(found.to(torch.complex64), clone.to(torch.complex64))

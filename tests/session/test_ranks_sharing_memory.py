@@ -12,7 +12,6 @@ from tests.lanes import variants
 from tests.memory_group import memory_group
 from tests.session.worlds import free_port, plain, run_ranks
 
-
 # Enough for a value of 240 MB and what a process has besides, and not for another one.
 LIMIT = 400 << 20
 
