@@ -31,6 +31,12 @@ def require_available(nbytes: int) -> None:
         raise MemoryError(f"{nbytes} bytes of values do not fit into the {available} bytes of memory that are free")
 
 
+def memory_of_host(meminfo: Path = _MEMINFO) -> int:
+    """Return how many bytes the host has left, also by swapping; 0 if that cannot be known."""
+    of_host = counters(meminfo)
+    return (of_host.get("MemAvailable", 0) + of_host.get("SwapFree", 0)) << 10
+
+
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = CGROUP, cgroups: Path = CGROUPS) -> int | None:
     """Return how many bytes this process may still take, also by swapping; None if that cannot be known."""
     of_host = counters(meminfo)

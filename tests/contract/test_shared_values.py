@@ -17,8 +17,10 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._collectives import memory_room, scatter
 from rankwise._comm.control import shared_file
 from rankwise._comm.group import Comm
+from rankwise._memory import require_available
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3)]
 
@@ -33,6 +35,14 @@ CALLS: dict[str, Call] = {
     "broadcast": lambda value: [rw.broadcast(value, src=1)],
     "scatter": lambda value: [rw.scatter([value] * rw.get_world_size(), src=1)],
     "all_gather, async_op": lambda value: rw.all_gather(value, async_op=True).wait(),
+}
+
+CALLS_WITH_PROGRESS: dict[str, Callable[[Any, Any], Any]] = {
+    "all_gather": lambda value, told: rw.all_gather(value, progress=told),
+    "gather": lambda value, told: rw.gather(value, dst=1, progress=told),
+    "broadcast": lambda value, told: rw.broadcast(value, src=1, progress=told),
+    "scatter": lambda value, told: rw.scatter([value] * rw.get_world_size(), src=1, progress=told),
+    "all_gather, async_op": lambda value, told: rw.all_gather(value, progress=told, async_op=True).wait(),
 }
 
 
@@ -283,6 +293,22 @@ def test_a_rank_without_memory_is_an_error_on_all(comm: Comm, name: str) -> None
         check(name)
     gc.collect()  # errors are in cycles
     assert (num_open(), num_mapped()) == (0, 0)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_values_that_do_not_fit_are_refused_on_all_before_any_is_written(comm: Comm, name: str) -> None:
+    """One rank sees that its host has less memory than there is in fact."""
+    value = torch.ones(3_000_000)
+    told: list[int] = []
+    error = MemoryError if name != "scatter" or rw.get_rank() == 1 else rw.RemoteRankError
+    with pytest.MonkeyPatch.context() as patch:
+        if rw.get_rank() == 1:
+            patch.setattr(memory_room, "memory_of_host", lambda: value.nbytes - 1)
+            patch.setattr(scatter, "require_available", lambda nbytes: require_available(nbytes << 20))
+        with pytest.raises(error, match="bytes of values do not fit into the"):
+            CALLS_WITH_PROGRESS[name](value, lambda done, _: told.append(done))
+    assert told == []
+    check(name)
 
 
 def test_a_file_is_written_in_any_steps(comm: Comm) -> None:

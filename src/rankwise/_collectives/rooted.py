@@ -6,14 +6,16 @@ rank that failed. Values that do not fit into a header follow in buffers.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Literal, TypeVar, overload
+from typing import Final, Literal, NamedTuple, TypeVar, overload
 
 import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
+from rankwise._collectives.memory_room import require_room, with_free_memory
 from rankwise._collectives.non_blocking import start
-from rankwise._collectives.relayed_values import files_for_all
+from rankwise._collectives.progress import Progress, ProgressCallback, in_steps, transfer
 from rankwise._collectives.safe_values import is_safe, refuse_unsafe, set_safe
 from rankwise._collectives.serialization import (
     Header,
@@ -29,8 +31,11 @@ from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
+from rankwise._memory import require_available
 
 T = TypeVar("T")
+
+_FOLLOWING: Final = struct.Struct("<bqq")
 
 
 @overload
@@ -39,22 +44,36 @@ def gather(
     *,
     dst: int | GroupRank = ...,
     safe: bool = ...,
+    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> list[T] | None: ...
 @overload
 def gather(
-    value: T, *, dst: int | GroupRank = ..., safe: bool = ..., group: GroupLike | None = ..., async_op: Literal[True]
+    value: T,
+    *,
+    dst: int | GroupRank = ...,
+    safe: bool = ...,
+    progress: ProgressCallback | None = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
 ) -> Work[list[T] | None]: ...
 @overload
 def gather(
-    value: T, *, dst: int | GroupRank = ..., safe: bool = ..., group: GroupLike | None = ..., async_op: bool
+    value: T,
+    *,
+    dst: int | GroupRank = ...,
+    safe: bool = ...,
+    progress: ProgressCallback | None = ...,
+    group: GroupLike | None = ...,
+    async_op: bool,
 ) -> list[T] | Work[list[T] | None] | None: ...
 def gather(
     value: T,
     *,
     dst: int | GroupRank = 0,
     safe: bool = False,
+    progress: ProgressCallback | None = None,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> list[T] | Work[list[T] | None] | None:
@@ -66,6 +85,7 @@ def gather(
         value: This rank's value.
         dst: The global rank that receives the list, or a `GroupRank`.
         safe: Whether to take only values of known types, as for `all_gather`.
+        progress: Called while large values move, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
@@ -84,25 +104,31 @@ def gather(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, gather, value, dst=dst, safe=safe, async_op=async_op)
+        return start(comm, gather, value, dst=dst, safe=safe, progress=progress, async_op=async_op)
     call = Call("gather")
-    with comm.collective(call) as rank, SharedFiles(comm) as files:
+    with comm.collective(call) as rank, SharedFiles(comm, Progress(progress), to_all=False) as files:
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"dst": comm.ranks[receiver]}
         set_safe(call, safe)
-        payload = files.offer(serialize(value, safe=is_safe(call)))
-        messages, follows = comm.gather_bytes(call, payload.header.encode(), receiver, flag=bool(payload.pieces))
-        headers = [Header.decode(message, safe=is_safe(call)) for message in messages]
+        payload = with_free_memory(serialize(value, safe=is_safe(call)))
+        # Every rank has to know what follows for any rank, since all agree once more before it moves.
+        body = _Following.of(payload).encode() + payload.header.encode()
+        messages, result = comm.gather_bytes(call, body, receiver, _Following.combine)
+        headers = [Header.decode(message[_FOLLOWING.size :], safe=is_safe(call)) for message in messages]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
-        # Every rank has to know whether any rank sends buffers, since all agree once more before they move. In groups
-        # without frames only the receiver knows, so that they always agree once more.
-        if follows is not False:
-            rest = files.deliver(call, headers, buffers)
-            if rest is not Rest.NOTHING:
-                remaining = [rest.of(header) for header in headers]
-                comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, rest.of(payload), remaining, buffers))
+        # In groups without frames only the receiver knows, so that they always agree once more.
+        following = _Following(1, 0, 0) if result is None else _Following.decode(result)
+        rest = Rest.EVERYTHING if following.has_buffers else Rest.NOTHING
+        if following.file_bytes:
+            require_room(call, following.file_bytes, [following.free])
+            rest = files.deliver(call, [payload], headers, range(len(headers)), buffers)
+        if rest is not Rest.NOTHING:
+            remaining = [rest.of(header) for header in headers]
+            own = rest.of(payload)
+            comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, own, remaining, buffers, files.progress))
         received = zip(comm.ranks, headers, buffers, strict=True) if rank == receiver else ()
         refuse_unsafe(comm, call, received)
+    files.progress.raise_error()
     if rank != receiver:
         return None
     return files.values(headers, buffers, safe=is_safe(call))
@@ -114,22 +140,36 @@ def broadcast(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
+    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> T: ...
 @overload
 def broadcast(
-    value: T, *, src: int | GroupRank = ..., safe: bool = ..., group: GroupLike | None = ..., async_op: Literal[True]
+    value: T,
+    *,
+    src: int | GroupRank = ...,
+    safe: bool = ...,
+    progress: ProgressCallback | None = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
 ) -> Work[T]: ...
 @overload
 def broadcast(
-    value: T, *, src: int | GroupRank = ..., safe: bool = ..., group: GroupLike | None = ..., async_op: bool
+    value: T,
+    *,
+    src: int | GroupRank = ...,
+    safe: bool = ...,
+    progress: ProgressCallback | None = ...,
+    group: GroupLike | None = ...,
+    async_op: bool,
 ) -> T | Work[T]: ...
 def broadcast(
     value: T,
     *,
     src: int | GroupRank = 0,
     safe: bool = False,
+    progress: ProgressCallback | None = None,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> T | Work[T]:
@@ -141,6 +181,7 @@ def broadcast(
         value: On `src`, the value to send; ignored on the other ranks, where it may be None.
         src: The global rank whose value is sent, or a `GroupRank`.
         safe: Whether to take only values of known types, as for `all_gather`.
+        progress: Called while large values move, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
@@ -159,39 +200,82 @@ def broadcast(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, broadcast, value, src=src, safe=safe, async_op=async_op)
+        return start(comm, broadcast, value, src=src, safe=safe, progress=progress, async_op=async_op)
     call = Call("broadcast")
-    with comm.collective(call) as rank, files_for_all(comm) as files:
+    with comm.collective(call) as rank, SharedFiles(comm, Progress(progress), to_all=True) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         set_safe(call, safe)
-        payload = files.offer(serialize(value, safe=is_safe(call))) if rank == sender else None
+        payload = with_free_memory(serialize(value, safe=is_safe(call))) if rank == sender else None
         message = comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender)
         header = Header.decode(message, safe=is_safe(call))
         buffers: dict[str, torch.Tensor] = {}
         rest = Rest.before([header])
-        if header.needs_file:
-            rest = files.deliver(call, [header], [buffers], [sender])
+        if header.file_bytes:
+            require_room(call, header.file_bytes, [header.free])
+            rest = files.deliver(call, [] if payload is None else [payload], [header], [sender], [buffers])
 
         def prepare() -> Prepared[None]:
             received = empty_buffers(rest.of(header), comm) if payload is None else rest.of(payload).copy()
             buffers.update(received)
-            return all_of([comm.broadcast(data, sender) for data in received.values()], None)
+            return all_of([_broadcast_buffer(comm, data, sender, files.progress) for data in received.values()], None)
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
         refuse_unsafe(comm, call, [(comm.ranks[sender], header, buffers)])
+    files.progress.raise_error()
     result: T
     [result] = files.values([header], [buffers], safe=is_safe(call))
     return result
 
 
+def _broadcast_buffer(comm: Comm, data: torch.Tensor, src: int, progress: Progress) -> Prepared[None]:
+    return in_steps([data], lambda step: comm.broadcast(data[step], src), progress)
+
+
+class _Following(NamedTuple):
+    """What follows the headers of a gather, for one member or for all.
+
+    Attributes:
+        has_buffers: There are buffers.
+        file_bytes: The length of the values that go through files.
+        free: The bytes of memory that their hosts have left, the least of them; 0 if that is not known.
+    """
+
+    has_buffers: int
+    file_bytes: int
+    free: int
+
+    @classmethod
+    def of(cls, payload: Serialized) -> _Following:
+        return cls(bool(payload.pieces), payload.header.file_bytes, payload.header.free)
+
+    def encode(self) -> bytes:
+        return _FOLLOWING.pack(*self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> _Following:
+        return cls(*_FOLLOWING.unpack_from(data))
+
+    @classmethod
+    def combine(cls, messages: Sequence[bytes]) -> bytes:
+        """Return what follows for all members, given messages that begin with it."""
+        buffers, lengths, free = zip(*map(cls.decode, messages), strict=True)
+        return cls(max(buffers), sum(lengths), min(filter(None, free), default=0)).encode()
+
+
 def _gather_buffers(
-    comm: Comm, dst: int, payload: Serialized, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]
+    comm: Comm,
+    dst: int,
+    payload: Serialized,
+    headers: Sequence[Header],
+    buffers: Sequence[dict[str, torch.Tensor]],
+    progress: Progress,
 ) -> Prepared[None]:
     """Prepare to gather buffers on the member with group rank `dst`, which alone has the headers."""
     if comm.rank != dst:
-        return all_of([comm.transfer([(data, dst)], []) for data in payload.buffers.values()], None)
+        return all_of([transfer(comm, [(data, dst)], [], progress) for data in payload.buffers.values()], None)
+    require_available(sum(header.sizes.get("cpu", 0) for header in headers))
     for member, (header, parts) in enumerate(zip(headers, buffers, strict=True)):
         parts.update(payload.copy() if member == dst else empty_buffers(header, comm))
     moves = []
@@ -201,5 +285,5 @@ def _gather_buffers(
             for member, header in enumerate(headers)
             if member != dst and device in header.sizes
         ]
-        moves.append(comm.transfer([], incoming))
+        moves.append(transfer(comm, [], incoming, progress))
     return all_of(moves, None)

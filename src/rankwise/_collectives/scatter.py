@@ -10,6 +10,7 @@ import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
+from rankwise._collectives.progress import Progress, ProgressCallback, transfer
 from rankwise._collectives.safe_values import is_safe, refuse_unsafe, set_safe
 from rankwise._collectives.serialization import (
     Header,
@@ -24,6 +25,7 @@ from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
+from rankwise._memory import require_available
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class Following(Enum):
 
     @classmethod
     def of(cls, payloads: Sequence[Serialized]) -> Following:
-        if any(payload.header.needs_file for payload in payloads):
+        if any(payload.header.file_bytes for payload in payloads):
             return cls.FILES
         return cls.BUFFERS if any(payload.pieces for payload in payloads) else cls.NOTHING
 
@@ -48,6 +50,7 @@ def scatter(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
+    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> T: ...
@@ -57,6 +60,7 @@ def scatter(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
+    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[True],
 ) -> Work[T]: ...
@@ -66,6 +70,7 @@ def scatter(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
+    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: bool,
 ) -> T | Work[T]: ...
@@ -74,6 +79,7 @@ def scatter(
     *,
     src: int | GroupRank = 0,
     safe: bool = False,
+    progress: ProgressCallback | None = None,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> T | Work[T]:
@@ -86,6 +92,7 @@ def scatter(
             ignored on the other ranks, where it may be None.
         src: The global rank whose values are sent, or a `GroupRank`.
         safe: Whether to take only values of known types, as for `all_gather`.
+        progress: Called while large values move, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
@@ -104,14 +111,14 @@ def scatter(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, scatter, values, src=src, safe=safe, async_op=async_op)
+        return start(comm, scatter, values, src=src, safe=safe, progress=progress, async_op=async_op)
     call = Call("scatter")
-    with comm.collective(call) as rank, SharedFiles(comm) as files:
+    with comm.collective(call) as rank, SharedFiles(comm, Progress(progress), to_all=False) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         set_safe(call, safe)
         payloads = serialize_each(values, comm.size, "scatter", safe=is_safe(call)) if rank == sender else []
-        payloads = [files.offer(payload) for payload in payloads]
+        require_available(sum(payload.header.file_bytes for payload in payloads))
         # Every rank has to know what follows for any rank, since all agree once more before it moves.
         prefix = Following.of(payloads).value
         message = comm.scatter_bytes(call, [prefix + payload.header.encode() for payload in payloads], sender)
@@ -119,13 +126,15 @@ def scatter(
         buffers: dict[str, torch.Tensor] = {}
         rest = Rest.NOTHING if following is Following.NOTHING else Rest.EVERYTHING
         if following is Following.FILES:
-            rest = files.deliver(call, [header], [buffers])
+            rest = files.deliver(call, payloads, [header], [sender], [buffers])
 
         def prepare() -> Prepared[None]:
             if rank != sender:
                 received = empty_buffers(rest.of(header), comm)
                 buffers.update(received)
-                return all_of([comm.transfer([], [(data, sender)]) for data in received.values()], None)
+                return all_of(
+                    [transfer(comm, [], [(data, sender)], files.progress) for data in received.values()], None
+                )
             remaining = [rest.of(payload) for payload in payloads]
             moves = []
             for device in buffer_devices([payload.header for payload in remaining]):
@@ -134,13 +143,14 @@ def scatter(
                     for member, payload in enumerate(remaining)
                     if member != rank and device in payload.buffers
                 ]
-                moves.append(comm.transfer(outgoing, []))
+                moves.append(transfer(comm, outgoing, [], files.progress))
             buffers.update(remaining[rank].copy())
             return all_of(moves, None)
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
         refuse_unsafe(comm, call, [(comm.ranks[sender], header, buffers)])
+    files.progress.raise_error()
     result: T
     [result] = files.values([header], [buffers], safe=is_safe(call))
     return result

@@ -1,8 +1,7 @@
 """Serialization of any value: a pickle, and the contents of its tensors and arrays beside the pickle.
 
 A value is sent in two steps. Its header goes with the frame of the collective, and contains the whole value if that is
-small. Otherwise it contains the sizes of the buffers, so that the receivers can allocate them before any data moves, or
-a reference to a file from which the ranks of a host map the value.
+small. Otherwise it contains the sizes of the buffers, so that the receivers can allocate them before any data moves.
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ from rankwise._collectives.out_of_band import (
     owned_memory,
     unpickle,
 )
+from rankwise._collectives.progress import Progress
 from rankwise._collectives.safe_pickles import SafePickler, SafeUnpickler
 from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, memory_of, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
-from rankwise._comm.control.shared_file import FileReference, SharedFile
+from rankwise._comm.control.shared_file import SharedFile
 from rankwise._restricted_pickles import plain_loads
 from rankwise._torch_xla import DEVICE_TYPE, is_helper_thread
 
@@ -53,7 +53,7 @@ class Header:
         pickled: The pickle; b"" if it is in the CPU buffer.
         lengths: The lengths of table and pickle at the beginning of the CPU buffer; (0, 0) if they are not there.
         inline: If no buffer follows, the contents of tensors and arrays.
-        file: The file with the contents of the CPU buffer, for the ranks of the same host; None if there is none.
+        free: If the CPU buffer is large, the bytes of memory that the sender's host has left; 0 if that is not known.
     """
 
     sizes: Mapping[str, int]
@@ -61,27 +61,26 @@ class Header:
     pickled: bytes = b""
     lengths: tuple[int, int] = (0, 0)
     inline: bytes = b""
-    file: FileReference | None = None
+    free: int = 0
 
     def encode(self) -> bytes:
-        file = None if self.file is None else tuple(self.file)
-        return pickle.dumps((dict(self.sizes), self.table, self.pickled, self.lengths, self.inline, file))
+        return pickle.dumps((dict(self.sizes), self.table, self.pickled, self.lengths, self.inline, self.free))
 
     @property
-    def needs_file(self) -> bool:
-        """Whether the CPU buffer is large enough to be given to the ranks of the same host in a file."""
-        return self.sizes.get("cpu", 0) >= _LEAST_FILE_BYTES
+    def file_bytes(self) -> int:
+        """The length of the CPU buffer if it is large enough to go through a file, otherwise 0."""
+        nbytes = self.sizes.get("cpu", 0)
+        return nbytes if nbytes >= _LEAST_FILE_BYTES else 0
 
     def without_file(self) -> Header:
         """Return what remains when the contents of the file, if the value needs one, have arrived."""
-        return replace(self, sizes=_without_host(self.sizes)) if self.needs_file else self
+        return replace(self, sizes=_without_host(self.sizes)) if self.file_bytes else self
 
     @classmethod
     def decode(cls, data: bytes, *, safe: bool = False) -> Header:
         # Reading it without any definitions takes longer.
-        sizes, table, pickled, lengths, inline, file = plain_loads(data) if safe else pickle.loads(data)
-        reference = None if file is None else FileReference(*map(int, file))
-        return cls(sizes=sizes, table=table, pickled=pickled, lengths=lengths, inline=inline, file=reference)
+        sizes, table, pickled, lengths, inline, free = plain_loads(data) if safe else pickle.loads(data)
+        return cls(sizes=sizes, table=table, pickled=pickled, lengths=lengths, inline=inline, free=free)
 
 
 @dataclass(slots=True)
@@ -111,7 +110,7 @@ class Serialized:
 
     def without_file(self) -> Serialized:
         """Return what remains when the contents of the file, if the value needs one, have arrived."""
-        if not self.header.needs_file:
+        if not self.header.file_bytes:
             return self
         return Serialized(self.header.without_file(), _without_host(self.pieces))
 
@@ -121,10 +120,11 @@ class Serialized:
             return self
         return _in_buffers(self._pickled, has_pickle=False)
 
-    def write_file(self) -> SharedFile:
+    def write_file(self, progress: Progress) -> SharedFile:
         """Return a file with the contents of the CPU buffer.
 
         Raises:
+            MemoryError: The host, or a control group of this process, has less memory.
             OSError: There is no memory, no descriptor, or no such files on this system.
         """
         memories: list[Any] = []
@@ -134,7 +134,7 @@ class Serialized:
                 memories.append(_ZEROS[: start - end])
             memories.append(memory_of_piece(piece))
             end = start + nbytes
-        return SharedFile(memories)
+        return SharedFile(memories, progress.advance)
 
 
 class PickleOf(NamedTuple):

@@ -1,26 +1,31 @@
-"""Values through files in memory, which the members of a group on one host map.
+"""Large values through files in memory, which the members of a group map.
 
-A member writes each value that it sends to a file, and its header refers to the file. Those that receive the value map
-the file after the agreement on the call. All agree once more, when all have mapped what they receive: then the files
-are closed. What cannot be delivered like this, and what is too small for a file, is moved by the data planes.
+There are three agreements: on the call, with the lengths of the values; when each member has written those that it
+sends, with references to the files; and when all have mapped what they receive, after which the files are closed. A
+value that members on several hosts receive is sent to the first member of each host, into a file that the others map.
+What cannot be delivered like this, and what is too small for a file, is moved by the data planes.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeVar
 
 import torch
 
+from rankwise._collectives.member_hosts import MemberHosts
+from rankwise._collectives.progress import Progress, transfer
 from rankwise._collectives.safe_values import is_safe
 from rankwise._collectives.serialization import Header, Serialized, deserialize
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.shared_file import map_file
+from rankwise._comm.control.shared_file import FileReference, ReceivedFile, map_file
+from rankwise._memory import require_available
 
 _Message = TypeVar("_Message", Header, Serialized)
 
@@ -31,9 +36,9 @@ _NO_MEMORY: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
 class Rest(Enum):
     """What remains to be moved by the data planes."""
 
-    NOTHING = b"0"
-    OTHER_BUFFERS = b"1"
-    EVERYTHING = b"2"
+    NOTHING = "0"
+    OTHER_BUFFERS = "1"
+    EVERYTHING = "2"
 
     def of(self, message: _Message) -> _Message:
         """Return what remains of a header, or of a value."""
@@ -45,73 +50,115 @@ class Rest(Enum):
         return cls.EVERYTHING if any(header.sizes for header in headers) else cls.NOTHING
 
     @classmethod
-    def after(cls, headers: Sequence[Header], *, is_delivered: bool) -> Rest:
-        """Return what remains of values whose files are delivered, or not."""
-        if not is_delivered:
-            return cls.EVERYTHING
+    def after(cls, headers: Sequence[Header]) -> Rest:
+        """Return what remains of values whose files are delivered."""
         return cls.OTHER_BUFFERS if any(header.without_file().sizes for header in headers) else cls.NOTHING
 
     @classmethod
-    def of_all(cls, answers: Iterable[bytes]) -> Rest:
+    def of_all(cls, answers: Iterable[str]) -> Rest:
         """Return what remains of the call, given what remains for each member."""
         return cls(max(answers))
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What this member has done before the second agreement.
+
+    Attributes:
+        rest: What remains to be moved by the data planes.
+        written: For each value that it sends a reference to its file, None without one.
+        received: Memory for values from other hosts, by index, in files if other members of this host map them.
+    """
+
+    rest: Rest
+    written: Sequence[FileReference | None] = ()
+    received: Mapping[int, ReceivedFile | torch.Tensor] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        files = {index: data.reference for index, data in self.received.items() if isinstance(data, ReceivedFile)}
+        return json.dumps({"rest": self.rest.value, "written": self.written, "received": files}).encode()
+
+
 class SharedFiles(ExitStack):
-    """The files of this member in one collective, in a block at whose end they are closed."""
+    """The files of this member in one collective, in a block at whose end they are closed.
 
-    def __init__(self, comm: Comm) -> None:
-        super().__init__()
-        self._comm = comm
-        self._unpickled: list[Any] | None = None
+    Attributes:
+        progress: Is told of the bytes that are written, sent and received.
+    """
 
-    def offer(self, payload: Serialized) -> Serialized:
-        """Return a value with a file in its header, if it needs one, and the members can map it. Local.
+    def __init__(self, comm: Comm, progress: Progress, *, to_all: bool) -> None:
+        """Begin without files.
 
-        Raises:
-            MemoryError: There is no memory for the file.
+        Args:
+            comm: The group.
+            progress: Is told of the bytes.
+            to_all: All members receive all values, of which each sends one at most: so can those on several hosts.
         """
-        if not (payload.header.needs_file and self._can_share()):
-            return payload
-        try:
-            file = payload.write_file()
-        except OSError as error:
-            require_memory(error, payload.header.sizes["cpu"])
-            return payload
-        self.callback(file.close)
-        return replace(payload, header=replace(payload.header, file=file.reference))
+        super().__init__()
+        self.progress = progress
+        self._comm = comm
+        self._to_all = to_all
+        self._unpickled: list[Any] | None = None
 
     def deliver(
         self,
         call: Call,
+        sent: Sequence[Serialized],
         headers: Sequence[Header],
+        senders: Sequence[int],
         buffers: Sequence[dict[str, torch.Tensor]],
-        senders: Sequence[int] = (),  # noqa: ARG002 - for several hosts
     ) -> Rest:
-        """Map the files of the values that this member receives, and return what remains to be moved.
+        """Deliver values in files, and return what remains to be moved.
 
         Collective over the members, which have agreed on the call. All get the same result.
 
         Args:
             call: The call.
+            sent: What this member sends: nothing, one value, or one for each member.
             headers: The headers of the values that this member receives.
+            senders: The group rank of the sender of each.
             buffers: The buffers of each, to which those that are mapped are added.
-            senders: If all members receive all values, the group rank of the sender of each.
 
         Raises:
-            MemoryError: There is no memory for a map.
+            MemoryError: There is no memory for them.
             PayloadTypeError: A value cannot be unpickled here.
         """
         if not self._can_share():
             return Rest.EVERYTHING
+        hosts = MemberHosts(self._comm)
         call.begin_data()
-        mapped = [mapped_file(header) for header in headers]
-        rest = Rest.after(headers, is_delivered=not missing(headers, mapped))
+        # What is received in the file of another member of this host counts when it is mapped.
+        others = [header.file_bytes for header, sender in zip(headers, senders, strict=True) if sender != hosts.own]
+        num_mapped = sum(others) - sum(hosts.awaited(headers, senders).values())
+        self.progress.expect(num_mapped)
+        prepared = self._prepare(hosts, sent, headers, senders)
+        answers = [json.loads(answer) for answer in self._comm.all_gather_bytes(call, prepared.encode())]
+        rest = Rest.of_all(answer["rest"] for answer in answers)
+        if rest is Rest.EVERYTHING:
+            self.progress.expect_no_more()
+            return rest
+        call.begin_data()
+        mapped: list[torch.Tensor | None] = [None for _ in headers]
+        failure: tuple[OSError, int] | None = None
+        for index, (header, sender) in enumerate(zip(headers, senders, strict=True)):
+            try:
+                mapped[index] = _mapped(hosts, prepared, answers, index, sender) if header.file_bytes else None
+            except OSError as error:
+                failure = error, header.file_bytes
+        self._relay(hosts, sent, prepared, senders, mapped)  # also after an error: the other hosts wait for it
+        self.progress.advance(num_mapped)
+        if failure is not None:
+            _require_memory(*failure)
+            rest = Rest.EVERYTHING
+        if hosts.is_alone and hosts.own in senders and headers[senders.index(hosts.own)].file_bytes:
+            mapped[senders.index(hosts.own)] = sent[0].buffers["cpu"].clone()
         if rest is Rest.NOTHING and not is_safe(call):
             self._unpickle(headers, mapped)
-        rest = Rest.of_all(self._comm.all_gather_bytes(call, rest.value))
-        if rest is not Rest.EVERYTHING:
-            add_mapped(buffers, mapped)
+        rest = Rest.of_all(answer.decode() for answer in self._comm.all_gather_bytes(call, rest.value.encode()))
+        if rest is Rest.EVERYTHING:
+            self._unpickled = None
+        else:
+            _add_mapped(buffers, mapped)
         return rest
 
     def values(
@@ -131,40 +178,104 @@ class SharedFiles(ExitStack):
             return [deserialize(header, received, safe=safe) for header, received in zip(headers, buffers, strict=True)]
         return self._unpickled
 
+    def _can_share(self) -> bool:
+        """Return whether members can map each other's files, as far as is known: the same on all of them."""
+        hosts = self._comm.hosts
+        if hosts:
+            return self._to_all and len({*hosts}) < len(hosts)
+        return self._comm.shared_memory is not None
+
+    def _prepare(
+        self, hosts: MemberHosts, sent: Sequence[Serialized], headers: Sequence[Header], senders: Sequence[int]
+    ) -> _Prepared:
+        """Write what this member sends, and allocate what it receives from other hosts.
+
+        Raises:
+            MemoryError: There is no memory for it.
+        """
+        if not (hosts.is_alone or self._comm.uses_shared_memory):
+            return _Prepared(Rest.EVERYTHING)
+        large = [payload.header.file_bytes for payload in sent]
+        awaited = hosts.awaited(headers, senders)
+        require_available(sum(awaited.values()))
+        self.progress.expect(0 if hosts.is_alone else sum(large))
+        nbytes = 0
+        try:
+            written: list[FileReference | None] = []
+            for payload, nbytes in zip(sent, large, strict=True):
+                written.append(None if hosts.is_alone or not nbytes else self._write(payload))
+            received: dict[int, ReceivedFile | torch.Tensor] = {}
+            for index, nbytes in awaited.items():
+                received[index] = self._allocated(nbytes, is_file=not hosts.is_alone)
+        except OSError as error:
+            _require_memory(error, nbytes)
+            return _Prepared(Rest.EVERYTHING)
+        return _Prepared(Rest.after(headers), written, received)
+
+    def _write(self, payload: Serialized) -> FileReference:
+        file = payload.write_file(self.progress)
+        self.callback(file.close)
+        return file.reference
+
+    def _allocated(self, nbytes: int, *, is_file: bool) -> ReceivedFile | torch.Tensor:
+        if not is_file:
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        file = ReceivedFile(nbytes)
+        self.callback(file.close)
+        return file
+
+    def _relay(
+        self,
+        hosts: MemberHosts,
+        sent: Sequence[Serialized],
+        prepared: _Prepared,
+        senders: Sequence[int],
+        mapped: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Send the value of this member to each other host, and receive those of members there."""
+        outgoing = []
+        if hosts.first_elsewhere and sent and sent[0].header.file_bytes:
+            own = mapped[senders.index(hosts.own)]
+            data = sent[0].buffers["cpu"] if own is None else own  # the buffer takes memory of its own
+            outgoing = [(data, first) for first in hosts.first_elsewhere]
+        incoming = [(_memory(data), senders[index]) for index, data in prepared.received.items()]
+        transfer(self._comm, outgoing, incoming, self.progress)()
+
     def _unpickle(self, headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> None:
         """Unpickle the values before the last agreement, so that an error is one on all members."""
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
-        add_mapped(buffers, mapped)
+        _add_mapped(buffers, mapped)
         self._unpickled = self.values(headers, buffers)
 
-    def _can_share(self) -> bool:
-        """Return whether the members can map each other's files, as far as is known: the same on all of them."""
-        return self._comm.shared_memory is not None
+
+def _mapped(
+    hosts: MemberHosts, prepared: _Prepared, answers: Sequence[Any], index: int, sender: int
+) -> torch.Tensor | None:
+    """Map a value, given by its index and the group rank of its sender; None if this member has none.
+
+    Raises:
+        OSError: Its file cannot be opened, or there is no address space.
+    """
+    if isinstance(memory := prepared.received.get(index), torch.Tensor):
+        return memory
+    if sender not in hosts.here:  # the first member maps its own file too: the others see what it writes to its memory
+        return map_file(FileReference(*answers[hosts.here[0]]["received"][str(index)]))
+    written = answers[sender]["written"]
+    reference = written[hosts.own if len(written) > 1 else 0]
+    return None if reference is None else map_file(FileReference(*reference))
 
 
-def mapped_file(header: Header) -> torch.Tensor | None:
-    """Map the file of a value; None if there is none, or it cannot be opened."""
-    if header.file is None:
-        return None
-    try:
-        return map_file(header.file)
-    except OSError as error:
-        require_memory(error, header.sizes["cpu"])
-        return None
+def _memory(data: ReceivedFile | torch.Tensor) -> torch.Tensor:
+    return data.memory if isinstance(data, ReceivedFile) else data
 
 
-def missing(headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> bool:
-    """Return whether a value needs a file that is not mapped."""
-    return any(header.needs_file and data is None for header, data in zip(headers, mapped, strict=True))
-
-
-def add_mapped(buffers: Sequence[dict[str, torch.Tensor]], mapped: Sequence[torch.Tensor | None]) -> None:
+def _add_mapped(buffers: Sequence[dict[str, torch.Tensor]], mapped: Sequence[torch.Tensor | None]) -> None:
     """Add what is mapped to the buffers of each value."""
     for received, data in zip(buffers, mapped, strict=True):
         received.update({} if data is None else {"cpu": data})
 
 
-def require_memory(error: OSError, nbytes: int) -> None:
+def _require_memory(error: OSError, nbytes: int) -> None:
     """Raise if an error says that there is no memory."""
     if error.errno in _NO_MEMORY:
         raise MemoryError(f"there is no memory for {nbytes} bytes of a value: {error}") from error

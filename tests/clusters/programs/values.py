@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 import rankwise as rw
-from rankwise._collectives import relayed_values
+from rankwise._collectives import shared_values
 
 NUMEL = 1 << 20
 NBYTES = 4 * NUMEL
@@ -49,23 +50,25 @@ def check_private(results: list[torch.Tensor]) -> None:
         assert (result == src + rank + 1).all(), (rank, src)
 
 
-def fail(*_: object) -> None:
-    raise PermissionError(errno.EACCES, "the file of the neighbour")
+def check_obstacle(value: torch.Tensor, number: int) -> None:
+    """A rank that cannot map what the first of its host has received gets it otherwise, but for lack of memory."""
 
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-def check_errors(value: torch.Tensor) -> None:
-    """A rank that cannot map what the first of its host has received: an error on all, and the next call works."""
     rank, last = rw.get_rank(), rw.get_world_size() - 1
-    cannot_map = patch.object(relayed_values, "map_file", fail) if rank == last else nullcontext()
+    cannot_map = patch.object(shared_values, "map_file", fail) if rank == last else nullcontext()
     try:
         with cannot_map:
-            rw.broadcast(value if rank == 0 else None)
-    except (PermissionError, rw.RemoteRankError) as error:
+            received: Any = rw.broadcast(value if rank == 0 else None)
+    except (MemoryError, rw.RemoteRankError) as error:
         text = str(error)
     else:
-        text = "no error"
-    expected = "neighbour" if rank == last else f"rank {last}"
-    if expected not in text:
+        text = "received" if torch.equal(received, torch.zeros_like(value)) else "another value"
+    wanted = "received"
+    if number == errno.ENOMEM:
+        wanted = "there is no memory for" if rank == last else f"rank {last}"
+    if wanted not in text:
         raise AssertionError(text)
 
 
@@ -85,7 +88,8 @@ def main() -> None:
     (received,) = report("one rank", lambda: rw.all_gather(value if rank == 1 else rank))[1:2]
     assert (received == 1).all()
     if sys.argv[1:] == ["with-errors"]:
-        check_errors(value)
+        check_obstacle(value, errno.EACCES)
+        check_obstacle(value, errno.ENOMEM)
     assert (rw.broadcast(value) == 0).all()
     assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors + 1, "descriptors are left"
     print("done", flush=True)

@@ -15,8 +15,6 @@ from rankwise._comm.control.verdict import Combine
 from rankwise._restricted_pickles import plain_loads
 
 _LENGTH_BYTES: Final = 8
-_SET: Final = b"\1"
-_NOT_SET: Final = b"\0"
 
 
 class ByteCollectives(Agreement):
@@ -42,19 +40,17 @@ class ByteCollectives(Agreement):
         return None if verdict is None else verdict.result
 
     def gather_bytes(
-        self, call: Call, message: bytes, dst: int, *, flag: bool = False
-    ) -> tuple[list[bytes], bool | None]:
+        self, call: Call, message: bytes, dst: int, combine: Combine | None = None
+    ) -> tuple[list[bytes], bytes | None]:
         """Verify the call, and return the message of every member on group rank `dst`, none on the others.
 
-        Also returns whether any member has passed a flag; None in groups without frames.
+        Also returns the combination of all messages, as `reduce_bytes` does; None in groups without frames.
         """
         own = self.require_member()
         members = range(self.size)
-        body = (_SET if flag else _NOT_SET) + message
-        verdict = self.agree(call, body, combine=_any_flag, read=members if own == dst else ())
+        verdict = self.agree(call, message, combine=combine, read=members if own == dst else ())
         if verdict is not None:
-            messages = [verdict.bodies[member][1:] for member in members] if own == dst else []
-            return messages, verdict.result == _SET
+            return [verdict.bodies[member] for member in members] if own == dst else [], verdict.result
         if own != dst:
             self._send(message, dst)
             return [], None
@@ -120,7 +116,3 @@ class ByteCollectives(Agreement):
 
 def _decoded_length(length: torch.Tensor) -> int:
     return int.from_bytes(contents(length), "little")
-
-
-def _any_flag(bodies: Sequence[bytes]) -> bytes:
-    return _SET if any(body.startswith(_SET) for body in bodies) else _NOT_SET

@@ -12,7 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -54,8 +54,12 @@ class SharedFile:
         reference: What others need to map it, until it is closed.
     """
 
-    def __init__(self, pieces: Sequence[Buffer]) -> None:
-        """Write the data, in contiguous pieces, of one byte or more together.
+    def __init__(self, pieces: Sequence[Buffer], advance: Callable[[int], None]) -> None:
+        """Write the data.
+
+        Args:
+            pieces: The data, in contiguous pieces, of one byte or more together.
+            advance: Called with the number of bytes that each step has written.
 
         Raises:
             MemoryError: The host, or a control group of this process, has less memory.
@@ -63,7 +67,7 @@ class SharedFile:
         """
         self._descriptor = _create()
         with self._closed_on_error():
-            _write(self._descriptor, pieces)
+            _write(self._descriptor, pieces, advance)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _seals(*_LENGTH_SEALS, "F_SEAL_WRITE"))
             self.reference = _reference(self._descriptor)
 
@@ -141,18 +145,20 @@ def _seals(*names: str) -> int:
     return sum(getattr(fcntl, name) for name in names)
 
 
-def _write(descriptor: int, pieces: Sequence[Buffer]) -> None:
+def _write(descriptor: int, pieces: Sequence[Buffer], advance: Callable[[int], None]) -> None:
     views = [memoryview(piece) for piece in pieces]
     left = sum(view.nbytes for view in views)
     for rest in _steps(views):
         require_available(left)
-        left -= sum(view.nbytes for view in rest)
+        nbytes = sum(view.nbytes for view in rest)
+        left -= nbytes
         while rest:
             written = os.writev(descriptor, rest)
             while rest and written >= rest[0].nbytes:
                 written -= rest.pop(0).nbytes
             if written:
                 rest[0] = rest[0].cast("B")[written:]
+        advance(nbytes)
 
 
 def _steps(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
