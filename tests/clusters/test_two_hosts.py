@@ -69,7 +69,8 @@ def test_groups_within_and_across_hosts_when_a_rank_is_killed(tmp_path: Path) ->
     """Two ranks on each host; the last one is killed, and the ranks of the first host go on in their group."""
     start = 'RANK=$((2 * HOST + LOCAL)) WORLD_SIZE=4 MASTER_ADDR=left MASTER_PORT=29500 "$PYTHON" "$1" two_hosts &'
     ended = on_two_hosts(tmp_path, f"for LOCAL in 0 1; do {start} done; wait", SCALE)
-    assert ended.stdout == "named\n" * 3, ended.stderr
+    # Ranks that print at once may write the ends of their lines after each other.
+    assert ended.stdout.replace("\n", "") == "named" * 3, ended.stderr
 
 
 @pytest.mark.slow

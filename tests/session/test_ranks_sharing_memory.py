@@ -64,6 +64,7 @@ def test_a_rank_that_is_killed_in_a_reduction_is_named(part: int, seed: int) -> 
         assert f"rank {victim} is gone" in process.stdout, process.stdout
 
 
+@pytest.mark.slow
 def test_values_stay_when_their_sender_has_been_killed_and_after_finalize() -> None:
     """Children that are forked then read them too."""
     port = free_port()
