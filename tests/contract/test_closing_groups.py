@@ -31,6 +31,7 @@ def held() -> tuple[int, int]:
     return process.num_fds(), process.num_threads()
 
 
+@pytest.mark.slow_with_ranks("serial", 1, 3, 4)
 def test_a_closed_group_releases_its_resources(comm: Comm) -> None:
     """The connections are those of the session, which the first transfer makes."""
     with rw.new_group(range(comm.size)) as group:
@@ -47,6 +48,7 @@ def test_a_closed_group_releases_its_resources(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
+@pytest.mark.slow_with_ranks("serial", 1, 3, 4)
 def test_300_groups_take_few_descriptors_and_leave_none(comm: Comm) -> None:
     rw.new_group(range(comm.size)).close()
     before = held()

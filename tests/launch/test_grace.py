@@ -65,6 +65,7 @@ def wait_until_up(launcher: subprocess.Popen[str]) -> None:
     assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] up\n", "[1] up\n"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_gives_ranks_a_grace_period_and_names_them(tmp_path: Path) -> None:
     with launched(SAVES, tmp_path, "--grace", "30") as launcher:
         wait_until_up(launcher)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rankwise._environment.nesting import AGENT_VARIABLES
-from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 BIN = Path(sys.executable).parent
@@ -79,7 +78,8 @@ def test_two_hosts_meet_as_under_torchrun(backend: str, tmp_path: Path) -> None:
     assert lines == [[str(rank), "4", str(rank % 2), str(rank // 2), "4"] for rank in range(4)]
 
 
-@pytest.mark.parametrize(("needed", "status"), variants([("2", 0), ("3", 1)], fast=[("2", 0)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("needed", "status"), [("2", 0), ("3", 1)])
 def test_ranks_are_started_again_as_often_as_allowed(needed: str, status: int, tmp_path: Path) -> None:
     script = tmp_path / "try.py"
     script.write_text(

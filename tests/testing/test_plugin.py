@@ -53,6 +53,7 @@ def test_worlds_that_pass_or_skip_and_markers_that_cannot_be_used(programs: pyte
         assert text in told, told
 
 
+@pytest.mark.slow
 def test_worlds_that_fail(programs: pytest.Pytester) -> None:
     result = run(programs, "failing", "--junitxml=report.xml")
     result.assert_outcomes(passed=3, failed=11, errors=3)
