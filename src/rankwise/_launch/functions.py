@@ -12,6 +12,7 @@ from rankwise._dependencies import require_torch
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.output import Output
+from rankwise._launch.preload import Preload, caller_source, check_preload, preloaded_modules
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
 from rankwise._launch.supervisor import Supervisor
@@ -31,6 +32,7 @@ def launch(
     nodes: Nodes | None = None,
     output: Output | None = None,
     backend: str | None = None,
+    preload: Preload = True,
 ) -> list[R]:
     """Run a function in `nproc` new processes on this host, as the ranks of one world, and return their results.
 
@@ -49,13 +51,18 @@ def launch(
         backend: "xla" starts a rank on each XLA device of this host, for which torch_xla has to be installed. Ranks are
             threads where several devices belong to one process, and share its output and its global variables. On the
             hosts of a pod each host makes this call, without `nodes`.
+        preload: Modules that are imported once, for all ranks, by the process that they are forked from: names in a
+            sequence or in one string, such as "sklearn,pandas"; "auto" for the installed modules that the caller's
+            script imports at its top level. True for those of RANKWISE_PRELOAD; torch always is one of them. False
+            starts each rank as a new interpreter.
 
     Returns:
         The results of the ranks of this host, by rank.
 
     Raises:
         InvalidArgumentError: `nproc` is not a number of processes that this host could run, or not the number of its
-            XLA devices; `fn` is no function; or the function or an argument cannot be pickled.
+            XLA devices; `fn` is no function; the function or an argument cannot be pickled; or there is no such module
+            to preload.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
         MissingDependencyError: This interpreter has no torch, or no torch_xla for backend="xla".
         LaunchError: The ranks could not be started; or this process is a rank that imports the script, where no guard
@@ -66,7 +73,7 @@ def launch(
         >>> rankwise.launch(lambda x: x * rankwise.get_rank(), 10, nproc=2)
         [0, 10]
     """
-    return FunctionLaunch(fn, args, nproc=nproc, nodes=nodes, output=output, backend=backend).run()
+    return FunctionLaunch(fn, args, nproc=nproc, nodes=nodes, output=output, backend=backend, preload=preload).run()
 
 
 class FunctionLaunch(Generic[R]):
@@ -83,6 +90,7 @@ class FunctionLaunch(Generic[R]):
         setup: A function that each rank calls first, before it imports the caller's script: one of a module that can be
             imported, without arguments.
         backend: "xla" for a rank on each XLA device, as by `rankwise.launch`.
+        preload: Modules that are imported once, for all ranks, as by `rankwise.launch`.
 
     Raises:
         InvalidArgumentError: An argument cannot be used, or cannot be pickled.
@@ -104,6 +112,7 @@ class FunctionLaunch(Generic[R]):
         output: Output | None = None,
         setup: Callable[[], object] | None = None,
         backend: str | None = None,
+        preload: Preload = True,
     ) -> None:
         target: tuple[Callable[..., Any], tuple[Any, ...]] = (fn, tuple(args))
         self._on_devices = backend is not None
@@ -113,6 +122,8 @@ class FunctionLaunch(Generic[R]):
         self._nproc = check_nproc(nproc)  # type: ignore[arg-type]  # None is refused
         if not callable(fn):
             raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
+        check_preload(preload)
+        self._preload = preload
         self._nodes = nodes
         self._output = Output() if output is None else output
         check_placement(self._nproc, nodes, self._output)
@@ -124,6 +135,7 @@ class FunctionLaunch(Generic[R]):
         Local, as `rankwise.launch`.
 
         Raises:
+            InvalidArgumentError: There is no such module to preload.
             RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
             MissingDependencyError: This interpreter has no torch.
             LaunchError: The ranks could not be started, or the hosts did not meet.
@@ -140,7 +152,9 @@ class FunctionLaunch(Generic[R]):
         )
         console = self._output.console(self._nproc)
         reported = reported_by_rank() if self._on_devices else nullcontext()
-        with convert_resource_errors(), reported, Supervisor(environ, console=console) as supervisor:
+        modules = preloaded_modules(self._preload, environ, caller_source())
+        supervised = Supervisor(environ, console=console, preload=modules)
+        with convert_resource_errors(), reported, supervised as supervisor:
             from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
             ranks = run_ranks(spec, supervisor)

@@ -37,6 +37,11 @@ def set_parent_death_signal() -> None:
     _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
+def clear_parent_death_signal() -> None:
+    """Get no signal any more when the parent process ends."""
+    _prctl(_SET_DEATH_SIGNAL, 0)
+
+
 def kill_descendants(known: Iterable[int] = ()) -> None:
     """Kill all descendants of this process, which adopts orphans, and reap them.
 

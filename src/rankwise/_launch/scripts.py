@@ -16,6 +16,7 @@ from rankwise._environment.facts import MAX_PORT
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console, Output
+from rankwise._launch.preload import Preload, check_preload, preloaded_modules, script_source
 from rankwise._launch.report import exit_status
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
@@ -59,7 +60,10 @@ class ScriptLaunch:
         output: How the output of ranks is shown.
         max_restarts: How often all ranks are restarted after a failure.
         grace: The grace period in seconds after Ctrl-C, and for the exit of a rank whose script has failed.
-        preload: Fork ranks from a process that has imported torch. Without that, each rank is a new interpreter.
+        preload: Modules that are imported once, for all ranks, by the process that they are forked from: names in a
+            sequence or in one string, such as "sklearn,pandas"; "auto" for the installed modules that the target
+            imports at its top level. True for those of RANKWISE_PRELOAD; torch always is one of them. False starts
+            each rank as a new interpreter.
         ports: For one host: MASTER_PORT is the first of these ports that is free; 0 is any.
         append_local_rank: Each rank gets --local_rank=N as its last argument.
 
@@ -79,7 +83,7 @@ class ScriptLaunch:
     output: Output = field(default_factory=Output)
     max_restarts: int = 0
     grace: float = GRACE_SECONDS
-    preload: bool = True
+    preload: Preload = True
     ports: Sequence[int] = (0,)
     append_local_rank: bool = False
 
@@ -98,6 +102,7 @@ class ScriptLaunch:
             as_seconds(self.grace, "grace", most=_LONGEST_GRACE)
         if not self.ports or not all(0 <= as_integer(port, "a port") <= MAX_PORT for port in self.ports):
             raise InvalidArgumentError(f"ports={shown(self.ports)} is not a sequence of ports, from 0 to {MAX_PORT}")
+        check_preload(self.preload)
         check_placement(self.nproc, self.nodes, self.output)
 
     def run(self) -> None:
@@ -106,7 +111,7 @@ class ScriptLaunch:
         Local to the caller: its environment and signal handlers do not change. Ctrl-C stops the ranks.
 
         Raises:
-            InvalidArgumentError: There is no such script, module or program.
+            InvalidArgumentError: There is no such script, module or program, or no such module to preload.
             RankFailedError: A rank failed, and the others were stopped; `exitcode` is that of the first one.
             MissingDependencyError: This interpreter has no torch.
             LaunchError: The ranks could not be started, or the hosts did not meet.
@@ -153,7 +158,10 @@ class ScriptLaunch:
             grace=self.grace,
             environ=common_environ(self.nproc, one_host=self.nodes is None),
         )
-        supervised = Supervisor(spec.environ, console=console, preload=self.preload, owns_descendants=owns_descendants)
+        modules: tuple[str, ...] | None = None
+        if kind is not TargetKind.PROGRAM:  # which replaces what a fork inherits
+            modules = preloaded_modules(self.preload, spec.environ, script_source(kind, self.target))
+        supervised = Supervisor(spec.environ, console=console, preload=modules, owns_descendants=owns_descendants)
         with convert_resource_errors(), supervised as supervisor:
             from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 

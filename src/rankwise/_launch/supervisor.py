@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
@@ -44,15 +44,20 @@ class Supervisor:
     """
 
     def __init__(
-        self, environ: Mapping[str, str], *, console: Console, preload: bool = True, owns_descendants: bool = False
+        self,
+        environ: Mapping[str, str],
+        *,
+        console: Console,
+        preload: Sequence[str] | None = (),
+        owns_descendants: bool = False,
     ) -> None:
         """Start the fork server.
 
         Args:
             environ: The environment of the fork server.
             console: Shows the output of ranks.
-            preload: The fork server imports torch, and forks ranks. Without it, or not on Linux, each rank is a new
-                interpreter.
+            preload: The modules that the fork server imports after torch. With None, or not on Linux, each rank is a
+                new interpreter.
             owns_descendants: This process does nothing else, so all of its descendants may be killed.
         """
         if owns_descendants:
@@ -64,8 +69,8 @@ class Supervisor:
         self.world_size = 0
         self._loop = EventLoop()
         self._pipes = OutputPipes(self._loop, console)
-        server = ForkServer(environ, preload=preload, owns_descendants=owns_descendants)
-        self._processes = RankProcesses[LaunchedRank](server, self._loop)
+        self._server = ForkServer(environ, preload=preload, owns_descendants=owns_descendants)
+        self._processes = RankProcesses[LaunchedRank](self._server, self._loop)
         self.ranks = self._processes.ranks
 
     def __enter__(self) -> Supervisor:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
@@ -91,6 +96,8 @@ class Supervisor:
             self._start(rank, request)
         while any(not rank.pid for rank in self.ranks.values()):
             self.wait(1.0)
+            for text in self._server.preloading.messages():
+                self.print_message(text)
 
     def wait(self, seconds: float) -> None:
         """Wait until an event happens, for that many seconds at most, and process it.
@@ -119,7 +126,7 @@ class Supervisor:
             signals: The signals for the ranks, with their grace periods.
             explain: Print for which ranks this waits.
         """
-        if self._processes.has_swept:
+        if self._processes.has_swept or not self._server.preloading.is_over:  # there is no rank yet
             return
         gentle = () if self._hurries else signals
         self._hurries = True

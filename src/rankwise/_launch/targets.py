@@ -63,7 +63,7 @@ def _check_program(program: str, here: str) -> None:
 def _check_module(name: str, here: str) -> None:
     """Check a module without importing its packages, which would run their code in the launcher."""
     first, *rest = name.split(".")
-    spec = _top_level(first, here)
+    spec = find_top_level(first, here)
     for part in rest:
         if spec is not None and _may_change_search_path(spec):
             return
@@ -76,12 +76,24 @@ def _check_module(name: str, here: str) -> None:
         raise InvalidArgumentError(f"module {name!r} is a package, and has no __main__.py")
 
 
-def _top_level(name: str, here: str) -> ModuleSpec | None:
+def find_top_level(name: str, here: str) -> ModuleSpec | None:
+    """Find a top-level module for a program that looks in a folder first, without importing it."""
     path = sys.path if getattr(sys.flags, "safe_path", False) else [here, *sys.path]
     try:
         return PathFinder.find_spec(name, path) or importlib.util.find_spec(name)
     except ValueError:  # it has no name, or was imported without a spec
         return None
+
+
+def find_main(name: str, here: str) -> str | None:
+    """Return the file that runs as a module; None if it has none, or a package decides when it is imported."""
+    first, *rest = name.split(".")
+    spec = find_top_level(first, here)
+    for part in rest:
+        spec = _inside(spec, part)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _inside(spec, "__main__")
+    return None if spec is None else spec.origin
 
 
 def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:

@@ -29,7 +29,10 @@ from rankwise._session.environ import read_shared_memory, with_first_host, xla_f
 from rankwise.errors import LauncherEnvironmentError
 
 # The variables of rankwise, those that it sets in its ranks included.
-OWN_VARIABLES: Final = (*OVERRIDES, "RANKWISE_CHECK", "RANKWISE_SHARED_MEMORY", "RANKWISE_LAUNCH", RUN, OUTER)
+OWN_VARIABLES: Final = (
+    *OVERRIDES,
+    *("RANKWISE_CHECK", "RANKWISE_SHARED_MEMORY", "RANKWISE_PRELOAD", "RANKWISE_LAUNCH", RUN, OUTER),
+)
 # The variables by which a scheduler or a user limits the devices of a process.
 _VISIBLE_DEVICES: Final = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),

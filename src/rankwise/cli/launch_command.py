@@ -81,6 +81,11 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
 )  # fmt: skip
 @click.option("-m", "--module", is_flag=True, help="TARGET is a module, as with python -m.")
 @_flag("no-python", is_flag=True, help="TARGET is an executable, not a Python script.")
+@click.option(
+    "--preload",
+    metavar="MODULE,...|auto",
+    help="Modules to import once, before ranks are forked; auto: the installed ones that the script imports.",
+)
 @_flag(
     "no-preload",
     is_flag=True,
@@ -173,8 +178,23 @@ def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any]) -
         output=Output(prefix=not flags["no_prefix"], show=flags["show"]),
         max_restarts=flags["max_restarts"],
         grace=flags["grace"],
-        preload=not flags["no_preload"],
+        preload=_preload(flags),
     )
+
+
+def _preload(flags: Mapping[str, Any]) -> str | bool:
+    """Return the modules to preload; True for the default.
+
+    Raises:
+        InvalidArgumentError: The options exclude each other.
+    """
+    if flags["preload"] is None:
+        return not flags["no_preload"]
+    if flags["no_preload"] or flags["no_python"]:
+        other = "--no-preload" if flags["no_preload"] else "--no-python"
+        raise InvalidArgumentError(f"--preload and {other} exclude each other: such ranks are not forked with modules")
+    text: str = flags["preload"]
+    return text
 
 
 def _nodes(flags: Mapping[str, Any]) -> Nodes | None:

@@ -11,7 +11,8 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 
-from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, READ_BYTES, ServerCommand, ServerEvent
+from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, READ_BYTES, TEXT_EVENTS, ServerCommand, ServerEvent
+from rankwise._launch.forkserver.preload_progress import PreloadProgress
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import LAUNCH_ID, SECONDS_TO_END, kill_descendants, kill_launch
 from rankwise.errors import LaunchError
@@ -23,16 +24,23 @@ class ForkServer:
     Attributes:
         control: The connection to it; readable when events have arrived.
         launch_id: The value of the variable `reaper.LAUNCH_ID` in the environments of its ranks.
+        preloading: The modules that it imports.
     """
 
     def __init__(
-        self, environ: Mapping[str, str], *, preload: bool = True, owns_descendants: bool = False, prepare: str = ""
+        self,
+        environ: Mapping[str, str],
+        *,
+        preload: Sequence[str] | None = (),
+        owns_descendants: bool = False,
+        prepare: str = "",
     ) -> None:
         """Start the process.
 
         Args:
             environ: Its environment.
-            preload: It imports torch, and forks ranks. Without that, or not on Linux, each rank is a new interpreter.
+            preload: The modules that it imports after torch, before it forks ranks. With None, or not on Linux, each
+                rank is a new interpreter.
             owns_descendants: This process does nothing else, so all of its descendants may be killed.
             prepare: The function that it calls before it forks, as "module:function".
         """
@@ -41,12 +49,14 @@ class ForkServer:
         self._inbox = bytearray()
         self._has_answered = False
         # Elsewhere than on Linux, imported libraries may not survive a fork.
-        mode = "fork" if preload and sys.platform == "linux" else "fresh"
+        mode = "fork" if preload is not None and sys.platform == "linux" else "fresh"
+        modules = tuple(preload or ()) if mode == "fork" else ()
+        self.preloading = PreloadProgress(modules)
         start = interpreter_command("forkserver.server")
         self.control, theirs = map(_beyond_standard_streams, socket.socketpair())
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter
-                [*start, str(theirs.fileno()), mode, prepare],
+                [*start, str(theirs.fileno()), mode, prepare, ",".join(modules)],
                 env={**environ, LAUNCH_ID: self.launch_id},
                 stdin=_inherited(0),
                 stdout=_inherited(1),
@@ -81,13 +91,22 @@ class ForkServer:
         events = []
         while len(self._inbox) >= CONTROL_MESSAGE.size:
             event, rank, value, time_ns = CONTROL_MESSAGE.unpack_from(self._inbox)
-            del self._inbox[: CONTROL_MESSAGE.size]
-            events.append((ServerEvent(event), rank, value, time_ns))
+            end = CONTROL_MESSAGE.size + (value if event in TEXT_EVENTS else 0)
+            if len(self._inbox) < end:
+                break
+            if event in TEXT_EVENTS:
+                text = self._inbox[CONTROL_MESSAGE.size : end].decode(errors="replace")
+                self.preloading.record(ServerEvent(event), text)
+            else:
+                events.append((ServerEvent(event), rank, value, time_ns))
+            del self._inbox[:end]
         return events
 
     def close(self) -> None:
         """Kill all ranks and end the fork server."""
         self.control.close()  # the server ends when this connection is closed, and kills all ranks before
+        if not self.preloading.is_over:  # it does not read the connection, and has no ranks
+            self._process.kill()
         try:
             self._process.wait(SECONDS_TO_END)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -113,6 +132,8 @@ class ForkServer:
             )
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         reason = "" if self._has_answered else "; it had not started yet: see what it printed, and its memory limit"
+        if self.preloading.current:
+            reason = f"; it was importing {self.preloading.current}, which cannot be preloaded"
         return LaunchError(f"the process that ranks are forked from {how}; no rank is left{reason}")
 
 

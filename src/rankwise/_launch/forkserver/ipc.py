@@ -40,6 +40,11 @@ class ServerEvent(IntEnum):
     REFUSED = 1  # a rank could not be started; the value is the errno
     ENDED = 2  # a rank has ended; the value is its exit code
     SWEPT = 3  # a SWEEP is done
+    IMPORTING = 4  # a module is imported now; its name follows, of as many bytes as the value, and "" at the end
+    NOT_PRELOADED = 5  # ranks have to import a module; its name and the reason follow in the same way
+
+
+TEXT_EVENTS: Final = frozenset({ServerEvent.IMPORTING, ServerEvent.NOT_PRELOADED})
 
 
 class TargetKind(Enum):

@@ -17,11 +17,12 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, DESCRIPTORS, ServerCommand, ServerEvent
+from rankwise._launch.forkserver.preloading import ImportEffects, preload_modules
 from rankwise._launch.forkserver.worker import run_worker
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.process_title import set_title
@@ -34,7 +35,7 @@ from rankwise._net.polling import wait_readable
 PRELOADED: Final = ("torch", "torch.distributed", "torch.distributed.nn.functional", "cloudpickle", "rankwise")
 
 
-def preload(prepare: str) -> None:
+def preload(prepare: str, modules: Sequence[str], report: Callable[[ServerEvent, str], None]) -> ImportEffects:
     """Import the modules that ranks need, and call a function.
 
     The garbage collector is disabled meanwhile, and ignores these objects afterwards: a collection takes time, and in
@@ -42,6 +43,8 @@ def preload(prepare: str) -> None:
 
     Args:
         prepare: The function, as "module:function"; "" for none.
+        modules: The modules that the user has named.
+        report: As for `preload_modules`.
     """
     gc.disable()
     for name in PRELOADED:
@@ -51,16 +54,24 @@ def preload(prepare: str) -> None:
         getattr(rankwise, name)  # names of the package are imported at their first use
     if prepare:
         pkgutil.resolve_name(prepare)()
+    effects = preload_modules(modules, report)
     gc.freeze()
     gc.enable()
+    return effects
 
 
 class Server:
-    """The fork server."""
+    """The fork server.
 
-    def __init__(self, control: socket.socket, *, forking: bool, prepare: str = "") -> None:
+    Attributes:
+        effects: What the modules of the user have set.
+    """
+
+    def __init__(self, control: socket.socket, *, forking: bool, prepare: str, modules: Sequence[str]) -> None:
+        self.effects = ImportEffects(environ={}, search_path=())
         self._control = control
         self._prepare = prepare
+        self._modules = modules
         self._forking = forking
         self._ranks: dict[int, int] = {}
         self._groups: set[int] = set()  # of processes, since the last sweep
@@ -75,12 +86,12 @@ class Server:
             The descriptors of the rank's connection, and of its file for stacks after a crash.
         """
         become_subreaper()
+        if self._forking:  # before the signal handlers: a module may set its own, which ranks get back
+            self.effects = preload(self._prepare, self._modules, self._report_text)
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         # The launcher may have inherited SIGCHLD blocked or ignored; ranks get back what it inherited.
         self._handler = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        if self._forking:
-            preload(self._prepare)
         while True:
             ready = wait_readable({"control": self._control, "wakeup": self._wakeup_reader})
             with contextlib.suppress(BlockingIOError):
@@ -181,6 +192,11 @@ class Server:
         with contextlib.suppress(OSError):  # the launcher has ended: the next read from the connection finds that
             self._control.sendall(CONTROL_MESSAGE.pack(event, rank, value, time.monotonic_ns()))
 
+    def _report_text(self, event: ServerEvent, text: str) -> None:
+        data = text.encode(errors="replace")
+        with contextlib.suppress(OSError):
+            self._control.sendall(CONTROL_MESSAGE.pack(event, 0, len(data), time.monotonic_ns()) + data)
+
 
 def _signal(signum: int, pid: int, *, to_group: bool) -> None:
     try:
@@ -194,7 +210,10 @@ def main(search_path: Sequence[str]) -> None:
     open_standard_streams()  # received descriptors must not get their numbers
     set_title(f"rankwise: fork server of process {os.getppid()}")
     control = socket.socket(fileno=int(sys.argv[1]))
-    rank = Server(control, forking=sys.argv[2] == "fork", prepare=sys.argv[3]).serve()
-    sys.path[:] = search_path
+    mode, prepare, modules = sys.argv[2:]
+    del sys.argv[1:]  # the modules do not get them
+    server = Server(control, forking=mode == "fork", prepare=prepare, modules=modules.split(",") if modules else ())
+    rank = server.serve()
+    sys.path[:] = [*search_path, *server.effects.search_path]
     imported_before = frozenset(sys.modules)
-    exit_interpreter(run_worker(*rank), imported_before)
+    exit_interpreter(run_worker(*rank, server.effects.environ), imported_before)

@@ -21,6 +21,7 @@ import types
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter, flush
@@ -46,17 +47,18 @@ def main(search_path: Sequence[str]) -> None:
     exit_interpreter(run_worker(*descriptors))
 
 
-def run_worker(descriptor: int, crashes: int) -> int:
+def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = MappingProxyType({})) -> int:
     """Receive the start request, run its target, send the result, and return the exit status.
 
     Args:
         descriptor: The connection to the launcher.
         crashes: The file for the stacks of threads after a crash.
+        preloaded: The environment variables that preloaded modules have set.
     """
     is_preloaded = "torch" in sys.modules
     connection = socket.socket(fileno=descriptor)
     request: StartRequest = receive_message(connection)
-    _prepare(request)
+    _prepare(request, preloaded)
     faulthandler.enable(crashes)
     if request.kind is TargetKind.PROGRAM:
         return _exec_program(request.argv)
@@ -94,10 +96,10 @@ def _exec_program(argv: Sequence[str]) -> int:
     return _NOT_RUN
 
 
-def _prepare(request: StartRequest) -> None:
+def _prepare(request: StartRequest, preloaded: Mapping[str, str]) -> None:
     """Set up this process like a new interpreter with that environment."""
     os.environ.clear()
-    os.environ.update(request.environ)
+    os.environ.update(request.environ, **preloaded)
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     random.seed()
