@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -14,15 +15,24 @@ if "sklearn" in sys.argv:
 
 def reduce_once() -> None:
     dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
-    os.write(1, f"{time.time()}\n".encode())
-    dist.destroy_process_group()
+    report()
 
 
 def spawned(rank: int, world_size: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    report()
+
+
+def report() -> None:
+    """Reduce, and print when; rank zero also the memory of all processes that the benchmark has started, in bytes."""
     dist.all_reduce(torch.ones(1))
     os.write(1, f"{time.time()}\n".encode())
+    if "memory" in sys.argv:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            started = psutil.Process(int(os.environ["BENCHMARK"])).children(recursive=True)
+            os.write(1, f"memory {sum(process.memory_full_info().pss for process in started)}\n".encode())
+        dist.barrier()
     dist.destroy_process_group()
 
 

@@ -95,7 +95,7 @@ class _ProcessState:
         native_threads: The number of other threads.
         libraries: The loaded libraries that are ready for a fork with threads.
         children: The child processes that run, and their descendants.
-        sockets, devices: The open sockets, and the open files of accelerators.
+        sockets, devices: The open sockets; the open files of accelerators, and "cuda" once torch uses it.
     """
 
     threads: dict[int, str]
@@ -117,7 +117,8 @@ class _ProcessState:
             libraries=frozenset(_libraries(_READY_FOR_FORK)),
             children=frozenset(_running_children()),
             sockets=frozenset(file for file in files if file.startswith("socket:")),
-            devices=frozenset(file for file in files if file.startswith(_DEVICE_FILES)),
+            devices=frozenset(file for file in files if file.startswith(_DEVICE_FILES))
+            | ({"cuda"} if sys.modules["torch"].cuda.is_initialized() else set()),
         )
 
     def changes(self, after: _ProcessState) -> Iterator[str]:
@@ -128,7 +129,7 @@ class _ProcessState:
             yield "started native threads"
         if after.children - self.children:
             yield "started a process"
-        if after.devices - self.devices or sys.modules["torch"].cuda.is_initialized():
+        if after.devices - self.devices:
             yield "initialized an accelerator"
         if after.sockets - self.sockets:
             yield "opened a socket"

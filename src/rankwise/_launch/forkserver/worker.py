@@ -41,10 +41,10 @@ _IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 def main(search_path: Sequence[str]) -> None:
     """Run a rank in a new interpreter, with the search path of that interpreter."""
     sys.path[:] = search_path
-    descriptors = [int(word) for word in sys.argv[1:]]
-    for descriptor in descriptors:
+    connection, crashes = (int(word) for word in sys.argv[1:])
+    for descriptor in (connection, crashes):
         os.set_inheritable(descriptor, False)
-    exit_interpreter(run_worker(*descriptors))
+    exit_interpreter(run_worker(connection, crashes))
 
 
 def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = MappingProxyType({})) -> int:
