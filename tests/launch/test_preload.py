@@ -101,17 +101,16 @@ def test_a_module_that_ends_the_process_is_named(tmp_path: Path, site: Path) -> 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_an_import_that_hangs(tmp_path: Path, site: Path) -> None:
-    (site / "hangs.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(1000)")
+    (site / "hangs.py").write_text("import time; print('importing', flush=True); time.sleep(1000)")
     (tmp_path / "script.py").touch()
     command = [RANKWISE, "launch", "--preload=hangs", "script.py"]
     for signum, status in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as launcher:
             assert launcher.stdout is not None
-            pid = int(launcher.stdout.readline())
+            assert launcher.stdout.readline() == "importing\n"
             launcher.send_signal(signum)
             assert launcher.wait(60) == status
             assert launcher.stdout.read() == ""  # the fork server, which has it open too, has ended
-        assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.usefixtures("site")
@@ -125,7 +124,7 @@ def test_the_variable_is_the_default_of_functions_and_scripts(
     assert rw.launch(is_loaded, "quiet", nproc=1, preload=()) == [False]
     (tmp_path / "script.py").write_text("import sys; print('quiet' in sys.modules)")
     ScriptLaunch(str(tmp_path / "script.py"), nproc=1, preload=False).run()
-    assert capfd.readouterr().out == "printed once\n" * 2 + "[0] False\n"
+    assert capfd.readouterr().out == "printed once\n" * 2 + "False\n"
 
 
 def test_every_variable_that_the_launcher_sets_for_a_rank_is_observed() -> None:

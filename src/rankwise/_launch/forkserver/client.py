@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -88,6 +89,9 @@ class ForkServer:
             raise self._lost()
         self._inbox += piece
         self._has_answered = True
+        return self._pop_events()
+
+    def _pop_events(self) -> list[tuple[ServerEvent, int, int, int]]:
         events = []
         while len(self._inbox) >= CONTROL_MESSAGE.size:
             event, rank, value, time_ns = CONTROL_MESSAGE.unpack_from(self._inbox)
@@ -131,6 +135,10 @@ class ForkServer:
                 "the process that ranks are forked from has closed its connection but is still running; it is killed"
             )
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        with contextlib.suppress(OSError):  # closed, or without more data
+            while piece := self.control.recv(READ_BYTES, socket.MSG_DONTWAIT):
+                self._inbox += piece
+        self._pop_events()  # they may name the module that has ended it
         reason = "" if self._has_answered else "; it had not started yet: see what it printed, and its memory limit"
         if self.preloading.current:
             reason = f"; it was importing {self.preloading.current}, which cannot be preloaded"
