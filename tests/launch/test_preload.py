@@ -23,13 +23,15 @@ INHERITED = {
     "needs_quiet": "import quiet",
 }
 IMPORTED_BY_RANKS = {
-    "threads": ("import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True, name='poll').start()",
-                "started the thread 'poll'"),
+    "threads": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True, name='poll').start()",
+        "started the thread 'poll'",
+    ),
     "child": ("import subprocess\nsubprocess.Popen(['sleep', '60'])", "started a process"),
     "gpu": ("import torch\ntorch.cuda._initialized = True", "initialized an accelerator"),
     "connected": ("import socket\nheld = socket.socket()", "opened a socket"),
     "asks": ("import os\nif 'RANK' in os.environ: pass\nos.getenv('LOCAL_RANK')", "read LOCAL_RANK, RANK"),
-    "raises": ("import os\nif 'RANK' not in os.environ: raise ValueError('alone')", "raised ValueError: alone and read RANK"),
+    "raises": ("import os\nif 'RANK' not in os.environ: raise ValueError(1)", "raised ValueError: 1 and read RANK"),
     "exits": ("import os\nif 'RANK' not in os.environ: raise SystemExit(3)", "raised SystemExit: 3 and read RANK"),
 }  # fmt: skip
 
@@ -113,6 +115,7 @@ def test_ctrl_c_ends_an_import_that_hangs(tmp_path: Path, site: Path) -> None:
             assert launcher.stdout.read() == ""  # the fork server, which has it open too, has ended
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("site")
 def test_the_variable_is_the_default_of_functions_and_scripts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -127,6 +130,7 @@ def test_the_variable_is_the_default_of_functions_and_scripts(
     assert capfd.readouterr().out == "printed once\n" * 2 + "False\n"
 
 
+@pytest.mark.slow
 def test_every_variable_that_the_launcher_sets_for_a_rank_is_observed() -> None:
     (names,) = rw.launch(variables, nproc=1)
     defaults = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS"}
