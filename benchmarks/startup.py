@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -31,48 +32,53 @@ def commands(nproc: int, *args: str) -> dict[str, list[str]]:
     }
 
 
-def run(command: list[str], nproc: int) -> tuple[str, float, float]:
-    """Return what was printed, when the command was started, and when it had ended."""
-    start = time.time()
+def run(command: list[str], nproc: int) -> tuple[str, float, float, float]:
+    """Return what was printed, when the command was started and had ended, and the time of the CPU that it took."""
+    start, cpu = time.time(), cpu_seconds()
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "BENCHMARK": str(os.getpid())}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
     if len(ended.stdout.splitlines()) < nproc:
         raise RuntimeError(ended.stdout + ended.stderr)
-    return ended.stdout, start, time.time()
+    return ended.stdout, start, time.time(), cpu_seconds() - cpu
 
 
-def seconds(command: list[str], nproc: int) -> tuple[float, float]:
-    """Return when the last rank had reduced, and when the launcher had ended."""
-    output, start, end = run(command, nproc)
-    return max(map(float, output.splitlines())) - start, end - start
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def seconds(command: list[str], nproc: int) -> tuple[float, float, float]:
+    """Return when the last rank had reduced, when the launcher had ended, and the time of the CPU."""
+    output, start, end, cpu = run(command, nproc)
+    return max(map(float, output.splitlines())) - start, end - start, cpu
 
 
 def megabytes(command: list[str], nproc: int) -> float:
     """Return the memory (PSS) of all processes when the ranks have reduced."""
-    output, _, _ = run([*command, "memory"], nproc)
+    output, *_ = run([*command, "memory"], nproc)
     return next(int(line.split()[1]) for line in output.splitlines() if line.startswith("memory")) / 1e6
 
 
 def main() -> None:
-    print("| ranks | program | started by | first `all_reduce` | ratio | all over | ratio | memory (PSS) |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| ranks | program | started by | first `all_reduce` | ratio | all over | ratio | CPU | ratio | memory (PSS) |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     programs: list[tuple[int, str, list[str]]] = [(8, "torch", []), (2, "torch", [])]
     if importlib.util.find_spec("sklearn"):
         programs.append((8, "torch and scikit-learn", ["sklearn"]))
     else:
         print("scikit-learn is not installed: its rows are skipped", file=sys.stderr)
     for nproc, name, args in programs:
-        took: dict[str, list[tuple[float, float]]] = {}
+        took: dict[str, list[tuple[float, float, float]]] = {}
         for _ in range(ROUNDS):
             for launcher, command in commands(nproc, *args).items():
                 took.setdefault(launcher, []).append(seconds(command, nproc))
         for launcher, times in took.items():
             columns = []
-            for place in (0, 1):
+            for place in range(3):
                 ratio = statistics.median(
                     mine[place] / theirs[place] for mine, theirs in zip(times, took["torchrun"], strict=True)
                 )
-                columns += [f"{statistics.median(pair[place] for pair in times):.2f} s", f"{ratio:.2f}"]
+                columns += [f"{statistics.median(each[place] for each in times):.2f} s", f"{ratio:.2f}"]
             memory = megabytes(commands(nproc, *args)[launcher], nproc)
             print(f"| {nproc} | {name} | `{launcher}` | {' | '.join(columns)} | {memory:.0f} MB |", flush=True)
 

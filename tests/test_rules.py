@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 def test_the_environment_is_read_in_one_place_and_written_for_children_only() -> None:
     """Rule 1. Launchers look at their own environment to hand it on, tests hide it; _torch looks where gloo will.
 
+    The fork server observes which variables a module reads when it is imported (`preloading`).
+
     The one exception is a drop-in: mmcv's `init_dist` says there who a rank is, and other libraries read it.
     """
     touching = {
@@ -31,6 +33,7 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "_torch.py",
         "compat/mmcv.py",
         "_launch/spec.py",
+        "_launch/forkserver/preloading.py",
         "_launch/forkserver/preloading.py",
         "_launch/forkserver/worker.py",
         "_session/environ.py",
