@@ -60,7 +60,7 @@ def megabytes(command: list[str], nproc: int) -> float:
 
 
 def main() -> None:
-    print("| ranks | program | started by | first `all_reduce` | ratio | all over | ratio | CPU | ratio | memory (PSS) |")
+    print("| ranks | program | started by | first `all_reduce` | ratio | all over | ratio | CPU | ratio | PSS |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     programs: list[tuple[int, str, list[str]]] = [(8, "torch", []), (2, "torch", [])]
     if importlib.util.find_spec("sklearn"):

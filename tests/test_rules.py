@@ -34,7 +34,6 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "compat/mmcv.py",
         "_launch/spec.py",
         "_launch/forkserver/preloading.py",
-        "_launch/forkserver/preloading.py",
         "_launch/forkserver/worker.py",
         "_session/environ.py",
         "testing/_plugin/rank_session.py",
