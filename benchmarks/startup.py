@@ -23,9 +23,11 @@ SCRIPT = str(Path(__file__).parent / "programs" / "first.py")
 
 def commands(nproc: int, *args: str) -> dict[str, list[str]]:
     ours = [str(BIN / "rankwise"), "launch", "-n", str(nproc), "--no-prefix"]
-    preloading = [*ours, "--preload", "sklearn.linear_model", SCRIPT, "launched", *args]
+    preloads = ["--preload", "sklearn.linear_model"] if "sklearn" in args else []
+    preloading = [*ours, *preloads, SCRIPT, "launched", *args]
     return {
         "rankwise launch": [*ours, SCRIPT, "launched", *args],
+        "rankwise launch --keep, again": [*ours, "--keep", *preloads, SCRIPT, "launched", *args],
         **({"rankwise launch --preload": preloading} if "sklearn" in args else {}),
         "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(nproc), SCRIPT, "launched", *args],
         "mp.spawn": [sys.executable, SCRIPT, "spawn", str(nproc), *args],

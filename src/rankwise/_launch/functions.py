@@ -6,9 +6,11 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rankwise._dependencies import require_torch
+from rankwise._launch.forkserver.client import start_fork_server
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.output import Output
@@ -153,7 +155,7 @@ class FunctionLaunch(Generic[R]):
         console = self._output.console(self._nproc)
         reported = reported_by_rank() if self._on_devices else nullcontext()
         modules = preloaded_modules(self._preload, environ, caller_source())
-        supervised = Supervisor(environ, console=console, preload=modules)
+        supervised = Supervisor(partial(start_fork_server, environ, preload=modules), console=console)
         with convert_resource_errors(), reported, supervised as supervisor:
             from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 

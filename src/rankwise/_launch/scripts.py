@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from types import FrameType
@@ -13,6 +13,7 @@ from typing import Final, Literal
 from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import MAX_PORT
+from rankwise._launch.forkserver.client import ForkServer, start_fork_server
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console, Output
@@ -116,9 +117,9 @@ class ScriptLaunch:
             MissingDependencyError: This interpreter has no torch.
             LaunchError: The ranks could not be started, or the hosts did not meet.
         """
-        self._run(self.output.console(self.nproc), owns_descendants=False)
+        _run(self, self.output.console(self.nproc), owns_descendants=False)
 
-    def run_as_command(self, name: str) -> int:
+    def run_as_command(self, name: str, *, keep: bool = False) -> int:
         """Run the target as a command does that does nothing else, and return its exit status.
 
         Local to the caller. While it runs, SIGTERM, SIGHUP and SIGQUIT stop the ranks. Errors are printed, and at the
@@ -126,46 +127,87 @@ class ScriptLaunch:
 
         Args:
             name: The name of the command, which its messages begin with.
+            keep: Let a launch server run it, which has imported torch and the modules of `preload`. If there is none,
+                it is started; it ends when it has run nothing for 10 minutes.
 
         Returns:
             0; that of the first rank that failed, 128 + N for signal N; 2 if there is no such target, and 126 if it
             cannot be executed; 128 + N after signal N to this process; 1 for other errors.
         """
-        console = self.output.console(self.nproc)
-        return command_status(lambda: self._run_for_command(console), name=name, console=console)
+        if keep:
+            from rankwise._launch.launchserver.kept_launch import run_in_server  # noqa: PLC0415 - which imports this
 
-    def _run_for_command(self, console: Console) -> None:
+            return run_in_server(self, name)
+        return run_as_command(self, name)
+
+
+def run_as_command(launch: ScriptLaunch, name: str, server: ForkServer | None = None) -> int:
+    """Run a launch in this process, and return the exit status.
+
+    Args:
+        launch: The launch.
+        name: The name of the command, which its messages begin with.
+        server: The fork server, which has imported the modules; None to start one.
+    """
+    console = launch.output.console(launch.nproc)
+
+    def run() -> None:
         open_standard_streams()
         start = time.monotonic()
         with _terminated_by_signals():
-            self._run(console, owns_descendants=True)
-        console.show_status(f"rankwise: {self.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
+            _run(launch, console, owns_descendants=True, server=server)
+        console.show_status(f"rankwise: {launch.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
 
-    def _run(self, console: Console, *, owns_descendants: bool) -> None:
-        kind = _KINDS[self.kind]
-        check_target(kind, self.target)
-        require_torch("starting ranks")
-        if owns_descendants:
-            console.show_status(f"rankwise: starting {self.nproc} ranks")
-        spec = LaunchSpec(
-            nproc=self.nproc,
-            kind=kind,
-            argv=(self.target, *self.args),
-            max_restarts=self.max_restarts,
-            nodes=self.nodes,
-            ports=tuple(self.ports),
-            append_local_rank=self.append_local_rank,
-            grace=self.grace,
-            environ=common_environ(self.nproc, one_host=self.nodes is None),
-        )
-        modules: tuple[str, ...] | None = None
-        if kind is not TargetKind.PROGRAM:  # which replaces what a fork inherits
-            modules = preloaded_modules(self.preload, spec.environ, script_source(kind, self.target))
-        supervised = Supervisor(spec.environ, console=console, preload=modules, owns_descendants=owns_descendants)
-        with convert_resource_errors(), supervised as supervisor:
-            from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
+    return command_status(run, name=name, console=console)
 
-            run_ranks(spec, supervisor)
+
+def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, server: ForkServer | None = None) -> None:
+    kind = checked_target(launch)
+    if owns_descendants:
+        console.show_status(f"rankwise: starting {launch.nproc} ranks")
+    spec = LaunchSpec(
+        nproc=launch.nproc,
+        kind=kind,
+        argv=(launch.target, *launch.args),
+        max_restarts=launch.max_restarts,
+        nodes=launch.nodes,
+        ports=tuple(launch.ports),
+        append_local_rank=launch.append_local_rank,
+        grace=launch.grace,
+        environ=common_environ(launch.nproc, one_host=launch.nodes is None),
+    )
+
+    def start_server() -> ForkServer:
+        if server is not None:
+            return server
+        modules = inherited_modules(launch, spec.environ)
+        return start_fork_server(spec.environ, preload=modules, owns_descendants=owns_descendants)
+
+    with convert_resource_errors(), Supervisor(start_server, console=console) as supervisor:
+        from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
+
+        run_ranks(spec, supervisor)
+
+
+def checked_target(launch: ScriptLaunch) -> TargetKind:
+    """Return the kind of the target.
+
+    Raises:
+        InvalidArgumentError: There is no such target.
+        MissingDependencyError: This interpreter has no torch.
+    """
+    kind = _KINDS[launch.kind]
+    check_target(kind, launch.target)
+    require_torch("starting ranks")
+    return kind
+
+
+def inherited_modules(launch: ScriptLaunch, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the modules that `preload` stands for; None if each rank is a new interpreter, or another program."""
+    kind = _KINDS[launch.kind]
+    if kind is TargetKind.PROGRAM:  # which replaces what a fork inherits
+        return None
+    return preloaded_modules(launch.preload, environ, script_source(kind, launch.target))
 
 
 def command_status(launch: Callable[[], None], *, name: str, console: Console) -> int:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final
 
@@ -43,33 +43,22 @@ class Supervisor:
         stopped_ns: When `stop` was called first, on the host's monotonic clock; 0 if it was not.
     """
 
-    def __init__(
-        self,
-        environ: Mapping[str, str],
-        *,
-        console: Console,
-        preload: Sequence[str] | None = (),
-        owns_descendants: bool = False,
-    ) -> None:
+    def __init__(self, start_server: Callable[[], ForkServer], *, console: Console) -> None:
         """Start the fork server.
 
         Args:
-            environ: The environment of the fork server.
+            start_server: Returns the fork server.
             console: Shows the output of ranks.
-            preload: The modules that the fork server imports after torch. With None, or not on Linux, each rank is a
-                new interpreter.
-            owns_descendants: This process does nothing else, so all of its descendants may be killed.
         """
-        if owns_descendants:
-            become_subreaper()
-        self._owns_descendants = owns_descendants
         self._console = console
         self._hurries = False
         self.stopped_ns = 0
         self.world_size = 0
         self._loop = EventLoop()
         self._pipes = OutputPipes(self._loop, console)
-        self._server = ForkServer(environ, preload=preload, owns_descendants=owns_descendants)
+        self._server = start_server()
+        if self._server.owns_descendants:
+            become_subreaper()
         self._processes = RankProcesses[LaunchedRank](self._server, self._loop)
         self.ranks = self._processes.ranks
 
@@ -165,7 +154,7 @@ class Supervisor:
         self._processes.close()
         self._release_ranks()
         self._loop.close()
-        if not self._owns_descendants:  # else a command, which drains the console after its last message
+        if not self._server.owns_descendants:  # else a command, which drains the console after its last message
             lost = self._console.drain(SECONDS_TO_READ if patiently else SECONDS_TO_READ_AFTER_STOP)
             for text in lost:
                 log.warning(text)

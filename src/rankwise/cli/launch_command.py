@@ -91,6 +91,11 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     is_flag=True,
     help="Start each rank as a new Python interpreter instead of forking a process that has imported torch.",
 )
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Keep a process with the imports for the next launch, until it is unused for 10 minutes (rankwise server).",
+)
 @_flag(
     "max-restarts",
     type=click.IntRange(0),
@@ -158,7 +163,7 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
     except InvalidArgumentError as error:
         fail(error, EXIT_USAGE)
     # A normal exit unloads torch, which takes longer than starting a rank, and a second Ctrl-C would interrupt it.
-    os._exit(started.run_as_command("rankwise"))
+    os._exit(started.run_as_command("rankwise", keep=flags["keep"]))
 
 
 def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any]) -> ScriptLaunch:

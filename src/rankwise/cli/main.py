@@ -6,6 +6,7 @@ import click
 
 from rankwise.cli.env_command import env
 from rankwise.cli.launch_command import launch
+from rankwise.cli.server_command import server
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,3 +20,4 @@ def main() -> None:
 
 main.add_command(launch)
 main.add_command(env)
+main.add_command(server)

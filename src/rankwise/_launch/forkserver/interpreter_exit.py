@@ -17,7 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NoReturn
 
 # Where the interpreter keeps the error that ended a program, with its frames and their variables.
 _LAST_ERROR: Final = ("last_exc", "last_type", "last_value", "last_traceback")
@@ -25,7 +25,7 @@ _LAST_ERROR: Final = ("last_exc", "last_type", "last_value", "last_traceback")
 _UNWRITTEN: Final = 120
 
 
-def exit_interpreter(status: int, imported_before: Collection[str] | None = None) -> None:
+def exit_interpreter(status: int, imported_before: Collection[str] | None = None) -> NoReturn:
     """End this process.
 
     Args:

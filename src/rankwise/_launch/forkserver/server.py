@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, DESCRIPTORS, ServerCommand, ServerEvent
@@ -35,7 +35,12 @@ from rankwise._net.polling import wait_readable
 PRELOADED: Final = ("torch", "torch.distributed", "torch.distributed.nn.functional", "cloudpickle", "rankwise")
 
 
-def preload(prepare: str, modules: Sequence[str], report: Callable[[ServerEvent, str], None]) -> ImportEffects:
+def preload(
+    prepare: str,
+    modules: Sequence[str],
+    report: Callable[[ServerEvent, str], None],
+    start_again: Callable[[Sequence[str], dict[str, str]], NoReturn],
+) -> ImportEffects:
     """Import the modules that ranks need, and call a function.
 
     The garbage collector is disabled meanwhile, and ignores these objects afterwards: a collection takes time, and in
@@ -45,6 +50,7 @@ def preload(prepare: str, modules: Sequence[str], report: Callable[[ServerEvent,
         prepare: The function, as "module:function"; "" for none.
         modules: The modules that the user has named.
         report: As for `preload_modules`.
+        start_again: As for `preload_modules`.
     """
     gc.disable()
     for name in PRELOADED:
@@ -54,7 +60,7 @@ def preload(prepare: str, modules: Sequence[str], report: Callable[[ServerEvent,
         getattr(rankwise, name)  # names of the package are imported at their first use
     if prepare:
         pkgutil.resolve_name(prepare)()
-    effects = preload_modules(modules, report)
+    effects = preload_modules(modules, report, start_again)
     gc.freeze()
     gc.enable()
     return effects
@@ -67,11 +73,9 @@ class Server:
         effects: What the modules of the user have set.
     """
 
-    def __init__(self, control: socket.socket, *, forking: bool, prepare: str, modules: Sequence[str]) -> None:
+    def __init__(self, control: socket.socket, *, forking: bool = True) -> None:
         self.effects = ImportEffects(environ={}, search_path=())
         self._control = control
-        self._prepare = prepare
-        self._modules = modules
         self._forking = forking
         self._ranks: dict[int, int] = {}
         self._groups: set[int] = set()  # of processes, since the last sweep
@@ -85,9 +89,6 @@ class Server:
         Returns:
             The descriptors of the rank's connection, and of its file for stacks after a crash.
         """
-        become_subreaper()
-        if self._forking:  # before the signal handlers: a module may set its own, which ranks get back
-            self.effects = preload(self._prepare, self._modules, self._report_text)
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         # The launcher may have inherited SIGCHLD blocked or ignored; ranks get back what it inherited.
         self._handler = signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -192,7 +193,8 @@ class Server:
         with contextlib.suppress(OSError):  # the launcher has ended: the next read from the connection finds that
             self._control.sendall(CONTROL_MESSAGE.pack(event, rank, value, time.monotonic_ns()))
 
-    def _report_text(self, event: ServerEvent, text: str) -> None:
+    def report_text(self, event: ServerEvent, text: str) -> None:
+        """Report one of TEXT_EVENTS."""
         data = text.encode(errors="replace")
         with contextlib.suppress(OSError):
             self._control.sendall(CONTROL_MESSAGE.pack(event, 0, len(data), time.monotonic_ns()) + data)
@@ -212,7 +214,20 @@ def main(search_path: Sequence[str]) -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     mode, prepare, modules = sys.argv[2:]
     del sys.argv[1:]  # the modules do not get them
-    server = Server(control, forking=mode == "fork", prepare=prepare, modules=modules.split(",") if modules else ())
+    server = Server(control, forking=mode == "fork")
+    become_subreaper()
+    if mode == "fork":  # before the signal handlers: a module may set its own, which ranks get back
+        server.effects = preload(prepare, modules.split(",") if modules else (), server.report_text, start_again)
+    serve_ranks(server, search_path)
+
+
+def start_again(modules: Sequence[str], environ: dict[str, str]) -> NoReturn:
+    """Execute this program again, to preload these modules."""
+    os.execve(sys.executable, [*sys.orig_argv[:-1], ",".join(modules)], environ)  # noqa: S606 - this program
+
+
+def serve_ranks(server: Server, search_path: Sequence[str]) -> NoReturn:
+    """Serve, and run ranks in forks, with the search path of a new interpreter."""
     rank = server.serve()
     sys.path[:] = [*search_path, *server.effects.search_path]
     imported_before = frozenset(sys.modules)

@@ -58,7 +58,7 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
     is_preloaded = "torch" in sys.modules
     connection = socket.socket(fileno=descriptor)
     request: StartRequest = receive_message(connection)
-    _prepare(request, preloaded)
+    prepare_process({**request.environ, **preloaded}, request.argv)
     faulthandler.enable(crashes)
     if request.kind is TargetKind.PROGRAM:
         return _exec_program(request.argv)
@@ -96,17 +96,17 @@ def _exec_program(argv: Sequence[str]) -> int:
     return _NOT_RUN
 
 
-def _prepare(request: StartRequest, preloaded: Mapping[str, str]) -> None:
-    """Set up this process like a new interpreter with that environment."""
+def prepare_process(environ: Mapping[str, str], argv: Sequence[str]) -> None:
+    """Set up this process like a new interpreter with that environment and these arguments."""
     os.environ.clear()
-    os.environ.update(request.environ, **preloaded)
+    os.environ.update(environ)
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # its state is a copy of the fork server's, the same in all ranks
         numpy.random.seed()
-    sys.argv[:] = request.argv or [""]
+    sys.argv[:] = argv or [""]
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = module
