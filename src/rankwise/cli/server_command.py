@@ -12,8 +12,8 @@ from rankwise.cli.exit_status import EXIT_ERROR, fail
 from rankwise.errors import LaunchError
 
 if TYPE_CHECKING:
-    from rankwise._launch.launchserver.messages import ServerState
     from rankwise._launch.launchserver.remote_run import LaunchServers
+    from rankwise._launch.launchserver.run_request import ServerState
 
 
 @click.group(short_help="List or stop the processes that --keep has left.")

@@ -22,7 +22,7 @@ from rankwise._launch.forkserver.ipc import ServerEvent, serialize
 from rankwise._launch.forkserver.server import preload
 from rankwise._launch.launchserver.forked import Inheritance, run_request
 from rankwise._launch.launchserver.imported_files import ImportedFiles
-from rankwise._launch.launchserver.messages import ANSWER, Answer, Query, RunRequest, ServerState, receive_request
+from rankwise._launch.launchserver.run_request import ANSWER, Answer, Query, RunRequest, ServerState, receive_request
 from rankwise._launch.launchserver.server_folder import peer_user, remove_socket
 from rankwise._launch.process_title import set_title
 from rankwise._launch.reaper import reap, set_parent_death_signal

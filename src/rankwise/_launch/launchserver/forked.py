@@ -23,7 +23,7 @@ from rankwise._launch.forkserver.ipc import ServerEvent
 from rankwise._launch.forkserver.preloading import ImportEffects
 from rankwise._launch.forkserver.server import Server, serve_ranks
 from rankwise._launch.forkserver.worker import prepare_process
-from rankwise._launch.launchserver.messages import RunRequest
+from rankwise._launch.launchserver.run_request import RunRequest
 from rankwise._launch.process_title import set_title
 from rankwise._launch.reaper import become_subreaper
 

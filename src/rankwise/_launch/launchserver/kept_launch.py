@@ -8,8 +8,8 @@ from typing import Final
 
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.interpreter import working_directory
-from rankwise._launch.launchserver.identity import ServerIdentity
 from rankwise._launch.launchserver.remote_run import LaunchServers
+from rankwise._launch.launchserver.server_identity import ServerIdentity
 from rankwise._launch.preload import is_installed
 from rankwise._launch.scripts import ScriptLaunch, checked_target, command_status, inherited_modules, run_as_command
 from rankwise._launch.spec import common_environ

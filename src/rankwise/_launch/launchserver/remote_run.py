@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from rankwise._launch.forkserver.ipc import receive_message
 from rankwise._launch.interpreter import interpreter_command, working_directory
-from rankwise._launch.launchserver.identity import ServerIdentity
-from rankwise._launch.launchserver.messages import (
+from rankwise._launch.launchserver.run_request import (
     Answer,
     Query,
     RunRequest,
@@ -28,6 +27,7 @@ from rankwise._launch.launchserver.messages import (
     send_request,
 )
 from rankwise._launch.launchserver.server_folder import ServerFolder, connect, locked
+from rankwise._launch.launchserver.server_identity import ServerIdentity
 from rankwise._launch.resource_limits import advice_for
 from rankwise.errors import LaunchError
 

@@ -20,6 +20,7 @@ _SUFFIX: Final = ".sock"
 _LOCK: Final = "lock"
 # The longest path that the address of a socket can hold.
 _MAX_PATH: Final = 107
+_NAME_BYTES: Final = 32
 # The process at the other end of a connection: its id, user and group.
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -118,6 +119,13 @@ def peer_user(connection: socket.socket) -> int:
 def _choose(runtime_folder: str | None) -> Path:
     if runtime_folder and os.path.isabs(runtime_folder):  # noqa: PTH117 - a string of the environment
         path = Path(runtime_folder) / "rankwise"
-        if path.parent.is_dir() and len(os.fsencode(path)) + 30 < _MAX_PATH:
+        if path.parent.is_dir() and _fits(path):
             return path
-    return Path(tempfile.gettempdir()) / f"rankwise-{os.geteuid()}"
+    path = Path(tempfile.gettempdir()) / f"rankwise-{os.geteuid()}"
+    if not _fits(path):
+        raise LaunchError(f"launch servers need sockets in {path}, whose path is too long: set TMPDIR to a shorter one")
+    return path
+
+
+def _fits(folder: Path) -> bool:
+    return len(os.fsencode(folder)) + _NAME_BYTES <= _MAX_PATH
