@@ -253,7 +253,7 @@ def test_a_server_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pyt
     )
     ended = run("--no-preload", script="print(1)")
     assert ended.returncode == 2
-    assert "keep and preload=False exclude each other" in ended.stderr
+    assert "--keep and --no-preload exclude each other" in ended.stderr
     assert run("--preload", "absent", script="print(1)").returncode == 2
     assert servers() == "no launch server is running\n"
 

@@ -119,7 +119,7 @@ class ScriptLaunch:
         """
         _run(self, self.output.console(self.nproc), owns_descendants=False)
 
-    def run_as_command(self, name: str, *, keep: bool = False) -> int:
+    def run_as_command(self, name: str) -> int:
         """Run the target as a command does that does nothing else, and return its exit status.
 
         Local to the caller. While it runs, SIGTERM, SIGHUP and SIGQUIT stop the ranks. Errors are printed, and at the
@@ -127,17 +127,11 @@ class ScriptLaunch:
 
         Args:
             name: The name of the command, which its messages begin with.
-            keep: Let a launch server run it, which has imported torch and the modules of `preload`. If there is none,
-                it is started; it ends when it has run nothing for 10 minutes.
 
         Returns:
             0; that of the first rank that failed, 128 + N for signal N; 2 if there is no such target, and 126 if it
             cannot be executed; 128 + N after signal N to this process; 1 for other errors.
         """
-        if keep:
-            from rankwise._launch.launchserver.kept_launch import run_in_server  # noqa: PLC0415 - which imports this
-
-            return run_in_server(self, name)
         return run_as_command(self, name)
 
 

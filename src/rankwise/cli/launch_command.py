@@ -163,7 +163,11 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
     except InvalidArgumentError as error:
         fail(error, EXIT_USAGE)
     # A normal exit unloads torch, which takes longer than starting a rank, and a second Ctrl-C would interrupt it.
-    os._exit(started.run_as_command("rankwise", keep=flags["keep"]))
+    if flags["keep"]:
+        from rankwise._launch.launchserver.kept_launch import run_in_server  # noqa: PLC0415 - few launches need it
+
+        os._exit(run_in_server(started, "rankwise"))
+    os._exit(started.run_as_command("rankwise"))
 
 
 def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any]) -> ScriptLaunch:

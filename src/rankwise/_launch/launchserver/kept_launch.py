@@ -34,7 +34,7 @@ def run_in_server(launch: ScriptLaunch, name: str) -> int:
         checked_target(launch)
         modules = inherited_modules(launch, environ)
         if modules is None and launch.kind != "program":
-            raise InvalidArgumentError("keep and preload=False exclude each other: what is kept are the imports")
+            raise InvalidArgumentError("--keep and --no-preload exclude each other: what is kept are the imports")
         here = working_directory()
         kept = [module for module in modules or () if is_installed(module, here)]
         if own := [module for module in modules or () if module not in kept]:
