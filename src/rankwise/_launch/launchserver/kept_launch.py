@@ -13,6 +13,7 @@ from rankwise._launch.launchserver.server_identity import ServerIdentity
 from rankwise._launch.preload import is_installed
 from rankwise._launch.scripts import ScriptLaunch, checked_target, command_status, inherited_modules, run_as_command
 from rankwise._launch.spec import common_environ
+from rankwise._launch.standard_streams import open_standard_streams
 from rankwise.errors import InvalidArgumentError
 
 _AGENT: Final = "rankwise._launch.agent"
@@ -30,6 +31,7 @@ def run_in_server(launch: ScriptLaunch, name: str) -> int:
 
     def run() -> None:
         nonlocal status
+        open_standard_streams()
         environ = common_environ(launch.nproc, one_host=launch.nodes is None)
         checked_target(launch)
         modules = inherited_modules(launch, environ)
