@@ -40,10 +40,12 @@ if TYPE_CHECKING:
         get_world_size,
         hostname,
         is_rank_zero,
+        restart_count,
         store,
         topology,
     )
     from rankwise._session.key_value_store import Store
+    from rankwise._session.progress_report import report_progress
     from rankwise._session.session import Session
     from rankwise._training.gradient_clipping import clip_grad_norm_
     from rankwise._training.gradients import no_sync, release_grads, sync_grads
@@ -144,6 +146,8 @@ __all__ = [
     "reduce_scatter",
     "register_safe",
     "release_grads",
+    "report_progress",
+    "restart_count",
     "scatter",
     "send",
     "store",
@@ -202,9 +206,11 @@ _HOMES = {
         "get_world_size",
         "hostname",
         "is_rank_zero",
+        "restart_count",
         "store",
         "topology",
     ),
+    "_session.progress_report": ("report_progress",),
     "_session.api": ("finalize", "init"),
     "_session.key_value_store": ("Store",),
     "_session.current": ("is_joined",),

@@ -224,12 +224,16 @@ class RankFailedError(LaunchError):
 
     Attributes:
         failures: Every rank that failed, the first in time first.
+        attempts: The failures of each attempt, if ranks were restarted; the last are `failures`.
         rank, host, exitcode, traceback: Those of the first failure.
     """
 
-    def __init__(self, message: str, *, failures: Sequence[RankFailure]) -> None:
+    def __init__(
+        self, message: str, *, failures: Sequence[RankFailure], earlier: Sequence[Sequence[RankFailure]] = ()
+    ) -> None:
         super().__init__(message)
         self.failures = tuple(failures)
+        self.attempts = (*map(tuple, earlier), self.failures)
         first = self.failures[0]
         self.rank = first.rank
         self.host = first.host

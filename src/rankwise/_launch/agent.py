@@ -16,11 +16,12 @@ from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
+from rankwise._launch.attempts import Attempt, AttemptHistory, reason_to_give_up
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_TERMINATION, after_interrupt
 from rankwise._launch.launched_rank import LaunchedRank
-from rankwise._launch.oom import count_oom_kills, oom_explanation
 from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures
+from rankwise._launch.reported_steps import ReportedSteps
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.supervisor import Supervisor
 from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvous
@@ -34,23 +35,25 @@ _AGENT_LOGGER: Final = "torch.distributed.elastic.agent.server.api"
 class RankAgent(SimpleElasticAgent):
     """Torch's elastic agent over a supervisor."""
 
-    def __init__(self, worker_spec: WorkerSpec, spec: LaunchSpec, supervisor: Supervisor) -> None:
+    def __init__(
+        self, worker_spec: WorkerSpec, spec: LaunchSpec, supervisor: Supervisor, history: AttemptHistory
+    ) -> None:
         super().__init__(worker_spec)
         self._launch_spec = spec
         self._supervisor = supervisor
+        self._history = history
+        self._steps = ReportedSteps(spec.nproc if spec.max_restarts else 0)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         workers = worker_group.workers
         attempt = worker_group.spec.max_restarts - self._remaining_restarts
-        if attempt:
-            failed = describe_failures(failures_of(self._supervisor.ranks), workers[0].world_size)
-            self._supervisor.print_message(
-                f"rankwise: attempt {attempt} of {worker_group.spec.max_restarts + 1} failed: {failed}"
-            )
         requests = {
-            worker.global_rank: self._launch_spec.request(_rank_variables(worker_group, worker, attempt))
+            worker.global_rank: self._launch_spec.request(
+                _rank_variables(worker_group, worker, attempt) | self._steps.variables(worker.local_rank)
+            )
             for worker in workers
         }
+        self._history.begin_attempt()
         with self._forward_stop():
             self._supervisor.start(requests, world_size=workers[0].world_size)
         return {worker.local_rank: self._supervisor.ranks[worker.global_rank].pid for worker in workers}
@@ -71,9 +74,31 @@ class RankAgent(SimpleElasticAgent):
             if ranks[worker.global_rank].has_failed
         }
         if failures:
+            self._supervisor.stop(AFTER_FAILURE)
+            self._record_failure()
             return RunResult(state=WorkerState.FAILED, failures=failures)
         self._supervisor.stop(AFTER_FAILURE)  # processes that the ranks have left
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+
+    def _record_failure(self) -> None:
+        """Record how the attempt has failed, and give up if another one would fail too."""
+        ranks, world_size = self._supervisor.ranks, self._supervisor.world_size
+        attempt = Attempt(
+            failures=tuple(failures_of(ranks)),
+            world_size=world_size,
+            step=self._steps.take_highest(),
+            oom_text=self._history.explain_oom(),
+        )
+        if not self._remaining_restarts:
+            return
+        self._history.given_up = reason_to_give_up([*self._history.earlier, attempt])
+        if self._history.given_up:
+            self._remaining_restarts = 0
+            return
+        self._history.earlier.append(attempt)
+        number, most = len(self._history.earlier), self._history.most
+        text = describe_failures(attempt.failures, world_size, oom_text=attempt.oom_text)
+        self._supervisor.print_message(f"rankwise: attempt {number} of {most} failed: {text}")
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the supervisor has them
         self._supervisor.stop(AFTER_FAILURE)
@@ -84,6 +109,10 @@ class RankAgent(SimpleElasticAgent):
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
         """Return an empty event. No one reads it, and torch's would ask the name server for the name of this host."""
         return Event(f"torchelastic.worker.status.{state}", source=source)
+
+    def close(self) -> None:
+        """Release the memory for the steps of ranks."""
+        self._steps.close()
 
     @contextmanager
     def _forward_stop(self) -> Iterator[None]:
@@ -108,26 +137,28 @@ def run_ranks(spec: LaunchSpec, supervisor: Supervisor) -> dict[int, LaunchedRan
         LaunchError: The ranks could not be started.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended; its cause are the errors that ranks had raised before.
     """
-    kills_before = count_oom_kills()
+    history = AttemptHistory(most=spec.max_restarts + 1)
     try:
-        _run_agent(spec, supervisor)
+        _run_agent(spec, supervisor, history)
     except (KeyboardInterrupt, SystemExit) as stop:
         try:
-            raise_failures(failed_before(supervisor.ranks, supervisor.stopped_ns), supervisor.world_size)
+            raise_failures(
+                failed_before(supervisor.ranks, supervisor.stopped_ns), supervisor.world_size, attempts=history.report
+            )
         except RankFailedError as failed:
             raise stop from failed
         raise
-    oom_text = oom_explanation(kills_before, count_oom_kills())
     raise_failures(
         supervisor.ranks,
         supervisor.world_size,
         returning=spec.kind is TargetKind.FUNCTION,
-        oom_text=oom_text,
+        oom_text=history.explain_oom(),
+        attempts=history.report,
     )
     return supervisor.ranks
 
 
-def _run_agent(spec: LaunchSpec, supervisor: Supervisor) -> None:
+def _run_agent(spec: LaunchSpec, supervisor: Supervisor, history: AttemptHistory) -> None:
     """Run the agent until all ranks have ended.
 
     The agent and its store are local to this function. The error of a rank is raised outside of it, so that its
@@ -144,11 +175,12 @@ def _run_agent(spec: LaunchSpec, supervisor: Supervisor) -> None:
         max_restarts=spec.max_restarts,
         monitor_interval=1e-6,  # the supervisor waits instead, for events
     )
-    agent = RankAgent(worker_spec, spec, supervisor)
+    agent = RankAgent(worker_spec, spec, supervisor, history)
     with _silenced_agent_log():
         try:
             agent.run()
         finally:
+            agent.close()
             rendezvous.shutdown()
 
 

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.oom import POSSIBLE_OOM
@@ -25,8 +25,20 @@ _SIGNAL_CAUSES: Final = {
 _LONGEST_TRACEBACK: Final = 8_000
 
 
+class EarlierAttempts(NamedTuple):
+    """The attempts before the last one: their failures, and the lines of the report about them."""
+
+    failures: Sequence[Sequence[RankFailure]] = ()
+    text: str = ""
+
+
 def raise_failures(
-    ranks: Mapping[int, LaunchedRank], world_size: int, *, returning: bool = False, oom_text: str = ""
+    ranks: Mapping[int, LaunchedRank],
+    world_size: int,
+    *,
+    returning: bool = False,
+    oom_text: str = "",
+    attempts: EarlierAttempts,
 ) -> None:
     """Raise an error if any rank has failed.
 
@@ -35,6 +47,7 @@ def raise_failures(
         world_size: The number of ranks on all hosts.
         returning: A rank that ended without a return value has failed too.
         oom_text: The explanation of SIGKILL by the kernel's counters; "" if there is none.
+        attempts: The attempts before this one.
 
     Raises:
         RankFailedError: A rank has failed. Its cause is the exception of the first one, if that could be pickled.
@@ -52,7 +65,7 @@ def raise_failures(
         text += _ended_before(ranks, first.time_ns)
     if lingering := [number for number, rank in ranks.items() if rank.lingers]:
         text += f"\n{ranks_text(sorted(lingering))} did not end after that: a thread or an atexit function still ran"
-    raise RankFailedError(text, failures=failures) from cause
+    raise RankFailedError(text + attempts.text, failures=failures, earlier=attempts.failures) from cause
 
 
 def failed_before(ranks: Mapping[int, LaunchedRank], time_ns: int) -> dict[int, LaunchedRank]:

@@ -16,6 +16,7 @@ from typing import Final
 
 from rankwise._environment.detect import detect
 from rankwise._environment.facts import Fact, HostFile, LaunchEnvironment, read_int, read_text
+from rankwise._environment.restarts import count_restarts
 from rankwise._environment.xla_processes import MeetingPlace, meeting_place
 from rankwise._torch_xla import launched_position, num_local_processes
 from rankwise.errors import LauncherEnvironmentError
@@ -40,6 +41,17 @@ def own_environment() -> LaunchEnvironment:
     Local.
     """
     return _environment_in_torch_xla() or detect(os.environ)
+
+
+def own_restart_count() -> int:
+    """Return how often the ranks of this job were started again.
+
+    Local.
+
+    Raises:
+        LauncherEnvironmentError: A variable is not a whole number.
+    """
+    return count_restarts(os.environ)
 
 
 def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None = None) -> LaunchEnvironment:

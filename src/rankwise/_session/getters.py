@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise._environment.facts import Fact
 from rankwise._session.current import Current, current_session, joined_session, thread_local
+from rankwise._session.environ import own_restart_count
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import NotJoinedError, RankwiseError
 from rankwise.topology import Topology, unknown
@@ -158,6 +159,22 @@ def topology() -> Topology:
         Topology(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_nodes=1)
     """
     return current_session().topology
+
+
+def restart_count() -> int:
+    """Return how often the ranks of this job were started again after a failure; 0 in the first attempt.
+
+    Local. It is the sum of TORCHELASTIC_RESTART_COUNT, of `rankwise launch --max-restarts` and torchrun, and of
+    SLURM_RESTART_COUNT, of a job that Slurm has requeued.
+
+    Raises:
+        LauncherEnvironmentError: A variable is not a whole number.
+
+    Example:
+        >>> restart_count()
+        0
+    """
+    return own_restart_count()
 
 
 def hostname() -> str:

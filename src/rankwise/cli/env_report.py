@@ -22,6 +22,7 @@ from rankwise._comm.control.futex import has_futex
 from rankwise._environment.candidates import candidates
 from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIELDS, Environ, Fact, LaunchEnvironment
 from rankwise._environment.nesting import OUTER, RUN
+from rankwise._launch.reported_steps import PROGRESS
 from rankwise._net.host import launching_process
 from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.mpi import has_mpi4py, needs_mpi
@@ -31,7 +32,7 @@ from rankwise.errors import LauncherEnvironmentError
 # The variables of rankwise, those that it sets in its ranks included.
 OWN_VARIABLES: Final = (
     *OVERRIDES,
-    *("RANKWISE_CHECK", "RANKWISE_SHARED_MEMORY", "RANKWISE_PRELOAD", "RANKWISE_LAUNCH", RUN, OUTER),
+    *("RANKWISE_CHECK", "RANKWISE_SHARED_MEMORY", "RANKWISE_PRELOAD", "RANKWISE_LAUNCH", PROGRESS, RUN, OUTER),
 )
 # The variables by which a scheduler or a user limits the devices of a process.
 _VISIBLE_DEVICES: Final = (
