@@ -27,7 +27,8 @@ functions do not communicate; *Collective* ones must be called by all ranks. Thi
 # The functions, in the groups and the order of the page.
 GROUPS: Final = {
     "identity (no communication)": "topology get_rank get_world_size get_local_rank get_local_world_size get_node_rank "
-    "get_num_nodes is_rank_zero is_joined hostname device backend explain detect launchers",
+    "get_num_nodes is_rank_zero is_joined restart_count report_progress hostname device backend explain detect "
+    "launchers",
     "initialization": "init finalize",
     "collectives (all ranks take part)": "all_reduce all_reduce_ reduce all_gather all_gather_cat gather broadcast "
     "scatter all_to_all reduce_scatter send recv barrier new_group node_group one_per_node_group register_safe",

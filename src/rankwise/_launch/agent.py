@@ -91,7 +91,11 @@ class RankAgent(SimpleElasticAgent):
         )
         if not self._remaining_restarts:
             return
-        self._history.given_up = reason_to_give_up([*self._history.earlier, attempt])
+        self._history.given_up = (
+            "SIGKILL did not end all processes of the ranks"
+            if self._supervisor.has_left
+            else reason_to_give_up([*self._history.earlier, attempt])
+        )
         if self._history.given_up:
             self._remaining_restarts = 0
             return

@@ -63,11 +63,13 @@ class RankProcesses(Generic[R]):
     Attributes:
         ranks: The started ranks, by number.
         has_swept: The fork server has killed all descendants of the ranks since the last `clear`.
+        left: The processes that SIGKILL did not end then.
     """
 
     def __init__(self, server: ForkServer, loop: EventLoop) -> None:
         self.ranks: dict[int, R] = {}
         self.has_swept = False
+        self.left: list[int] = []
         self._server = server
         self._loop = loop
         loop.register(server.control, self._receive_events)
@@ -101,6 +103,7 @@ class RankProcesses(Generic[R]):
     def sweep(self) -> None:
         """Kill all processes that are left of the ranks, and wait until that is done."""
         self.has_swept = False
+        self.left.clear()
         self._server.sweep()
         self._loop.run_until(lambda: self.has_swept, time.monotonic() + SECONDS_TO_END)
 
@@ -159,6 +162,8 @@ class RankProcesses(Generic[R]):
                 raise LaunchError(f"rank {number} cannot be started here: {os.strerror(value)}{advice_for(value)}")
             elif event == ServerEvent.SWEPT:
                 self.has_swept = True
+            elif event == ServerEvent.LEFT:
+                self.left.append(value)
             else:
                 self._record_end(self.ranks[number], value, time_ns)
 

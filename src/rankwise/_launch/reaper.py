@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -18,7 +19,9 @@ LAUNCH_ID: Final = "RANKWISE_LAUNCH"
 
 _SET_DEATH_SIGNAL: Final = 1
 _SET_SUBREAPER: Final = 36
-# SIGKILL has no effect on a process in an uninterruptible wait (a disk that does not answer) until that is over.
+# SIGKILL has no effect on a process in an uninterruptible wait (a disk that does not answer) until that is over. So
+# many seconds after the last of the others has ended, such processes are left.
+_STUCK_SECONDS: Final = 1.0
 _KILL_SECONDS: Final = 5.0
 # The time to wait for another process that kills its descendants: longer than it waits itself.
 SECONDS_TO_END: Final = 8.0
@@ -42,18 +45,25 @@ def clear_parent_death_signal() -> None:
     _prctl(_SET_DEATH_SIGNAL, 0)
 
 
-def kill_descendants(known: Iterable[int] = ()) -> None:
-    """Kill all descendants of this process, which adopts orphans, and reap them.
+def kill_descendants(known: Iterable[int] = (), left: Collection[int] = ()) -> list[int]:
+    """Kill all descendants of this process, which adopts orphans, and reap them; return those that have not ended.
 
     Args:
         known: Those of them that lead process groups. Without /proc, only these groups can be found.
+        left: Those that did not end after an earlier call, and are not waited for again.
     """
+
+    def found() -> list[psutil.Process]:
+        return [process for process in psutil.Process().children(recursive=True) if process.pid not in left]
+
     try:
-        _kill_all(lambda: psutil.Process().children(recursive=True))
+        left = [process.pid for process in psutil.Process().children(recursive=True) if process.pid in left]
+        return [*left, *_kill_all(found)]
     except (*_NO_PROC, psutil.NoSuchProcess):
         for pid in known:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
+        return []
 
 
 def kill_launch(launch_id: str) -> None:
@@ -71,15 +81,34 @@ def kill_launch(launch_id: str) -> None:
         _kill_all(marked)
 
 
-def _kill_all(find: Callable[[], list[psutil.Process]]) -> None:
+def _kill_all(find: Callable[[], list[psutil.Process]]) -> list[int]:
+    """Kill processes, and return those that have not ended."""
     # Again and again: a process may fork between the moment when it is found and the moment when it is killed.
-    deadline = time.monotonic() + _KILL_SECONDS
-    while (left := find()) and time.monotonic() < deadline:
+    start = changed = time.monotonic()
+    before: list[int] = []
+    while left := find():
+        now = time.monotonic()
+        if (pids := [process.pid for process in left]) != before:
+            before, changed = pids, now
+        if now - start > _KILL_SECONDS or now - changed > _STUCK_SECONDS:
+            return pids
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         reap()
         time.sleep(_PAUSE_SECONDS)
+    return []
+
+
+def wait_of(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return what a process waits for, as "state D, in nfs_wait_bit"; "" if it has ended, or there is no /proc."""
+    try:
+        # "7 (a name) D 1 ...": the name may contain anything.
+        state = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        channel = (proc / str(pid) / "wchan").read_text(errors="replace").strip()
+    except (OSError, IndexError):
+        return ""
+    return f"state {state}, in {channel if channel not in {'', '0'} else 'a place of the kernel that it does not show'}"
 
 
 def reap() -> list[tuple[int, int]]:

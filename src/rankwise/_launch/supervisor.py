@@ -22,7 +22,7 @@ from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.output_pipes import OutputPipes
 from rankwise._launch.rank_process import RankProcesses
-from rankwise._launch.reaper import SECONDS_TO_END, become_subreaper
+from rankwise._launch.reaper import become_subreaper, wait_of
 from rankwise._net.polling import EventLoop
 from rankwise._text import ranks_text
 
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 _DRAIN_SECONDS: Final = 0.2
 # How long a user who has stopped the launcher waits before a message explains the wait.
 _SILENT_SECONDS: Final = 1.0
+# How long after SIGKILL ranks are waited for. Those in an uninterruptible wait stay until that is over.
+_KILL_SECONDS: Final = 2.0
 
 
 class Supervisor:
@@ -120,7 +122,7 @@ class Supervisor:
         gentle = () if self._hurries else signals
         self._hurries = True
         self.stopped_ns = self.stopped_ns or time.monotonic_ns()
-        for signum, grace in (*gentle, (signal.SIGKILL, SECONDS_TO_END)):
+        for signum, grace in (*gentle, (signal.SIGKILL, _KILL_SECONDS)):
             for rank in self.running():
                 self.ranks[rank].signals.add(signum)
                 self._processes.signal(rank, signum, to_group=self.ranks[rank].is_program)
@@ -130,6 +132,8 @@ class Supervisor:
                 self._explain_wait(grace)
             self._wait_for_ends(deadline)
         self._processes.sweep()
+        for pid in self._processes.left:
+            self._explain_left(pid)
         self._pipes.read_all()
         self._wait_until(lambda: not self._pipes.any_open, time.monotonic() + _DRAIN_SECONDS)
 
@@ -144,6 +148,20 @@ class Supervisor:
         if running := self.running():
             ranks = ranks_text(running)
             self.print_message(f"rankwise: {ranks} may take {grace:g} s to end; Ctrl-C ends them now")
+
+    @property
+    def has_left(self) -> bool:
+        """There are processes that SIGKILL did not end."""
+        return bool(self._processes.left)
+
+    def _explain_left(self, pid: int) -> None:
+        of_rank = [f"rank {number}, process {pid}," for number, rank in self.ranks.items() if rank.pid == pid]
+        who = of_rank[0] if of_rank else f"process {pid}, which a rank has started,"
+        why = wait_of(pid)
+        self.print_message(
+            f"rankwise: {who} is left: it did not end after SIGKILL{f' ({why})' if why else ''}; a process in state D "
+            "ends when a disk, a network file system or a driver has answered"
+        )
 
     def close(self, *, patiently: bool = True) -> None:
         """Kill everything at once, the fork server included.

@@ -11,13 +11,16 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, READ_BYTES, TEXT_EVENTS, ServerCommand, ServerEvent
 from rankwise._launch.forkserver.preload_progress import PreloadProgress
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import LAUNCH_ID, SECONDS_TO_END, kill_descendants, kill_launch
 from rankwise.errors import LaunchError
+
+# How long after SIGKILL the fork server is waited for.
+_KILL_SECONDS: Final = 1.0
 
 
 class ServerProcess(Protocol):
@@ -119,7 +122,8 @@ class ForkServer:
             self._process.wait(SECONDS_TO_END)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible wait itself
+                self._process.wait(_KILL_SECONDS)
         if self._process.returncode != 0:
             if self.owns_descendants:
                 kill_descendants()

@@ -42,6 +42,7 @@ class ServerEvent(IntEnum):
     SWEPT = 3  # a SWEEP is done
     IMPORTING = 4  # a module is imported now; its name follows, of as many bytes as the value, and "" at the end
     NOT_PRELOADED = 5  # ranks have to import a module; its name and the reason follow in the same way
+    LEFT = 6  # SIGKILL has not ended a process during a SWEEP; the value is its process id
 
 
 TEXT_EVENTS: Final = frozenset({ServerEvent.IMPORTING, ServerEvent.NOT_PRELOADED})

@@ -79,6 +79,7 @@ class Server:
         self._forking = forking
         self._ranks: dict[int, int] = {}
         self._groups: set[int] = set()  # of processes, since the last sweep
+        self._left: list[int] = []  # processes that SIGKILL has not ended
         self._wakeup_reader, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup_writer, False)
         os.set_blocking(self._wakeup_reader, False)
@@ -102,7 +103,7 @@ class Server:
             if "control" in ready:
                 command = self._receive_command()
                 if command is None:
-                    kill_descendants(self._groups)
+                    kill_descendants(self._groups, self._left)
                     os._exit(0)
                 rank = self._execute(*command)
                 if rank is not None:
@@ -130,8 +131,10 @@ class Server:
                 if known == rank:
                     _signal(value, pid, to_group=command == ServerCommand.SIGNAL_GROUP)
         elif command == ServerCommand.SWEEP:
-            kill_descendants(self._groups)
+            self._left = kill_descendants(self._groups, self._left)
             self._groups.clear()
+            for pid in self._left:
+                self._report(ServerEvent.LEFT, 0, pid)
             self._report(ServerEvent.SWEPT, 0)
         else:
             return self._fork(rank, descriptors)
