@@ -14,7 +14,7 @@ from rankwise._launch.attempts import Attempt, reason_to_give_up
 from rankwise._launch.reported_steps import PROGRESS, ReportedSteps, own_place
 from rankwise.errors import RankFailure
 from rankwise.launching import ScriptLaunch
-from tests.session.worlds import clean_environ
+from tests.session.worlds import clean_environ, free_port
 
 PROGRAM = Path(__file__).parent / "programs" / "fail_by_attempt.py"
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"]
@@ -109,3 +109,29 @@ def test_restarts_of_the_launcher_and_of_slurm_are_counted(monkeypatch: pytest.M
     monkeypatch.setenv("SLURM_RESTART_COUNT", "one")
     with pytest.raises(rw.LauncherEnvironmentError, match="SLURM_RESTART_COUNT"):
         rw.restart_count()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize(
+    ("ends", "status"), [("1:a 2:b 3:return", 0), ("1:a 2:SIGKILL 3:c", 1), ("1:a 1:a 3:return", 1)]
+)
+def test_hosts_count_the_same_attempts_and_report_the_same_causes(backend: str, ends: str, status: int) -> None:
+    meeting = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    hosts = [
+        subprocess.Popen(
+            [*LAUNCH, *meeting, "--node-rank", str(host), "--max-restarts", "2", str(PROGRAM), ends],
+            env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for host in range(2)
+    ]  # fmt: skip
+    reports = [host.communicate(timeout=200)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [status, status], reports
+    for report in reports:
+        assert "attempt 1 of 3 failed: rank 0 of 4 on " in report
+        assert ("not restarted again: attempts 1 and 2 failed in the same way" in report) == (
+            ends == "1:a 1:a 3:return"
+        )
+        if ends.endswith("c"):
+            assert "rankwise: rank 0 of 4 on " in report
+            assert "attempt 2 of 3 had failed before: rank 0 of 4 on " in report

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 from rankwise._launch.attempts import Attempt, AttemptHistory, reason_to_give_up
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_TERMINATION, after_interrupt
+from rankwise._launch.host_failures import HostFailures
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures
 from rankwise._launch.reported_steps import ReportedSteps
@@ -29,6 +30,8 @@ from rankwise.errors import RankFailedError
 
 # How long the agent waits for its ranks before it checks whether other nodes want to join.
 _CHECK_SECONDS: Final = 1.0
+# How often a host whose ranks have ended looks whether those of the others have.
+_HOSTS_SECONDS: Final = 0.1
 _AGENT_LOGGER: Final = "torch.distributed.elastic.agent.server.api"
 
 
@@ -42,6 +45,7 @@ class RankAgent(SimpleElasticAgent):
         self._launch_spec = spec
         self._supervisor = supervisor
         self._history = history
+        self._hosts: HostFailures | None = None
         self._steps = ReportedSteps(spec.nproc if spec.max_restarts else 0)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -54,6 +58,7 @@ class RankAgent(SimpleElasticAgent):
             for worker in workers
         }
         self._history.begin_attempt()
+        self._meet_hosts(worker_group)
         with self._forward_stop():
             self._supervisor.start(requests, world_size=workers[0].world_size)
         return {worker.local_rank: self._supervisor.ranks[worker.global_rank].pid for worker in workers}
@@ -62,7 +67,7 @@ class RankAgent(SimpleElasticAgent):
         ranks = self._supervisor.ranks
         deadline = time.monotonic() + _CHECK_SECONDS
         with self._forward_stop():
-            while self._supervisor.running() and not any(rank.has_failed for rank in ranks.values()):
+            while self._supervisor.running() and not self._has_failed():
                 if (left := deadline - time.monotonic()) <= 0:
                     return RunResult(state=WorkerState.HEALTHY)
                 self._supervisor.wait(left)
@@ -73,20 +78,40 @@ class RankAgent(SimpleElasticAgent):
             for worker in worker_group.workers
             if ranks[worker.global_rank].has_failed
         }
-        if failures:
+        if failures or self._has_failed():
+            if self._hosts is not None:
+                self._hosts.announce()
             self._supervisor.stop(AFTER_FAILURE)
             self._record_failure()
             return RunResult(state=WorkerState.FAILED, failures=failures)
+        if self._hosts is not None:
+            self._hosts.finish()
+            if not self._hosts.all_finished:
+                time.sleep(_HOSTS_SECONDS)
+                return RunResult(state=WorkerState.HEALTHY)
         self._supervisor.stop(AFTER_FAILURE)  # processes that the ranks have left
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+
+    def _has_failed(self) -> bool:
+        elsewhere = self._hosts is not None and self._hosts.have_failed
+        return elsewhere or any(rank.has_failed for rank in self._supervisor.ranks.values())
 
     def _record_failure(self) -> None:
         """Record how the attempt has failed, and give up if another one would fail too."""
         ranks, world_size = self._supervisor.ranks, self._supervisor.world_size
+        failures, step = failures_of(ranks), self._steps.take_highest()
+        if self._hosts is not None:
+            first = ranks[failures[0].rank] if failures else None
+            was_stopped = first is None or first.was_stopped
+            follows = was_stopped or (first is not None and first.result is not None and first.result.consequence)
+            elsewhere, step = self._hosts.exchange(failures, consequence=follows, step=step)
+            failures = [*elsewhere, *failures] if follows else [*failures, *elsewhere]
+            if was_stopped:
+                self._history.elsewhere = failures
         attempt = Attempt(
-            failures=tuple(failures_of(ranks)),
+            failures=tuple(failures),
             world_size=world_size,
-            step=self._steps.take_highest(),
+            step=step,
             oom_text=self._history.explain_oom(),
         )
         if not self._remaining_restarts:
@@ -115,8 +140,20 @@ class RankAgent(SimpleElasticAgent):
         return Event(f"torchelastic.worker.status.{state}", source=source)
 
     def close(self) -> None:
-        """Release the memory for the steps of ranks."""
+        """Release the memory for the steps of ranks, and the store."""
         self._steps.close()
+        self._close_hosts()
+
+    def _meet_hosts(self, group: WorkerGroup) -> None:
+        """Watch the other hosts of the next attempt, if there are any."""
+        self._close_hosts()
+        store, host, num_hosts = group.store, group.group_rank, group.group_world_size
+        if store is not None and host is not None and num_hosts is not None and num_hosts > 1:
+            self._hosts = HostFailures(store, host, num_hosts)
+
+    def _close_hosts(self) -> None:
+        if self._hosts is not None:
+            self._hosts.close()
 
     @contextmanager
     def _forward_stop(self) -> Iterator[None]:
@@ -152,6 +189,12 @@ def run_ranks(spec: LaunchSpec, supervisor: Supervisor) -> dict[int, LaunchedRan
         except RankFailedError as failed:
             raise stop from failed
         raise
+    if history.elsewhere:
+        raise RankFailedError(
+            describe_failures(history.elsewhere, supervisor.world_size) + history.report.text,
+            failures=history.elsewhere,
+            earlier=history.report.failures,
+        )
     raise_failures(
         supervisor.ranks,
         supervisor.world_size,

@@ -1,0 +1,123 @@
+"""An attempt on several hosts: each launcher tells the others through their store that a rank of its host has failed.
+
+So all hosts count the same attempts, restart together, and give up together: they decide about the same failures.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from torch.distributed import PrefixStore, Store
+
+from rankwise._rendezvous.store import wait_for
+from rankwise.errors import RankFailure, printable
+
+_POLL_SECONDS: Final = 0.3
+# How long the failures of other hosts are waited for, which stop their ranks before.
+_EXCHANGE_SECONDS: Final = 15.0
+_CLOSE_SECONDS: Final = 1.0
+_FAILED: Final = "failed"
+
+
+class HostFailures:
+    """An attempt on several hosts, in the launcher of one of them.
+
+    Attributes:
+        have_failed: A rank of any host has failed, or the store is lost, as when the launcher of the first host ends.
+        all_finished: The ranks of all hosts have ended without an error.
+    """
+
+    def __init__(self, store: Store, host: int, num_hosts: int) -> None:
+        self.have_failed = False
+        self.all_finished = False
+        self._store = PrefixStore("rankwise-attempt", store)
+        self._host = host
+        self._hosts = range(num_hosts)
+        self._has_finished = False
+        self._over = threading.Event()
+        # A thread: a store that does not answer cannot be interrupted by Ctrl-C.
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="rankwise-hosts")
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Tell the others that the ranks of this host have ended without an error."""
+        if not self._has_finished:
+            self._store.set(f"finished/{self._host}", "")
+            self._has_finished = True
+
+    def announce(self) -> None:
+        """Tell the others that a rank has failed."""
+        self.close()
+        try:
+            self._store.set(_FAILED, "")
+        except RuntimeError:
+            self.have_failed = True
+
+    def exchange(
+        self, failures: Sequence[RankFailure], *, consequence: bool, step: int | None
+    ) -> tuple[list[RankFailure], int | None]:
+        """Exchange the failures of this attempt, and return those of the other hosts, causes first, and the last step.
+
+        Args:
+            failures: Those of this host.
+            consequence: They are consequences of failures elsewhere.
+            step: The highest step that a rank of this host has reported.
+        """
+        own = {"failures": [asdict(failure) for failure in failures], "consequence": consequence, "step": step}
+        try:
+            self._store.set(f"failures/{self._host}", json.dumps(own))
+            wait_for(self._store, [f"failures/{host}" for host in self._hosts], timeout=_EXCHANGE_SECONDS)
+            received = [self._received(host) for host in self._hosts if host != self._host]
+            self._store.set(f"read/{self._host}", "")
+            # The launcher of the first host may end next, and the store with it.
+            wait_for(self._store, [f"read/{host}" for host in self._hosts], timeout=_CLOSE_SECONDS)
+        except RuntimeError:
+            return [], step
+        steps = [reached for reached in (step, *(reached for *_, reached in received)) if reached is not None]
+        ordered = sorted((each for each in received if each[1]), key=lambda each: each[0])
+        return [failure for _, there, _ in ordered for failure in there], max(steps, default=None)
+
+    def close(self) -> None:
+        """Watch the others no longer."""
+        self._over.set()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _watch(self) -> None:
+        try:
+            while not self._over.wait(_POLL_SECONDS):
+                if self._store.check([_FAILED]):
+                    self.have_failed = True
+                    return
+                if self._has_finished and self._store.check([f"finished/{host}" for host in self._hosts]):
+                    self.all_finished = True
+                    return
+        except RuntimeError:
+            self.have_failed = True
+
+    def _received(self, host: int) -> tuple[bool, list[RankFailure], int | None]:
+        """Return whether the failures of a host are consequences, the failures, and its step."""
+        key = f"failures/{host}"
+        if not self._store.check([key]):
+            return True, [], None
+        try:
+            sent = json.loads(self._store.get(key))
+            failures = [
+                RankFailure(
+                    rank=int(failure["rank"]),
+                    host=printable(str(failure["host"])),
+                    exitcode=int(failure["exitcode"]),
+                    raised=printable(str(failure["raised"])),
+                    traceback=printable(str(failure["traceback"])),
+                    stopped=bool(failure["stopped"]),
+                )
+                for failure in sent["failures"]
+            ]
+            step = None if sent["step"] is None else int(sent["step"])
+            consequence = bool(sent["consequence"])
+        except (ValueError, TypeError, KeyError):  # of a launcher of another version
+            return True, [], None
+        return consequence, failures, step
