@@ -16,6 +16,7 @@ from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
+from rankwise._launch.accelerator_memory import AcceleratorMemory
 from rankwise._launch.attempts import Attempt, AttemptHistory, reason_to_give_up
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_TERMINATION, after_interrupt
@@ -46,6 +47,7 @@ class RankAgent(SimpleElasticAgent):
         self._supervisor = supervisor
         self._history = history
         self._hosts: HostFailures | None = None
+        self._memory = AcceleratorMemory() if spec.max_restarts else AcceleratorMemory({})
         self._steps = ReportedSteps(spec.nproc if spec.max_restarts else 0)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -59,6 +61,9 @@ class RankAgent(SimpleElasticAgent):
         }
         self._history.begin_attempt()
         self._meet_hosts(worker_group)
+        with self._forward_stop():
+            if self._supervisor.ranks and (left := self._memory.wait_until_free(self._supervisor.wait)):
+                self._supervisor.print_message(f"rankwise: {left}; the ranks are restarted all the same")
         with self._forward_stop():
             self._supervisor.start(requests, world_size=workers[0].world_size)
         return {worker.local_rank: self._supervisor.ranks[worker.global_rank].pid for worker in workers}
