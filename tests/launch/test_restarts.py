@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise._launch.attempts import Attempt, reason_to_give_up
+from rankwise._launch.attempts import FailedAttempt, reason_to_give_up
 from rankwise._launch.reported_steps import PROGRESS, ReportedSteps, own_place
 from rankwise.errors import RankFailure
 from rankwise.launching import ScriptLaunch
@@ -20,8 +20,10 @@ PROGRAM = Path(__file__).parent / "programs" / "fail_by_attempt.py"
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"]
 
 
-def attempt(step: int | None, raised: str = "ValueError", rank: int = 0) -> Attempt:
-    return Attempt(failures=(RankFailure(rank=rank, host="h", exitcode=1, raised=raised),), world_size=2, step=step)
+def attempt(step: int | None, raised: str = "ValueError", rank: int = 0) -> FailedAttempt:
+    return FailedAttempt(
+        failures=(RankFailure(rank=rank, host="h", exitcode=1, raised=raised),), world_size=2, step=step
+    )
 
 
 def test_an_error_has_the_causes_of_all_attempts() -> None:
@@ -72,7 +74,7 @@ def test_ranks_that_make_no_progress_are_not_restarted(ends: str, status: int, w
         ([attempt(None), attempt(3), attempt(2)], ""),
     ],
 )
-def test_when_no_other_attempt_follows(attempts: list[Attempt], wanted: str) -> None:
+def test_when_no_other_attempt_follows(attempts: list[FailedAttempt], wanted: str) -> None:
     reason = reason_to_give_up(attempts)
     assert wanted in reason
     assert bool(reason) == bool(wanted)

@@ -17,7 +17,7 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
 from rankwise._launch.accelerator_memory import AcceleratorMemory
-from rankwise._launch.attempts import Attempt, AttemptHistory, reason_to_give_up
+from rankwise._launch.attempts import AttemptHistory, FailedAttempt, reason_to_give_up
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_TERMINATION, after_interrupt
 from rankwise._launch.host_failures import HostFailures
@@ -113,7 +113,7 @@ class RankAgent(SimpleElasticAgent):
             failures = [*elsewhere, *failures] if follows else [*failures, *elsewhere]
             if was_stopped:
                 self._history.elsewhere = failures
-        attempt = Attempt(
+        attempt = FailedAttempt(
             failures=tuple(failures),
             world_size=world_size,
             step=step,

@@ -11,7 +11,7 @@ from rankwise.errors import RankFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class FailedAttempt:
     """An attempt that has failed.
 
     Attributes:
@@ -34,7 +34,7 @@ class Attempt:
         at_step = "" if self.step is None else f", at step {self.step}"
         return f"rank {first.rank} of {self.world_size} on {first.host} {end}{at_step}"
 
-    def fails_like(self, other: Attempt) -> bool:
+    def fails_like(self, other: FailedAttempt) -> bool:
         """Return whether both have failed in the same way, at the same step: a reported one."""
         first, second = self.failures[0], other.failures[0]
         alike = (first.rank, first.exitcode, first.raised) == (second.rank, second.exitcode, second.raised)
@@ -54,7 +54,7 @@ class AttemptHistory:
     """
 
     most: int = 1
-    earlier: list[Attempt] = field(default_factory=list)
+    earlier: list[FailedAttempt] = field(default_factory=list)
     elsewhere: Sequence[RankFailure] = ()
     given_up: str = ""
     oom_kills: dict[str, int] = field(default_factory=count_oom_kills)
@@ -79,7 +79,7 @@ class AttemptHistory:
         return EarlierAttempts([attempt.failures for attempt in self.earlier], text)
 
 
-def reason_to_give_up(attempts: Sequence[Attempt]) -> str:
+def reason_to_give_up(attempts: Sequence[FailedAttempt]) -> str:
     """Return why another attempt would fail too; "" if it may succeed, which it may where no rank reports progress.
 
     Args:
