@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from rankwise._launch.console import RankOutput
 from rankwise._launch.forkserver.ipc import WorkerResult
-from rankwise._launch.output import RankOutput
 from rankwise._launch.rank_process import RankProcess
 
 
@@ -59,3 +59,10 @@ class LaunchedRank(RankProcess):
     def add_crash(self, data: bytes) -> None:
         """Keep a part of the stacks of its threads."""
         self.crash += data
+
+    def write_end_to_log(self) -> None:
+        """Add the traceback of its exception, or the stacks after a crash, to its log: the launcher has them alone."""
+        if self.result is not None and self.result.failure is not None:
+            self.errors.write_log(self.result.failure.traceback.encode(errors="backslashreplace"))
+        if self.crash:
+            self.errors.write_log(self.crash)

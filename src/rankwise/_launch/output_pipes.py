@@ -10,8 +10,8 @@ from functools import partial
 from io import RawIOBase
 from typing import TextIO
 
+from rankwise._launch.console import Console, RankOutput
 from rankwise._launch.forkserver.ipc import READ_BYTES
-from rankwise._launch.output import Console, RankOutput
 from rankwise._net.polling import EventLoop
 
 
@@ -41,14 +41,24 @@ class OutputPipes:
         """Some pipe is not read for now: it may hold the rest of a line."""
         return bool(self._paused)
 
-    def open(self, rank: int, stream: TextIO | None) -> tuple[int, RankOutput]:
+    def open(self, rank: int, stream: TextIO | None, number: int, local_rank: int) -> tuple[int, RankOutput]:
         """Return a descriptor for a standard stream of a rank, and the display of its output.
 
         Args:
             rank: The rank.
             stream: The launcher's own stream of that kind.
+            number: The number of the stream, 1 or 2.
+            local_rank: The local rank.
+
+        Raises:
+            LaunchError: Its log file cannot be created.
         """
-        output = self._console.open(rank, stream)
+        log = self._console.open_log(local_rank, number)
+        output = self._console.open(rank, stream, local_rank=local_rank, log=log)
+        if log is not None and not log.is_teed:
+            return os.dup(log.descriptor), output
+        if log is not None:
+            return self.pipe(output.write, lambda: output.is_full), output
         inherited = self._console.inheritable_descriptor(stream)
         if inherited is not None:
             return os.dup(inherited), output

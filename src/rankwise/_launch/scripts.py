@@ -13,10 +13,11 @@ from typing import Final, Literal
 from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import MAX_PORT
+from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.forkserver.client import ForkServer, start_fork_server
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import GRACE_SECONDS
-from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console, Output
+from rankwise._launch.output import Output
 from rankwise._launch.preload import Preload, check_preload, preloaded_modules, script_source
 from rankwise._launch.report import exit_status
 from rankwise._launch.resource_limits import convert_resource_errors

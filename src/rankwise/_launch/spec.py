@@ -142,8 +142,7 @@ def check_placement(nproc: int, nodes: object, output: object) -> None:
         raise InvalidArgumentError(f"nodes={shown(nodes)} is not a rankwise.launching.Nodes")
     if not isinstance(output, Output):
         raise InvalidArgumentError(f"output={shown(output)} is not a rankwise.launching.Output")
-    if nodes is None and (unknown := sorted(rank for rank in output.show or () if not 0 <= rank < nproc)):
-        raise InvalidArgumentError(f"show names rank {unknown[0]}, and of {nproc} ranks the last is {nproc - 1}")
+    output.check_ranks(nproc, is_world=nodes is None)
 
 
 def _cores() -> int:

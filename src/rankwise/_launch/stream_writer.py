@@ -61,6 +61,14 @@ class StreamWriter:
     def is_full(self) -> bool:
         return self._unwritten >= _BACKLOG_BYTES
 
+    @property
+    def failure(self) -> str:
+        """Why nothing can be written any more; "" if something can."""
+        if self._error is None:
+            return ""
+        problem = strerror(self._error.errno or 0)
+        return f"{self._name} could not be written: {problem}; what ranks printed from then on is lost"
+
     def write(self, text: bytes) -> bool:
         with self._changed:
             if self._error is not None:
@@ -86,8 +94,7 @@ class StreamWriter:
         if thread is not None and not lost:
             thread.join()
         if self._error is not None:
-            problem = strerror(self._error.errno or 0)
-            return f"{self._name} could not be written: {problem}; what ranks printed from then on is lost"
+            return self.failure
         if lost:
             return f"nobody read {self._name} for {seconds:g} s: the last {lost} bytes for it are discarded"
         return ""

@@ -12,14 +12,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
+from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
 from rankwise._launch.grace_period import StopSignals
 from rankwise._launch.launched_rank import LaunchedRank
-from rankwise._launch.output import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.output_pipes import OutputPipes
 from rankwise._launch.rank_process import RankProcesses
 from rankwise._launch.reaper import become_subreaper, wait_of
@@ -58,6 +59,8 @@ class Supervisor:
         self.world_size = 0
         self._loop = EventLoop()
         self._pipes = OutputPipes(self._loop, console)
+        if message := console.logs.create():
+            console.print_message(message)
         self._server = start_server()
         if self._server.owns_descendants:
             become_subreaper()
@@ -83,8 +86,9 @@ class Supervisor:
         self._hurries = False
         self.stopped_ns = 0
         self.world_size = world_size
-        for rank, request in requests.items():
-            self._start(rank, request)
+        self._begin_logs(requests)
+        for local_rank, (rank, request) in enumerate(requests.items()):
+            self._start(rank, local_rank, request)
         while any(not rank.pid for rank in self.ranks.values()):
             self.wait(1.0)
             for text in self._server.preloading.messages():
@@ -186,20 +190,29 @@ class Supervisor:
             if rank.crash and not rank.has_crashed:
                 rank.errors.write(rank.crash)  # of a child of the rank, such as a worker of a data loader
                 rank.crash = b""
-        self._flush_output()
+            rank.output.flush(last=True)
+            rank.errors.flush(last=True)
+            rank.write_end_to_log()
 
     def _flush_output(self) -> None:
         for rank in self.ranks.values():
             rank.output.flush()
             rank.errors.flush()
 
-    def _start(self, number: int, request: StartRequest) -> None:
+    def _begin_logs(self, requests: Mapping[int, StartRequest]) -> None:
+        for text in self._console.logs.close(SECONDS_TO_READ):  # of the attempt before
+            self.print_message(f"rankwise: {text}")
+        self._console.logs.begin_attempt(next(iter(requests.values())).environ)
+
+    def _start(self, number: int, local_rank: int, request: StartRequest) -> None:
+        variables = self._console.logs.variables(local_rank)
+        marked = replace(request, environ={**request.environ, **variables})
         with contextlib.ExitStack() as stack:
-            stdout, output = self._pipes.open(number, sys.stdout)
+            stdout, output = self._pipes.open(number, sys.stdout, 1, local_rank)
             stack.callback(os.close, stdout)
-            stderr, errors = self._pipes.open(number, sys.stderr)
+            stderr, errors = self._pipes.open(number, sys.stderr, 2, local_rank)
             stack.callback(os.close, stderr)
             rank = LaunchedRank(output=output, errors=errors, is_program=request.kind is TargetKind.PROGRAM)
             crashes = self._pipes.pipe(rank.add_crash)
             stack.callback(os.close, crashes)
-            self._processes.start(number, rank, request, [stdout, stderr, crashes])
+            self._processes.start(number, rank, marked, [stdout, stderr, crashes])

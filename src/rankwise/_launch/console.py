@@ -1,0 +1,285 @@
+"""The console of a launcher: the output of ranks, shown line by line, with a prefix that names the rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Collection
+from typing import Final, TextIO
+
+from rankwise._launch.line_prefix import prefix_maker, prefix_parts
+from rankwise._launch.log_files import LogFile, LogFolder
+from rankwise._launch.stream_writer import StreamWriter, TextStreamWriter, Writer
+from rankwise._launch.terminal_line import TerminalLine, fitted, last_state
+
+# How long the reader of the output may read nothing after the ranks have ended, until the rest is discarded: a person
+# with a pager; a user who has stopped the launcher.
+SECONDS_TO_READ: Final = 20.0
+SECONDS_TO_READ_AFTER_STOP: Final = 2.0
+
+# A longer line is shown in parts, so that the buffer stays small.
+_LONGEST_LINE: Final = 1 << 16
+
+
+class Console:
+    """The launcher's standard streams, or their replacements as in a notebook, where the output of ranks is shown.
+
+    Attributes:
+        logs: The log files of ranks.
+        unfinished: For each writer, the output whose line was shown last, if that line has no end yet.
+        on_writable: Called, from any thread, when a writer that was full accepts data again.
+    """
+
+    def __init__(
+        self,
+        *,
+        nproc: int,
+        shown: Collection[int] | None = None,
+        local_ranks: Collection[int] | None = None,
+        prefixed: bool | str = True,
+        logs: LogFolder | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            nproc: The number of ranks on this host.
+            shown: The ranks whose output is shown; None for all.
+            local_ranks: The same, by their local ranks.
+            prefixed: The prefix of lines, as in `Output`.
+            logs: The log files of ranks; None for none.
+        """
+        self.logs = LogFolder(None, redirects=None, tee=None) if logs is None else logs
+        self.unfinished: dict[Writer, RankOutput] = {}
+        self._lines: dict[Writer, TerminalLine] = {}
+        # A prefix that the user has asked for is shown for a single rank too.
+        self._parts = prefix_parts(prefixed) if nproc > 1 or isinstance(prefixed, str) else ()
+        self.on_writable: Callable[[], None] = lambda: None
+        self._nproc = nproc
+        self._has_several_ranks = nproc > 1
+        self._is_inherited = False
+        self._shown = shown
+        self._local_ranks = local_ranks
+        self._writers: dict[object, Writer] = {}
+
+    def show_status(self, text: str, *, last: bool = False) -> None:
+        """Show a line on a terminal; unless it is the last one, other output replaces it."""
+        writer = self._writer(sys.stderr) if self._has_several_ranks and _is_terminal(sys.stderr) else None
+        if writer is not None:
+            line = self.last_line(writer)
+            writer.write(line.insert(f"{text}\n".encode()) if last else line.show(text.encode(), None))
+
+    def print_message(self, text: str) -> None:
+        """Show a message of the launcher on standard error."""
+        writer = self._writer(sys.stderr)
+        if writer is not None:
+            # Where a rank has inherited the descriptor, the launcher cannot know whether its last line has an end.
+            is_unfinished = self.unfinished.pop(writer, None) is not None or self._is_inherited
+            separator = b"\n" if is_unfinished else b""
+            writer.write(self.last_line(writer).insert(separator + text.encode(errors="replace") + b"\n"))
+
+    def last_line(self, writer: Writer) -> TerminalLine:
+        """Return the line of a terminal that is replaced in place."""
+        return self._lines.setdefault(writer, TerminalLine())
+
+    def drain(self, seconds: float) -> list[str]:
+        """Wait until all output is written, and return a message for each stream that has lost some.
+
+        Args:
+            seconds: How long to wait for a reader that reads nothing; the rest is discarded then.
+        """
+        in_logs = self.logs.close(seconds)
+        writers, self._writers = self._writers, {}
+        return in_logs + [lost for writer in writers.values() if (lost := writer.drain(seconds))]
+
+    def inheritable_descriptor(self, stream: TextIO | None) -> int | None:
+        """Return the descriptor of a stream, if a rank may write to it directly, as a program does that runs alone."""
+        is_filtered = self._shown is not None or self._local_ranks is not None
+        if self._has_several_ranks or is_filtered or self._parts or stream is None or not _is_original(stream):
+            return None
+        try:
+            descriptor = stream.fileno()
+        except (OSError, ValueError):
+            return None
+        self._is_inherited = True
+        return descriptor
+
+    def open(
+        self, rank: int, stream: TextIO | None, *, local_rank: int | None = None, log: LogFile | None = None
+    ) -> RankOutput:
+        """Return the display for a rank's output on a stream.
+
+        Args:
+            rank: The rank.
+            stream: The stream of the launcher where it is shown.
+            local_rank: Its local rank; None if it is the same number.
+            log: The log file of its stream; None if it has none.
+        """
+        local_rank = rank if local_rank is None else local_rank
+        is_hidden = (self._shown is not None and rank not in self._shown) or (
+            self._local_ranks is not None and local_rank not in self._local_ranks
+        )
+        if stream is None or is_hidden or (log is not None and not log.is_teed):
+            return RankOutput(self, rank, log=log)
+        terminal = stream.fileno() if _is_terminal(stream) else None
+        prefix = prefix_maker(self._parts, rank, self._nproc, coloured=terminal is not None)
+        return RankOutput(self, rank, prefix, self._writer(stream), log=log, terminal=terminal)
+
+    def open_log(self, local_rank: int, stream: int) -> LogFile | None:
+        """Open the log file of a rank's stream, 1 or 2; None if it has none.
+
+        Raises:
+            LaunchError: It cannot be created.
+        """
+
+        def report(text: str) -> None:
+            self.print_message(f"rankwise: {text}")
+
+        return self.logs.open(local_rank, stream, on_writable=self._call_on_writable, on_failure=report)
+
+    def _writer(self, stream: TextIO | None) -> Writer | None:
+        """Return the writer for a stream; None if there is no such stream, as after `>&-`."""
+        if stream is None:
+            return None
+        if not _is_original(stream):
+            return self._writers.setdefault(stream, TextStreamWriter(stream))
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()  # the output of this process comes first
+        try:
+            descriptor = stream.fileno()
+            file = os.fstat(descriptor)
+        except (OSError, ValueError):
+            return None
+        # Both streams are usually one terminal: a single writer keeps whole lines in their order.
+        name = "standard output" if stream is sys.__stdout__ else "standard error"
+        key = file.st_dev, file.st_ino
+        return self._writers.setdefault(key, StreamWriter(descriptor, name, on_writable=self._call_on_writable))
+
+    def _call_on_writable(self) -> None:
+        self.on_writable()  # looked up now: a supervisor may have set it after the writer was made
+
+
+class RankOutput:
+    """The display of one rank's output on one stream, and its log. A line is shown as soon as it is whole."""
+
+    def __init__(
+        self,
+        console: Console,
+        rank: int,
+        prefix: Callable[[], bytes] = bytes,
+        writer: Writer | None = None,
+        *,
+        log: LogFile | None = None,
+        terminal: int | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            console: The console.
+            rank: The rank.
+            prefix: Returns the prefix of a line.
+            writer: Shows the output; None if it is not shown.
+            log: Its log file; None if it has none.
+            terminal: The descriptor of the terminal that shows it; None if it is no terminal.
+        """
+        self._console = console
+        self._rank = rank
+        self._prefix = prefix
+        self._writer = writer
+        self._log = log
+        self._terminal = terminal
+        self._closed = False
+        self._buffer = b""
+
+    @property
+    def is_full(self) -> bool:
+        """The writer, or the log, has too much unwritten data."""
+        is_log_full = self._log is not None and self._log.writer.is_full
+        return is_log_full or (self._writer is not None and self._writer.is_full)
+
+    def write(self, data: bytes) -> bool:
+        """Buffer output of the rank, and show its whole lines; return False if nobody reads them any more."""
+        if self._log is not None:
+            self._log.write(data)
+        if self._writer is None:
+            return True
+        self._buffer += data
+        if self._terminal is not None and b"\r" in self._buffer:
+            self._show_progress(self._terminal)
+        # A progress bar ends each of its lines with a carriage return.
+        end = self._buffer.rfind(b"\n") + 1 if self._terminal is not None else self._end_of_whole_lines()
+        if not end and len(self._buffer) > _LONGEST_LINE:
+            end = len(self._buffer)
+        whole, self._buffer = self._buffer[:end], self._buffer[end:]
+        self._show(whole)
+        return not self._closed or self._log is not None
+
+    def write_log(self, text: bytes) -> None:
+        """Add what the launcher reports of the rank to its log."""
+        if self._log is not None:
+            self._log.write(text)
+
+    def flush(self, *, last: bool = False) -> None:
+        """Show a line that is not whole yet, such as a prompt.
+
+        Args:
+            last: The rank has ended; its progress bar is shown for good.
+        """
+        if self._terminal is not None and self._buffer.startswith(b"\r"):
+            if last:
+                self._end_progress(self._buffer)
+                self._buffer = b""
+            return
+        rest, self._buffer = self._buffer, b""
+        self._show(rest)
+
+    def _end_of_whole_lines(self) -> int:
+        return max(self._buffer.rfind(b"\n"), self._buffer.rfind(b"\r")) + 1
+
+    def _show_progress(self, terminal: int) -> None:
+        """Show the whole lines of the buffer, and its rest as a progress bar."""
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = b""
+        if lines:
+            self._end_progress(*lines)
+        if b"\r" not in rest:
+            self._buffer = rest
+            return
+        state = last_state(rest)
+        self._buffer = b"\r" + state + (b"\r" if rest.endswith(b"\r") and state else b"")
+        if state and self._writer is not None:
+            unfinished = self._console.unfinished.pop(self._writer, None)
+            separator = b"" if unfinished is None else b"\r" if unfinished is self else b"\n"
+            prefix = self._prefix()
+            text = prefix + fitted(state, terminal, len(prefix))
+            self._writer.write(separator + self._console.last_line(self._writer).show(text, self._rank, self))
+
+    def _end_progress(self, *lines: bytes) -> None:
+        """Show lines, the first of which may be a progress bar of this output, for good."""
+        if self._writer is not None and (last_line := self._console.last_line(self._writer)).owner is self:
+            self._writer.write(last_line.clear())
+        self._show(b"".join(last_state(line) + b"\n" for line in lines))
+
+    def _show(self, text: bytes) -> None:
+        if not text or self._writer is None or self._closed:
+            return
+        unfinished = self._console.unfinished.pop(self._writer, None)
+        prefix = self._prefix()
+        lines = text.splitlines(keepends=True)
+        shown = b"".join([b"" if unfinished is self else prefix, lines[0], *(prefix + line for line in lines[1:])])
+        if unfinished not in {None, self}:
+            shown = b"\n" + shown
+        if not text.endswith((b"\n", b"\r")):
+            self._console.unfinished[self._writer] = self
+        self._closed = not self._writer.write(self._console.last_line(self._writer).insert(shown))
+
+
+def _is_original(stream: TextIO) -> bool:
+    return stream in (sys.__stdout__, sys.__stderr__)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,58 @@
+"""The prefix of each line of a rank: its number, and if the user wants them the host and the time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Final
+
+from rankwise.errors import InvalidArgumentError, shown
+
+_PARTS: Final = ("host", "time", "rank")
+_COLOURS: Final = (36, 32, 33, 35, 34, 31)
+
+
+def prefix_parts(prefix: bool | str) -> tuple[str, ...]:
+    """Return the parts of a prefix in their order; () for none.
+
+    Args:
+        prefix: True for the rank alone, or what stands before it, such as "host,time".
+
+    Raises:
+        InvalidArgumentError: It is neither a bool nor made of "host", "time" and "rank".
+    """
+    if isinstance(prefix, bool):
+        return ("rank",) if prefix else ()
+    parts = [part.strip() for part in prefix.split(",")] if isinstance(prefix, str) else [""]
+    if not set(parts) <= set(_PARTS) or len(set(parts)) < len(parts):
+        raise InvalidArgumentError(
+            f"prefix={shown(prefix)} is neither a bool nor some of {', '.join(_PARTS)}, such as 'host,time'"
+        )
+    return (*parts, *(["rank"] if "rank" not in parts else []))
+
+
+def line_prefix(rank: int, nproc: int, *, coloured: bool) -> bytes:
+    """Return the prefix with the rank alone; it has the same width for all ranks."""
+    return _decorated(f"{rank:>{len(str(nproc - 1))}}", rank, coloured=coloured)
+
+
+def prefix_maker(parts: Sequence[str], rank: int, nproc: int, *, coloured: bool) -> Callable[[], bytes]:
+    """Return a function that returns the prefix for lines that are shown now."""
+    texts = {"rank": f"{rank:>{len(str(nproc - 1))}}", "host": socket.gethostname().partition(".")[0]}
+
+    def prefix() -> bytes:
+        time = datetime.now().astimezone().isoformat(timespec="milliseconds") if "time" in parts else ""
+        return _decorated(" ".join((texts | {"time": time})[part] for part in parts), rank, coloured=coloured)
+
+    if not parts:
+        return lambda: b""
+    if "time" in parts:
+        return prefix
+    fixed = prefix()
+    return lambda: fixed
+
+
+def _decorated(text: str, rank: int, *, coloured: bool) -> bytes:
+    text = f"[{text}] "
+    return (f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m" if coloured else text).encode()
