@@ -220,11 +220,12 @@ def _run_agent(spec: LaunchSpec, supervisor: Supervisor, history: AttemptHistory
         LoopbackRendezvous(uuid.uuid4().hex, spec.ports) if spec.nodes is None else multi_node_rendezvous(spec.nodes)
     )
     worker_spec = WorkerSpec(
-        role="default",
+        role=spec.role,
         local_world_size=spec.nproc,
         entrypoint=spec.name,
         rdzv_handler=rendezvous,
         max_restarts=spec.max_restarts,
+        local_addr=None if spec.nodes is None else spec.nodes.local_address or None,
         monitor_interval=1e-6,  # the supervisor waits instead, for events
     )
     agent = RankAgent(worker_spec, spec, supervisor, history)

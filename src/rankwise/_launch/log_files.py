@@ -60,10 +60,12 @@ class LogFolder:
         """Prepare; nothing is created yet.
 
         Args:
-            folder: The folder for all launches; None for a temporary one.
+            folder: The folder for all launches; None for a temporary one, "/dev/null" for no files.
             redirects: The streams that are written to files only.
             tee: The streams that are written to files and shown. If neither is given, a folder gets all streams.
         """
+        if folder == os.devnull:  # as with torchrun: no files
+            folder, redirects, tee = None, 0, 0
         if folder is not None and redirects is None and tee is None:
             tee = _BOTH
         self._redirects: Streams = redirects or 0

@@ -11,6 +11,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import io
+import linecache
 import multiprocessing
 import os
 import symtable
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Final, cast
 
+from rankwise._launch.forkserver.ipc import STANDARD_INPUT
 from rankwise._main_definitions import NAMES_OF_MAIN
 from rankwise.errors import LaunchError
 
@@ -132,6 +134,17 @@ def prepare_script(module: ModuleType, path: str) -> CodeType:
     module.__dict__["__cached__"] = None
     with io.open_code(path) as file:
         return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def prepare_piped_script(module: ModuleType, name: str, source: bytes) -> CodeType:
+    """Do the same for a script that the launcher has read from standard input or another pipe."""
+    if name == STANDARD_INPUT:
+        name = "<stdin>"
+    else:
+        module.__file__ = name
+    lines = source.decode(errors="replace").splitlines(keepends=True)
+    linecache.cache[name] = (len(source), None, lines, name)  # for tracebacks: it cannot be read again
+    return compile(source, name, "exec", dont_inherit=True)
 
 
 def _source(main: ModuleType, path: str) -> bytes | None:

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.interpreter import working_directory
-from rankwise._launch.targets import find_main, find_top_level
+from rankwise._launch.targets import find_main, find_top_level, is_piped
 from rankwise.errors import InvalidArgumentError, shown
 
 # The argument of users; True for the modules of the variable, False for ranks that are new interpreters.
@@ -77,6 +77,8 @@ def script_source(kind: TargetKind, target: str) -> MainSource:
     """Return the program of a SCRIPT or MODULE, which exists."""
     if kind is TargetKind.MODULE:
         return MainSource(code=_read(find_main(target, working_directory())), folder=working_directory())
+    if is_piped(target):
+        return MainSource(code=b"", folder=working_directory())  # its imports are not known before it is read
     path = Path(target)
     if path.is_dir():
         return MainSource(code=_read(str(path / "__main__.py")), folder=os.path.abspath(target))  # noqa: PTH100

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from types import FrameType
 from typing import Final, Literal
 
-from rankwise._arguments import as_integer, as_seconds, as_text
+from rankwise._arguments import as_bool, as_integer, as_seconds, as_text
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import MAX_PORT
 from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
@@ -24,7 +24,7 @@ from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._launch.supervisor import Supervisor
-from rankwise._launch.targets import NotExecutableError, check_target
+from rankwise._launch.targets import NotExecutableError, check_target, read_piped
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError, shown
 
@@ -54,7 +54,7 @@ class ScriptLaunch:
     Made once, and then started by `run` from a program, or by `run_as_command` from a command.
 
     Attributes:
-        target: The path of the script, the name of the module, or the program.
+        target: The path of the script, or "-" for standard input; the name of the module, or the program.
         args: The arguments of the target, the same for each rank.
         nproc: The number of ranks on this host.
         kind: "script"; "module", as with `python -m`; or "program", for an executable.
@@ -68,6 +68,9 @@ class ScriptLaunch:
             each rank as a new interpreter.
         ports: For one host: MASTER_PORT is the first of these ports that is free; 0 is any.
         append_local_rank: Each rank gets --local_rank=N as its last argument.
+        role: ROLE_NAME of the ranks.
+        virtual_local_rank: LOCAL_RANK is 0 in each rank, and CUDA_VISIBLE_DEVICES names its device alone.
+        signals: The signals on which `run_as_command` stops the ranks.
 
     Raises:
         InvalidArgumentError: An attribute is not as above.
@@ -88,12 +91,17 @@ class ScriptLaunch:
     preload: Preload = True
     ports: Sequence[int] = (0,)
     append_local_rank: bool = False
+    role: str = "default"
+    virtual_local_rank: bool = False
+    signals: Sequence[int] = _SIGNALS
 
     def __post_init__(self) -> None:
         check_nproc(self.nproc)
         if self.kind not in tuple(_KINDS):  # it may be unhashable
             raise InvalidArgumentError(f"kind={shown(self.kind)} is none of {', '.join(map(repr, _KINDS))}")
         as_text(self.target, "target")
+        as_text(self.role, "role")
+        as_bool(self.virtual_local_rank, "virtual_local_rank")
         if isinstance(self.args, (str, bytes)) or not isinstance(self.args, Sequence):
             raise InvalidArgumentError(f"args={shown(self.args)} is not a sequence of strings")
         for argument in self.args:
@@ -149,7 +157,7 @@ def run_as_command(launch: ScriptLaunch, name: str, server: ForkServer | None = 
     def run() -> None:
         open_standard_streams()
         start = time.monotonic()
-        with _terminated_by_signals():
+        with _terminated_by_signals(launch.signals):
             _run(launch, console, owns_descendants=True, server=server)
         console.show_status(f"rankwise: {launch.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
 
@@ -170,6 +178,9 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, serv
         append_local_rank=launch.append_local_rank,
         grace=launch.grace,
         environ=common_environ(launch.nproc, one_host=launch.nodes is None),
+        role=launch.role,
+        virtual_local_rank=launch.virtual_local_rank,
+        source=read_piped(launch.target) if kind is TargetKind.SCRIPT else None,
     )
 
     def start_server() -> ForkServer:
@@ -237,14 +248,14 @@ def _status(error: RankwiseError) -> int:
 
 
 @contextmanager
-def _terminated_by_signals() -> Iterator[None]:
+def _terminated_by_signals(signals: Sequence[int]) -> Iterator[None]:
     def terminate(number: int, _: FrameType | None) -> None:
-        for other in _SIGNALS:
+        for other in handled:
             signal.signal(other, signal.SIG_IGN)
         raise Terminated(number)
 
     # A signal that is ignored at the start, such as SIGHUP under nohup, stays ignored here and in ranks.
-    handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    handled = [number for number in signals if number != signal.SIGINT and signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, terminate) for number in handled}
     try:
         yield

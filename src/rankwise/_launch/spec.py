@@ -44,6 +44,9 @@ class LaunchSpec:
         append_local_rank: Each rank gets --local_rank=N as its last argument.
         grace: The grace period in seconds after Ctrl-C, and for the exit of a rank whose target has failed.
         environ: The part of the environment that is the same for all ranks.
+        role: The name of their role.
+        virtual_local_rank: Each rank sees one GPU alone, and has the local rank 0.
+        source: The source of a script that can be read once only, such as a pipe; None for a file.
     """
 
     nproc: int
@@ -56,6 +59,9 @@ class LaunchSpec:
     append_local_rank: bool = False
     grace: float = GRACE_SECONDS
     environ: Mapping[str, str] = field(default_factory=dict)
+    role: str = "default"
+    virtual_local_rank: bool = False
+    source: bytes | None = None
 
     @property
     def name(self) -> str:
@@ -70,11 +76,14 @@ class LaunchSpec:
         """
         appended = (f"--local_rank={variables['LOCAL_RANK']}",) if self.append_local_rank else ()
         environ = {**self.environ, **variables}
+        if self.virtual_local_rank:
+            environ |= _one_device(self.environ.get("CUDA_VISIBLE_DEVICES"), int(variables["LOCAL_RANK"]))
         return StartRequest(
             environ=environ | run_variables(environ),
             kind=self.kind,
             argv=(*self.argv, *appended),
             call=self.call,
+            source=self.source,
         )
 
 
@@ -143,6 +152,24 @@ def check_placement(nproc: int, nodes: object, output: object) -> None:
     if not isinstance(output, Output):
         raise InvalidArgumentError(f"output={shown(output)} is not a rankwise.launching.Output")
     output.check_ranks(nproc, is_world=nodes is None)
+
+
+def _one_device(visible: str | None, local_rank: int) -> dict[str, str]:
+    """Return the variables of a rank that sees one device alone, as torchrun sets them.
+
+    Raises:
+        InvalidArgumentError: There are fewer devices.
+    """
+    devices = None if visible is None else visible.split(",")
+    if devices is not None and local_rank >= len(devices):
+        raise InvalidArgumentError(
+            f"virtual_local_rank needs a device for each rank, and CUDA_VISIBLE_DEVICES={visible!r} has none for local "
+            f"rank {local_rank}"
+        )
+    return {
+        "LOCAL_RANK": "0",
+        "CUDA_VISIBLE_DEVICES": str(local_rank) if devices is None else devices[local_rank].strip(),
+    }
 
 
 def _cores() -> int:

@@ -53,14 +53,14 @@ class Supervisor:
             start_server: Returns the fork server.
             console: Shows the output of ranks.
         """
+        if message := console.logs.create():
+            console.print_message(message)
         self._console = console
         self._hurries = False
         self.stopped_ns = 0
         self.world_size = 0
         self._loop = EventLoop()
         self._pipes = OutputPipes(self._loop, console)
-        if message := console.logs.create():
-            console.print_message(message)
         self._server = start_server()
         if self._server.owns_descendants:
             become_subreaper()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import shutil
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from rankwise._launch.forkserver.ipc import TargetKind
+from rankwise._launch.forkserver.ipc import STANDARD_INPUT, TargetKind
 from rankwise._launch.interpreter import working_directory
 from rankwise.errors import InvalidArgumentError
 
@@ -38,7 +39,30 @@ def check_target(kind: TargetKind, target: str) -> None:
     checks[kind](target, working_directory())
 
 
+def is_piped(script: str) -> bool:
+    """Return whether a script can be read once only: standard input, or a named pipe as of `<(...)` in a shell."""
+    path = Path(script)
+    return script == STANDARD_INPUT or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def read_piped(script: str) -> bytes | None:
+    """Return the source of a script that can be read once only; None for others.
+
+    Raises:
+        InvalidArgumentError: It cannot be read.
+    """
+    if not is_piped(script):
+        return None
+    try:
+        with io.FileIO(0 if script == STANDARD_INPUT else script, closefd=script != STANDARD_INPUT) as file:
+            return file.readall()
+    except OSError as error:
+        raise InvalidArgumentError(f"script {script!r} cannot be read: {error.strerror}") from error
+
+
 def _check_script(script: str, here: str) -> None:
+    if script == STANDARD_INPUT:
+        return
     path = Path(script)
     if not path.exists():
         raise InvalidArgumentError(f"script {script!r} does not exist (looked in {here})")

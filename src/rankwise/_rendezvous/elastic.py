@@ -74,6 +74,7 @@ def multi_node_rendezvous(nodes: Nodes) -> RendezvousHandler:
             run_id=nodes.run_id,
             min_nodes=nodes.min_nodes,
             max_nodes=nodes.num_nodes,
+            local_addr=nodes.local_address or None,
             **options,
         )
     )

@@ -25,6 +25,8 @@ class Nodes:
         min_nodes: The least number of hosts with which the ranks are started; `num_nodes` by default.
         backend: "static", "c10d", or another that torch knows.
         run_id: The id of the run, the same on all hosts.
+        local_address: The address of this host for the others, if a backend other than "static" is to use it; "" for
+            the one that torch finds.
         options: The options of the backend. That of "static" is "timeout", in seconds, 600 by default.
 
     Raises:
@@ -42,13 +44,14 @@ class Nodes:
     backend: str = STATIC
     run_id: str = "none"
     options: Mapping[str, str] = field(default_factory=dict)
+    local_address: str = ""
 
     def __post_init__(self) -> None:
         numbers = {name: as_integer(getattr(self, name), name) for name in ("num_nodes", "node_rank", "min_nodes")}
         numbers["min_nodes"] = numbers["min_nodes"] or numbers["num_nodes"]
         for name, value in numbers.items():
             object.__setattr__(self, name, value)
-        for name in ("address", "backend", "run_id"):
+        for name in ("address", "backend", "run_id", "local_address"):
             as_text(getattr(self, name), name)
         if not 1 <= self.min_nodes <= self.num_nodes:
             raise InvalidArgumentError(

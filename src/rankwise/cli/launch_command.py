@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
+from rankwise.cli.launch_defaults import CommandWithDefaults, is_given, sources_text
+from rankwise.cli.torchrun_options import output_settings, torchrun_options
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
@@ -23,10 +25,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
-    from rankwise.launching import parse_nproc  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise.launching import check_nproc, parse_nproc  # noqa: PLC0415 - `rankwise env` does not wait for this
 
     try:
-        return parse_nproc(value)
+        return check_nproc(parse_nproc(value))
     except InvalidArgumentError as error:
         raise click.BadParameter(str(error)) from None
     except RankwiseError as error:
@@ -73,7 +75,11 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     return click.option(f"--{name}", f"--{name.replace('-', '_')}", name.replace("-", "_"), **settings)
 
 
-@click.command(short_help="Run a script on several ranks.", context_settings={"allow_interspersed_args": False})
+@click.command(
+    cls=CommandWithDefaults,
+    short_help="Run a script on several ranks.",
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option(
     "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", "nproc", default="1", show_default=True,
     callback=_number_of_ranks, metavar="N|auto|cpu|gpu",
@@ -142,16 +148,23 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
 )
 @_flag("rdzv-id", default="none", show_default=True, help="Id of the run, the same on all hosts.")
 @_flag("rdzv-conf", default="", callback=_options, metavar="KEY=VALUE,...", help="Options of the rendezvous backend.")
+@torchrun_options
 @click.argument("target", type=_ANYTHING)
 @click.argument("args", nargs=-1, type=_ANYTHING)
-def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: ANN401 - the values that click has parsed
+@click.pass_context
+def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: ANN401 - the values that click has parsed
     """Run the Python script TARGET on several ranks, and pass ARGS to it.
 
     Options that torchrun has too have the same meaning. All ranks run on this host unless the options name other hosts.
 
+    TARGET may be - for standard input. Options have defaults in torchrun's variables PET_*, and in [tool.rankwise] of
+    the nearest pyproject.toml.
+
     When a rank fails, the others are stopped, and the exit status is that of the failed rank (128 + N for signal N).
     """
-    if flags["module"] and flags["no_python"]:
+    if flags["shutdown_timeout"] is not None and not is_given(ctx, "grace"):
+        flags["grace"] = flags["shutdown_timeout"]
+    if flags["module"] and flags["no_python"] and not flags["run_path"]:
         fail(
             InvalidArgumentError(
                 "--module and --no-python exclude each other: TARGET is either a module or an executable"
@@ -161,7 +174,7 @@ def launch(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
     try:
         started = _script_launch(target, args, flags)
     except InvalidArgumentError as error:
-        fail(error, EXIT_USAGE)
+        fail(InvalidArgumentError(f"{error}{sources_text(ctx)}"), EXIT_USAGE)
     # A normal exit unloads torch, which takes longer than starting a rank, and a second Ctrl-C would interrupt it.
     if flags["keep"]:
         from rankwise._launch.launchserver.kept_launch import run_in_server  # noqa: PLC0415 - few launches need it
@@ -182,13 +195,22 @@ def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any]) -
         target,
         args,
         nproc=flags["nproc"],
-        kind="module" if flags["module"] else "program" if flags["no_python"] else "script",
+        kind=_kind(flags),
         nodes=_nodes(flags),
-        output=Output(prefix=not flags["no_prefix"], show=flags["show"]),
+        output=Output(show=flags["show"], **output_settings(flags)),
         max_restarts=flags["max_restarts"],
         grace=flags["grace"],
         preload=_preload(flags),
+        role=flags["role"],
+        virtual_local_rank=flags["virtual_local_rank"],
+        **({} if flags["signals_to_handle"] is None else {"signals": flags["signals_to_handle"]}),
     )
+
+
+def _kind(flags: Mapping[str, Any]) -> Literal["script", "module", "program"]:
+    if flags["run_path"]:
+        return "script"
+    return "module" if flags["module"] else "program" if flags["no_python"] else "script"
 
 
 def _preload(flags: Mapping[str, Any]) -> str | bool:
@@ -197,10 +219,16 @@ def _preload(flags: Mapping[str, Any]) -> str | bool:
     Raises:
         InvalidArgumentError: The options exclude each other.
     """
+    names = {
+        "--no-preload": flags["no_preload"],
+        "--start-method=spawn": flags["start_method"] == "spawn",
+        "--no-python": flags["no_python"],
+    }
+    others = [name for name, is_set in names.items() if is_set]
     if flags["preload"] is None:
-        return not flags["no_preload"]
-    if flags["no_preload"] or flags["no_python"]:
-        other = "--no-preload" if flags["no_preload"] else "--no-python"
+        return not set(others) - {"--no-python"}
+    if others:
+        other = others[0]
         raise InvalidArgumentError(f"--preload and {other} exclude each other: such ranks are not forked with modules")
     text: str = flags["preload"]
     return text
@@ -228,4 +256,5 @@ def _nodes(flags: Mapping[str, Any]) -> Nodes | None:
         backend=flags["rdzv_backend"],
         run_id=flags["rdzv_id"],
         options=flags["rdzv_conf"],
+        local_address=flags["local_addr"] or "",
     )

@@ -22,6 +22,8 @@ _HEADER: Final = struct.Struct("<Q")
 # A rank's connection, standard output, standard error, and the file for its stacks after a crash.
 DESCRIPTORS: Final = 4
 READ_BYTES: Final = 1 << 16
+# The name of a script that is standard input, as for the interpreter.
+STANDARD_INPUT: Final = "-"
 
 
 class ServerCommand(IntEnum):
@@ -68,12 +70,14 @@ class StartRequest:
         kind: The kind of target.
         argv: The script, module or program and its arguments; for a function, the caller's `sys.argv`.
         call: For a function: a pickled `FunctionCall`.
+        source: The source of a script that is no file; None otherwise.
     """
 
     environ: dict[str, str]
     kind: TargetKind
     argv: Sequence[str] = ()
     call: bytes = b""
+    source: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,16 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter, flush
-from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, receive_message, serialize
+from rankwise._launch.forkserver.ipc import (
+    STANDARD_INPUT,
+    StartRequest,
+    TargetKind,
+    WorkerResult,
+    receive_message,
+    serialize,
+)
 from rankwise._launch.interpreter import interpreter_options
-from rankwise._launch.main_module import prepare_script
+from rankwise._launch.main_module import prepare_piped_script, prepare_script
 from rankwise._launch.omp_num_threads import late_setting_warning
 from rankwise._launch.process_title import set_title
 from rankwise._launch.rank_traceback import format_traceback, is_consequence, without_launcher_frames
@@ -153,6 +160,10 @@ def _run(request: StartRequest, connection: socket.socket, crashes: int) -> byte
     if request.kind is TargetKind.MODULE:
         _search_first(str(Path.cwd()))
         runpy._run_module_as_main(request.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001 - as `python -m` does
+    elif request.source is not None:
+        _search_first("" if request.argv[0] == STANDARD_INPUT else str(Path(request.argv[0]).resolve().parent))
+        module = sys.modules["__main__"]
+        exec(prepare_piped_script(module, request.argv[0], request.source), module.__dict__)  # noqa: S102
     else:
         _run_script(request.argv[0])
     return b""
