@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,10 @@ LAUNCH = [str(BIN / "rankwise"), "launch"]
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def run(*command: str, **settings: object) -> subprocess.CompletedProcess[str]:
+def run(*command: str, preexec_fn: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        list(command), env=clean_environ(), capture_output=True, text=True, timeout=200, check=False, **settings
-    )  # type: ignore[call-overload, no-any-return]
+        command, env=clean_environ(), capture_output=True, text=True, timeout=200, check=False, preexec_fn=preexec_fn
+    )
 
 
 def tree(folder: Path) -> dict[str, str]:

@@ -128,6 +128,25 @@ def test_a_terminal_shows_that_ranks_start_and_how_long_they_took(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_progress_bar_keeps_the_last_line_of_a_terminal(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    program = Path(__file__).parent / "programs" / "bar.py"
+    subprocess.run(
+        [*LAUNCH, "-n", "2", str(program), str(tmp_path)],
+        env=clean_environ(), stdout=theirs, stderr=theirs, timeout=200, check=True,
+    )  # fmt: skip
+    os.close(theirs)
+    text = os.read(ours, 10_000).decode()
+    os.close(ours)
+    shown: list[str] = []
+    for line in text.split("\n")[:-2]:  # the last one is the launcher's
+        shown += [line.rstrip("\r").split("\x1b[2K")[-1]]  # what stays after the line was erased
+    bar, other = "\x1b[36m[0] \x1b[0m", "\x1b[32m[1] \x1b[0m"
+    assert shown == [f"{other}line 1", f"{other}line 3", f"{other}line 5", f"{bar}6/6|######"]
+    assert f"line 3\r\n{bar}2/6|##\r" in text, "shown again below the line of another rank"
+
+
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_ranks(tmp_path: Path) -> None:
     script = tmp_path / "talk.py"
     script.write_text("import time\nfor _ in range(3000):\n    print('line')\n    time.sleep(0.01)\n")
