@@ -250,8 +250,7 @@ class RankOutput:
         if state and self._writer is not None:
             unfinished = self._console.unfinished.pop(self._writer, None)
             separator = b"" if unfinished is None else b"\r" if unfinished is self else b"\n"
-            prefix = self._prefix()
-            text = prefix + fitted(state, terminal, len(prefix))
+            text = fitted(self._prefix(), state, terminal)
             self._writer.write(separator + self._console.last_line(self._writer).show(text, self._rank, self))
 
     def _end_progress(self, *lines: bytes) -> None:

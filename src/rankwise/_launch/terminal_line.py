@@ -7,11 +7,13 @@ place of a line feed, and several of them would overwrite each other.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Final
 
 _ERASE: Final = b"\x1b[2K"
 _ESCAPE: Final = b"\x1b"
+_COLOUR: Final = re.compile(rb"\x1b\[\d*m")
 
 
 @dataclass(slots=True)
@@ -54,18 +56,16 @@ def last_state(line: bytes) -> bytes:
     return next((part for part in reversed(line.rstrip(b"\n").split(b"\r")) if part), b"")
 
 
-def fitted(text: bytes, descriptor: int, used: int) -> bytes:
-    """Cut a text to the width of a terminal, so that it takes one line.
+def fitted(prefix: bytes, text: bytes, descriptor: int) -> bytes:
+    """Return a prefix and a text, which is cut to the width of a terminal, so that they take one line.
 
-    Args:
-        text: The text. One with control sequences is not changed: its width is unknown.
-        descriptor: The terminal.
-        used: The number of columns that are used already.
+    A text with control sequences is not changed: its width is unknown.
     """
     try:
         columns = os.get_terminal_size(descriptor).columns
     except OSError:
-        return text
+        columns = 0
     if not columns or _ESCAPE in text:
-        return text
-    return text.decode(errors="replace")[: max(1, columns - used - 1)].encode()
+        return prefix + text
+    left = columns - len(_COLOUR.sub(b"", prefix)) - 1
+    return prefix + text.decode(errors="replace")[: max(1, left)].encode()
