@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Final, cast
 
-from rankwise._launch.forkserver.ipc import STANDARD_INPUT
+from rankwise._launch.standard_streams import STANDARD_INPUT
 from rankwise._main_definitions import NAMES_OF_MAIN
 from rankwise.errors import LaunchError
 

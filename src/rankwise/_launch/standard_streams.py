@@ -1,8 +1,12 @@
-"""Standard streams that were closed when this process started."""
+"""Standard streams that were closed when this process started, and the name of standard input as a script."""
 
 from __future__ import annotations
 
 import os
+from typing import Final
+
+# As for the interpreter.
+STANDARD_INPUT: Final = "-"
 
 
 def open_standard_streams() -> None:

@@ -10,8 +10,9 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from rankwise._launch.forkserver.ipc import STANDARD_INPUT, TargetKind
+from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.interpreter import working_directory
+from rankwise._launch.standard_streams import STANDARD_INPUT
 from rankwise.errors import InvalidArgumentError
 
 

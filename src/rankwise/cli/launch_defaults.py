@@ -14,11 +14,6 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _TABLE: Final = "tool.rankwise"
 # The options for which torchrun reads a variable, by the name that is part of it.
 PET_OPTIONS: Final = (
@@ -115,14 +110,22 @@ def _nearest_table() -> tuple[Path | None, Mapping[str, Any]]:
     for file in _candidates():
         try:
             data = file.read_bytes()
-            if b"rankwise" not in data:
+            if _TABLE.encode() not in data:  # most have none: they are not parsed
                 continue
-            table = tomllib.loads(data.decode()).get("tool", {}).get("rankwise")
+            table = _parsed(data.decode()).get("tool", {}).get("rankwise")
         except (OSError, ValueError) as error:
             raise click.UsageError(f"{file} cannot be read: {error}") from None
         if isinstance(table, dict):
             return file, table
     return None, {}
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415 - a command without such a file does not wait for it
+    else:
+        import tomli as tomllib  # noqa: PLC0415 - likewise
+    return tomllib.loads(text)
 
 
 def _candidates() -> Iterator[Path]:

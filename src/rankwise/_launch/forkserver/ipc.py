@@ -22,8 +22,6 @@ _HEADER: Final = struct.Struct("<Q")
 # A rank's connection, standard output, standard error, and the file for its stacks after a crash.
 DESCRIPTORS: Final = 4
 READ_BYTES: Final = 1 << 16
-# The name of a script that is standard input, as for the interpreter.
-STANDARD_INPUT: Final = "-"
 
 
 class ServerCommand(IntEnum):

@@ -25,19 +25,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter, flush
-from rankwise._launch.forkserver.ipc import (
-    STANDARD_INPUT,
-    StartRequest,
-    TargetKind,
-    WorkerResult,
-    receive_message,
-    serialize,
-)
+from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, receive_message, serialize
 from rankwise._launch.interpreter import interpreter_options
 from rankwise._launch.main_module import prepare_piped_script, prepare_script
 from rankwise._launch.omp_num_threads import late_setting_warning
 from rankwise._launch.process_title import set_title
 from rankwise._launch.rank_traceback import format_traceback, is_consequence, without_launcher_frames
+from rankwise._launch.standard_streams import STANDARD_INPUT
 from rankwise.errors import RankFailure, message_of, summary
 
 _NOT_RUN: Final = 126
