@@ -151,7 +151,7 @@ def _install() -> None:
         (lambda: SCRIPT("x.py", nproc=1, nodes=2), "nodes=2 is not a rankwise.launching.Nodes"),
         (lambda: SCRIPT("x.py", nproc=2, output=Output(show=[0, 5])), "show names rank 5, and of 2 ranks"),
         (lambda: OUTPUT(show="0"), "show='0' is not a collection of ranks"),
-        (lambda: OUTPUT(prefix=1), "prefix=1, of type int, is not True or False"),
+        (lambda: OUTPUT(prefix=1), "prefix=1 is neither a bool nor some of host, time, rank"),
         (lambda: Nodes(num_nodes=0, address="a:1"), "no numbers of hosts"),
         (lambda: Nodes(num_nodes=2, min_nodes=3, address="a:1"), "no numbers of hosts"),
         (lambda: Nodes(num_nodes=2, node_rank=2, address="a:1"), "node_rank=2 is not one of 2 hosts"),
