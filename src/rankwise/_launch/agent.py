@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 from rankwise._launch.accelerator_memory import AcceleratorMemory
 from rankwise._launch.attempts import AttemptHistory, FailedAttempt, reason_to_give_up
 from rankwise._launch.forkserver.ipc import TargetKind
-from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_TERMINATION, after_interrupt
 from rankwise._launch.host_failures import HostFailures
+from rankwise._launch.grace_period import AFTER_FAILURE, after_interrupt, after_termination
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures
 from rankwise._launch.reported_steps import ReportedSteps
@@ -169,7 +169,7 @@ class RankAgent(SimpleElasticAgent):
             self._supervisor.stop(after_interrupt(self._launch_spec.grace), explain=True)
             raise
         except SystemExit:
-            self._supervisor.stop(AFTER_TERMINATION, explain=True)
+            self._supervisor.stop(after_termination(self._launch_spec.grace), explain=True)
             raise
 
 

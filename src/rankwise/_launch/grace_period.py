@@ -13,9 +13,15 @@ GRACE_SECONDS: Final = 10.0
 StopSignals: TypeAlias = Sequence[tuple[signal.Signals, float]]
 
 AFTER_FAILURE: Final = ((signal.SIGTERM, 3.0),)
-AFTER_TERMINATION: Final = ((signal.SIGTERM, 30.0),)
+# After SIGTERM to the launcher, unless the user gave more: schedulers wait that long.
+_TERMINATION_SECONDS: Final = 30.0
 
 
 def after_interrupt(grace: float) -> StopSignals:
     """Return the signals that ranks get after Ctrl-C."""
     return (signal.SIGINT, grace), (signal.SIGTERM, 0.5)
+
+
+def after_termination(grace: float) -> StopSignals:
+    """Return the signals that ranks get after the launcher was terminated."""
+    return ((signal.SIGTERM, max(grace, _TERMINATION_SECONDS)),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from types import FrameType
 from typing import Final, Literal
@@ -16,6 +16,7 @@ from rankwise._environment.facts import MAX_PORT
 from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.forkserver.client import ForkServer, start_fork_server
 from rankwise._launch.forkserver.ipc import TargetKind
+from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise._launch.output import Output
 from rankwise._launch.preload import Preload, check_preload, preloaded_modules, script_source
@@ -61,7 +62,8 @@ class ScriptLaunch:
         nodes: The hosts of the world, each with such a launch; None for this one alone.
         output: How the output of ranks is shown.
         max_restarts: How often all ranks are restarted after a failure.
-        grace: The grace period in seconds after Ctrl-C, and for the exit of a rank whose script has failed.
+        grace: The grace period in seconds after Ctrl-C, and for the exit of a rank whose script has failed; after
+            SIGTERM, if it is longer than 30.
         preload: Modules that are imported once, for all ranks, by the process that they are forked from: names in a
             sequence or in one string, such as "sklearn,pandas"; "auto" for the installed modules that the target
             imports at its top level. True for those of RANKWISE_PRELOAD; torch always is one of them. False starts
@@ -192,7 +194,9 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, serv
     with convert_resource_errors(), Supervisor(start_server, console=console) as supervisor:
         from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
-        run_ranks(spec, supervisor)
+        # Only a command has signals of its own.
+        with forwarded_signals(supervisor) if owns_descendants else nullcontext():
+            run_ranks(spec, supervisor)
 
 
 def checked_target(launch: ScriptLaunch) -> TargetKind:

@@ -84,6 +84,7 @@ class LaunchSpec:
             argv=(*self.argv, *appended),
             call=self.call,
             source=self.source,
+            has_stdin=variables["RANK"] == "0",
         )
 
 

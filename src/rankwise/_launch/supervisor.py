@@ -104,6 +104,19 @@ class Supervisor:
         if not self._loop.run_once(seconds) and not self._pipes.any_paused:
             self._flush_output()
 
+    def signal_all(self, signum: signal.Signals, *, to_groups: bool = False) -> None:
+        """Send a signal to all ranks; with `to_groups`, also to the processes that they have started."""
+        for rank in self.running():
+            self._processes.signal(rank, signum, to_group=to_groups or self.ranks[rank].is_program)
+
+    def suspend(self) -> None:
+        """Stop the ranks until `resume`, and their waiting clocks."""
+        self.signal_all(signal.SIGSTOP, to_groups=True)
+
+    def resume(self) -> None:
+        """Send SIGCONT to the ranks."""
+        self.signal_all(signal.SIGCONT, to_groups=True)
+
     def print_message(self, text: str) -> None:
         """Show a message of the launcher."""
         self._console.print_message(text)

@@ -69,6 +69,7 @@ class StartRequest:
         argv: The script, module or program and its arguments; for a function, the caller's `sys.argv`.
         call: For a function: a pickled `FunctionCall`.
         source: The source of a script that is no file; None otherwise.
+        has_stdin: It has the launcher's standard input; else it reads end of file.
     """
 
     environ: dict[str, str]
@@ -76,6 +77,7 @@ class StartRequest:
     argv: Sequence[str] = ()
     call: bytes = b""
     source: bytes | None = None
+    has_stdin: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

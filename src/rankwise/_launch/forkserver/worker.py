@@ -59,6 +59,9 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
     is_preloaded = "torch" in sys.modules
     connection = socket.socket(fileno=descriptor)
     request: StartRequest = receive_message(connection)
+    if not request.has_stdin:
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - of all ranks
+            os.dup2(nothing.fileno(), 0)
     prepare_process({**request.environ, **preloaded}, request.argv)
     faulthandler.enable(crashes)
     if request.kind is TargetKind.PROGRAM:

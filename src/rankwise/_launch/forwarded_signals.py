@@ -1,0 +1,44 @@
+"""Signals to the launcher that are meant for its ranks, which get none from a terminal, nor from a scheduler."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from rankwise._launch.supervisor import Supervisor
+
+_FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextmanager
+def forwarded_signals(supervisor: Supervisor) -> Iterator[None]:
+    """Forward signals in this block: for the main thread of a command.
+
+    SIGTSTP, as by Ctrl-Z, stops the ranks with the processes that they have started, and then this process; SIGCONT, as
+    by `fg`, continues them.
+    """
+
+    def forward(number: int, _: FrameType | None) -> None:
+        supervisor.signal_all(signal.Signals(number))
+
+    def suspend(_: int, __: FrameType | None) -> None:
+        # Not SIGTSTP: the group of a rank is an orphaned one, for which the kernel discards it.
+        supervisor.suspend()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def resume(_: int, __: FrameType | None) -> None:
+        supervisor.resume()
+
+    handlers = {**dict.fromkeys(_FORWARDED, forward), signal.SIGTSTP: suspend, signal.SIGCONT: resume}
+    # A signal that is ignored at the start stays ignored here and in ranks.
+    handled = [number for number in handlers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handlers[number]) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,111 @@
+"""Signals to the launcher, which reach the ranks as a user of a scheduler or of a shell expects."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.session.worlds import clean_environ
+
+RANKWISE = str(Path(sys.executable).with_name("rankwise"))
+PROGRAM = str(Path(__file__).parent / "programs" / "print_signals.py")
+LAUNCH = [RANKWISE, "launch", "-n", "2", "--grace", "120", PROGRAM]
+SECONDS = 200
+
+
+@contextmanager
+def launched(*prefix: str, launch: list[str] = LAUNCH, stdin: str = "batch\n") -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [*prefix, *launch], env=clean_environ(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as launcher:  # fmt: skip
+        try:
+            assert launcher.stdin is not None
+            launcher.stdin.write(stdin)
+            launcher.stdin.close()
+            assert lines(launcher) == [f"[0] read {stdin!r}", "[1] read ''"]
+            yield launcher
+        finally:
+            launcher.kill()
+
+
+def lines(launcher: subprocess.Popen[str], count: int = 2) -> list[str]:
+    assert launcher.stdout is not None
+    return sorted(launcher.stdout.readline().rstrip("\n") for _ in range(count))
+
+
+def wait_until_stopped(process: psutil.Process) -> None:
+    deadline = time.monotonic() + SECONDS
+    while process.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_signals_reach_all_ranks_and_standard_input_rank_zero() -> None:
+    with launched() as launcher:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            launcher.send_signal(number)
+            assert lines(launcher) == [f"[0] {number.name}", f"[1] {number.name}"]
+        launcher.send_signal(signal.SIGTSTP)
+        process = psutil.Process(launcher.pid)
+        ranks = [each for each in process.children(recursive=True) if "[rank" in " ".join(each.cmdline())]
+        for each in (process, *ranks):
+            wait_until_stopped(each)
+        launcher.send_signal(signal.SIGCONT)
+        assert lines(launcher) == ["[0] SIGCONT", "[1] SIGCONT"]
+        launcher.send_signal(signal.SIGTERM)
+        assert lines(launcher) == ["[0] SIGTERM", "[1] SIGTERM"]
+        assert launcher.wait(SECONDS) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_handle_a_signal_fails_by_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text('import sys, time\nprint(f"read {sys.stdin.read()!r}", flush=True)\ntime.sleep(60)\n')
+    with launched(launch=[*LAUNCH[:-1], str(script)]) as launcher:
+        launcher.send_signal(signal.SIGUSR1)
+        assert launcher.stdout is not None
+        assert "SIGUSR1" in launcher.stdout.read()
+        assert launcher.wait(SECONDS) == 128 + signal.SIGUSR1
+
+
+@pytest.mark.slow
+def test_nohup_ignores_a_hangup_and_setsid_changes_nothing() -> None:
+    with launched("nohup", "setsid") as launcher:
+        launcher.send_signal(signal.SIGHUP)
+        launcher.send_signal(signal.SIGUSR1)
+        assert lines(launcher) == ["[0] SIGUSR1", "[1] SIGUSR1"]
+        launcher.send_signal(signal.SIGTERM)
+        assert lines(launcher) == ["[0] SIGTERM", "[1] SIGTERM"]
+        assert launcher.wait(SECONDS) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_ends_the_ranks(tmp_path: Path) -> None:
+    script, saved = tmp_path / "script.py", tmp_path / "saved"
+    script.write_text(f"""
+import os, signal, sys, time
+rank = os.environ["RANK"]
+signal.signal(signal.SIGTERM, lambda *_: (open({str(saved)!r} + rank, "w").close(), sys.exit(0)))
+print("up", flush=True)
+time.sleep(100)
+""")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(RANKWISE, [*LAUNCH[:-1], str(script)], clean_environ())
+    shown = b""
+    while shown.count(b"] up") + shown.count(b"\x1b[0mup") < 2:
+        shown += os.read(terminal, 1000)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+    assert {path.name for path in tmp_path.glob("saved*")} == {"saved0", "saved1"}
