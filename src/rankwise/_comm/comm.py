@@ -20,6 +20,7 @@ from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.tensor_operations import TensorOperations
 from rankwise._comm.work import Work
 from rankwise._comm.work_queue import WorkQueue
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._user_frames import call_site
 from rankwise.errors import CollectiveError, InvalidArgumentError
 
@@ -235,7 +236,7 @@ class Comm(TensorOperations):
         for child in list(self._children):
             if isinstance(child, Comm):
                 child.finish_works(seconds)
-            seconds = None if seconds is None else max(0, seconds - (time.monotonic() - start))
+            seconds = None if seconds is None else max(0, seconds - elapsed_since(start))
         if self.guard.works is not None:
             self.guard.works.finish(seconds)
 

@@ -72,7 +72,8 @@ class RankAgent(SimpleElasticAgent):
         ranks = self._supervisor.ranks
         deadline = time.monotonic() + _CHECK_SECONDS
         with self._forward_stop():
-            while self._supervisor.running() and not self._has_failed():
+            # A person who debugs a rank may want to see why others have failed.
+            while self._supervisor.running() and (self._supervisor.terminal.holder is not None or not self._has_failed()):
                 if (left := deadline - time.monotonic()) <= 0:
                     return RunResult(state=WorkerState.HEALTHY)
                 self._supervisor.wait(left)

@@ -20,6 +20,8 @@ SECONDS_TO_READ_AFTER_STOP: Final = 2.0
 
 # A longer line is shown in parts, so that the buffer stays small.
 _LONGEST_LINE: Final = 1 << 16
+# With more output that is held, the rank waits in its next write.
+_MOST_HELD: Final = 1 << 20
 
 
 class Console:
@@ -60,6 +62,8 @@ class Console:
         self._is_inherited = False
         self._shown = shown
         self._local_ranks = local_ranks
+        self._speaker: int | None = None
+        self._outputs: list[RankOutput] = []
         self._writers: dict[object, Writer] = {}
 
     def show_status(self, text: str, *, last: bool = False) -> None:
@@ -123,7 +127,29 @@ class Console:
             return RankOutput(self, rank, log=log)
         terminal = stream.fileno() if _is_terminal(stream) else None
         prefix = prefix_maker(self._parts, rank, self._nproc, coloured=terminal is not None)
-        return RankOutput(self, rank, prefix, self._writer(stream), log=log, terminal=terminal)
+        output = RankOutput(self, rank, prefix, self._writer(stream), log=log, terminal=terminal)
+        self._outputs.append(output)
+        return output
+
+    def hold(self, rank: int) -> None:
+        """Hold the output of all ranks but one, which uses the terminal."""
+        self._speaker = rank
+
+    def release(self) -> None:
+        """Show what was held."""
+        self._speaker = None
+        for output in self._outputs:
+            output.show_held()
+        self.on_writable()
+
+    def is_held(self, rank: int) -> bool:
+        """Return whether the output of a rank is held."""
+        return self._speaker not in {None, rank}
+
+    def wait_until_written(self, seconds: float) -> None:
+        """Wait until all output is written, or nothing was read for that long."""
+        for writer in self._writers.values():
+            writer.wait(seconds)
 
     def open_log(self, local_rank: int, stream: int) -> LogFile | None:
         """Open the log file of a rank's stream, 1 or 2; None if it has none.
@@ -190,12 +216,13 @@ class RankOutput:
         self._terminal = terminal
         self._closed = False
         self._buffer = b""
+        self._held = b""
 
     @property
     def is_full(self) -> bool:
         """The writer, or the log, has too much unwritten data."""
         is_log_full = self._log is not None and self._log.writer.is_full
-        return is_log_full or (self._writer is not None and self._writer.is_full)
+        return is_log_full or len(self._held) >= _MOST_HELD or (self._writer is not None and self._writer.is_full)
 
     def write(self, data: bytes) -> bool:
         """Buffer output of the rank, and show its whole lines; return False if nobody reads them any more."""
@@ -203,6 +230,20 @@ class RankOutput:
             self._log.write(data)
         if self._writer is None:
             return True
+        if self._console.is_held(self._rank):
+            self._held += data
+            return True
+        self._add(data)
+        return not self._closed or self._log is not None
+
+    def show_held(self) -> None:
+        """Show what was printed while the output was held."""
+        held, self._held = self._held, b""
+        if held:
+            self._add(held)
+
+    def _add(self, data: bytes) -> None:
+        """Buffer output, and show its whole lines."""
         self._buffer += data
         if self._terminal is not None and b"\r" in self._buffer:
             self._show_progress(self._terminal)
@@ -212,7 +253,6 @@ class RankOutput:
             end = len(self._buffer)
         whole, self._buffer = self._buffer[:end], self._buffer[end:]
         self._show(whole)
-        return not self._closed or self._log is not None
 
     def write_log(self, text: bytes) -> None:
         """Add what the launcher reports of the rank to its log."""
@@ -225,6 +265,8 @@ class RankOutput:
         Args:
             last: The rank has ended; its progress bar is shown for good.
         """
+        if self._console.is_held(self._rank):
+            return
         if self._terminal is not None and self._buffer.startswith(b"\r"):
             if last:
                 self._end_progress(self._buffer)

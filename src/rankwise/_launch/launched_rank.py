@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rankwise._launch.console import RankOutput
-from rankwise._launch.forkserver.ipc import WorkerResult
+from rankwise._launch.forkserver.ipc import TerminalRequest, WorkerResult
 from rankwise._launch.rank_process import RankProcess
 
 
@@ -16,6 +17,7 @@ class LaunchedRank(RankProcess):
 
     Attributes:
         output, errors: The displays of its standard output and standard error.
+        on_terminal_request: Called when it wants the terminal, with True, or returns it.
         is_program: Its target is a program, such as a shell that waits for its children and forwards no signals.
         result: The result of its target, once it is received.
         crash: The stacks of its threads, if it crashed.
@@ -25,6 +27,7 @@ class LaunchedRank(RankProcess):
 
     output: RankOutput
     errors: RankOutput
+    on_terminal_request: Callable[[bool], None]
     is_program: bool = False
     result: WorkerResult | None = None
     crash: bytes = b""
@@ -52,9 +55,12 @@ class LaunchedRank(RankProcess):
         if self.is_running and self.result is not None and self.result.status:
             self.lingers = time.monotonic_ns() - self.result.time_ns >= seconds * 1e9
 
-    def handle(self, message: WorkerResult) -> None:
-        """Keep the result, which is the only message of such a rank."""
-        self.result = message
+    def handle(self, message: WorkerResult | TerminalRequest) -> None:
+        """Keep the result, or pass a request on."""
+        if isinstance(message, TerminalRequest):
+            self.on_terminal_request(message.wanted)
+        else:
+            self.result = message
 
     def add_crash(self, data: bytes) -> None:
         """Keep a part of the stacks of its threads."""

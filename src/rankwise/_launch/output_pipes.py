@@ -12,7 +12,7 @@ from typing import TextIO
 
 from rankwise._launch.console import Console, RankOutput
 from rankwise._launch.forkserver.ipc import READ_BYTES
-from rankwise._net.polling import EventLoop
+from rankwise._net.polling import READABLE, EventLoop, poll
 
 
 class OutputPipes:
@@ -21,7 +21,7 @@ class OutputPipes:
     def __init__(self, loop: EventLoop, console: Console) -> None:
         self._loop = loop
         self._console = console
-        self._pipes: set[RawIOBase] = set()
+        self._reads: dict[RawIOBase, Callable[[], None]] = {}
         # Back pressure: a pipe that is not read fills up, and then the rank blocks in its write.
         self._paused: dict[RawIOBase, Callable[[], None]] = {}
         self._reads_all = False
@@ -34,7 +34,7 @@ class OutputPipes:
     @property
     def any_open(self) -> bool:
         """Some process may still print."""
-        return bool(self._pipes)
+        return bool(self._reads)
 
     @property
     def any_paused(self) -> bool:
@@ -73,9 +73,15 @@ class OutputPipes:
         """
         reader, writer = os.pipe()
         pipe = os.fdopen(reader, "rb", buffering=0)
-        self._pipes.add(pipe)
-        self._loop.register(pipe, partial(self._read, pipe, on_data, is_full))
+        self._reads[pipe] = partial(self._read, pipe, on_data, is_full)
+        self._loop.register(pipe, self._reads[pipe])
         return writer
+
+    def read_now(self) -> None:
+        """Read what the ranks have printed until now."""
+        for pipe, read in list(self._reads.items()):
+            if pipe not in self._paused and poll({pipe.fileno(): READABLE}, 0):
+                read()
 
     def read_all(self) -> None:
         """Read the pipes to their ends, though the output cannot be shown yet: the processes that wrote it are gone."""
@@ -84,7 +90,7 @@ class OutputPipes:
 
     def close_all(self) -> None:
         """Close all pipes; new ones may follow."""
-        for pipe in list(self._pipes):
+        for pipe in list(self._reads):
             self._close(pipe)
         self._reads_all = False
 
@@ -107,7 +113,7 @@ class OutputPipes:
     def _close(self, pipe: RawIOBase) -> None:
         if self._paused.pop(pipe, None) is None:
             self._loop.unregister(pipe)
-        self._pipes.discard(pipe)
+        del self._reads[pipe]
         pipe.close()
 
     def _resume(self) -> None:

@@ -43,6 +43,7 @@ class LaunchSpec:
         ports: For a single host: the store listens on the first of these ports that is free; 0 for any.
         append_local_rank: Each rank gets --local_rank=N as its last argument.
         grace: The grace period in seconds after Ctrl-C, and for the exit of a rank whose target has failed.
+        debug: The rank that a debugger stops at its first line, and after an exception; None for none.
         environ: The part of the environment that is the same for all ranks.
         role: The name of their role.
         virtual_local_rank: Each rank sees one GPU alone, and has the local rank 0.
@@ -58,6 +59,7 @@ class LaunchSpec:
     ports: tuple[int, ...] = (0,)
     append_local_rank: bool = False
     grace: float = GRACE_SECONDS
+    debug: int | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     role: str = "default"
     virtual_local_rank: bool = False
@@ -85,6 +87,8 @@ class LaunchSpec:
             call=self.call,
             source=self.source,
             has_stdin=variables["RANK"] == "0",
+            can_debug=True,
+            debug=variables["RANK"] == str(self.debug),
         )
 
 

@@ -32,6 +32,9 @@ class Writer(Protocol):
     def write(self, text: bytes) -> bool:
         """Write data; return False if nothing can be written any more."""
 
+    def wait(self, seconds: float) -> None:
+        """Wait until all data is written, or nothing was read for that long."""
+
     def drain(self, seconds: float) -> str:
         """Wait until all data is written, or nothing was read for that long; return a message if some was lost."""
 
@@ -84,7 +87,7 @@ class StreamWriter:
     def drain(self, seconds: float) -> str:
         lost = 0
         try:
-            self._wait(seconds)
+            self.wait(seconds)
         finally:  # also when Ctrl-C ends the wait
             with self._changed:
                 lost, self._unwritten = self._unwritten, 0
@@ -99,7 +102,7 @@ class StreamWriter:
             return f"nobody read {self._name} for {seconds:g} s: the last {lost} bytes for it are discarded"
         return ""
 
-    def _wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         with self._changed:
             written, deadline = self._written, time.monotonic() + seconds
             while self._unwritten and (left := deadline - time.monotonic()) > 0:
@@ -169,6 +172,9 @@ class TextStreamWriter:
         except (OSError, ValueError):
             return False
         return True
+
+    def wait(self, seconds: float) -> None:
+        pass
 
     def drain(self, seconds: float) -> str:  # noqa: ARG002 - everything is written already
         return ""

@@ -24,6 +24,8 @@ from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.output_pipes import OutputPipes
 from rankwise._launch.rank_process import RankProcesses
 from rankwise._launch.reaper import become_subreaper, wait_of
+from rankwise._launch.terminal import Terminal
+from rankwise._net.pausable_timeouts import TimeoutPause
 from rankwise._net.polling import EventLoop
 from rankwise._text import ranks_text
 
@@ -64,8 +66,11 @@ class Supervisor:
         self._server = start_server()
         if self._server.owns_descendants:
             become_subreaper()
+        self._pause = TimeoutPause()
+        self._is_suspended = False
         self._processes = RankProcesses[LaunchedRank](self._server, self._loop)
         self.ranks = self._processes.ranks
+        self.terminal = Terminal(self.ranks, self._pipes, console, self._pause)
 
     def __enter__(self) -> Supervisor:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
@@ -101,7 +106,14 @@ class Supervisor:
             LaunchError: The fork server has ended.
         """
         # Output that has stopped in the middle of a line may be a prompt.
-        if not self._loop.run_once(seconds) and not self._pipes.any_paused:
+        try:
+            has_event = self._loop.run_once(min(seconds, self.terminal.update()))
+        except KeyboardInterrupt:
+            if not self.terminal.is_used:
+                raise
+            self._processes.signal(self.terminal.holder or 0, signal.SIGINT)
+            return
+        if not has_event and not self._pipes.any_paused:
             self._flush_output()
 
     def signal_all(self, signum: signal.Signals, *, to_groups: bool = False) -> None:
@@ -112,9 +124,15 @@ class Supervisor:
     def suspend(self) -> None:
         """Stop the ranks until `resume`, and their waiting clocks."""
         self.signal_all(signal.SIGSTOP, to_groups=True)
+        if not self._is_suspended:
+            self._is_suspended = True
+            self._pause.begin()
 
     def resume(self) -> None:
         """Send SIGCONT to the ranks."""
+        if self._is_suspended:
+            self._is_suspended = False
+            self._pause.end()
         self.signal_all(signal.SIGCONT, to_groups=True)
 
     def print_message(self, text: str) -> None:
@@ -136,6 +154,7 @@ class Supervisor:
         """
         if self._processes.has_swept or not self._server.preloading.is_over:  # there is no rank yet
             return
+        self.terminal.close()
         gentle = () if self._hurries else signals
         self._hurries = True
         self.stopped_ns = self.stopped_ns or time.monotonic_ns()
@@ -187,7 +206,9 @@ class Supervisor:
             patiently: Give a slow reader of the output the time to read it.
         """
         self._processes.close()
+        self.terminal.close()
         self._release_ranks()
+        self._pause.close()
         self._loop.close()
         if not self._server.owns_descendants:  # else a command, which drains the console after its last message
             lost = self._console.drain(SECONDS_TO_READ if patiently else SECONDS_TO_READ_AFTER_STOP)
@@ -219,13 +240,18 @@ class Supervisor:
 
     def _start(self, number: int, local_rank: int, request: StartRequest) -> None:
         variables = self._console.logs.variables(local_rank)
-        marked = replace(request, environ={**request.environ, **variables})
         with contextlib.ExitStack() as stack:
             stdout, output = self._pipes.open(number, sys.stdout, 1, local_rank)
             stack.callback(os.close, stdout)
             stderr, errors = self._pipes.open(number, sys.stderr, 2, local_rank)
             stack.callback(os.close, stderr)
-            rank = LaunchedRank(output=output, errors=errors, is_program=request.kind is TargetKind.PROGRAM)
+            rank = LaunchedRank(
+                output=output,
+                errors=errors,
+                on_terminal_request=lambda wanted: self.terminal.request(number, wanted=wanted),
+                is_program=request.kind is TargetKind.PROGRAM,
+            )
             crashes = self._pipes.pipe(rank.add_crash)
             stack.callback(os.close, crashes)
+            marked = replace(request, environ={**request.environ, **variables}, timeouts=self._pause.path)
             self._processes.start(number, rank, marked, [stdout, stderr, crashes])

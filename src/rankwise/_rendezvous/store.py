@@ -16,6 +16,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from rankwise._net.acceptor import listen
 from rankwise._net.addresses import LOOPBACK
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._net.reverse_lookup import is_slow
 from rankwise._rendezvous.handshake import REPLY_SECONDS
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
@@ -246,7 +247,7 @@ def wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
     """
     start = time.monotonic()
     while not store.check(keys):
-        waited = time.monotonic() - start
+        waited = elapsed_since(start)
         if waited > timeout:
             return False
         shortest, longest = _PAUSES_SECONDS

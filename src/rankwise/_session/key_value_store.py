@@ -23,6 +23,7 @@ from torch.distributed import Store as TorchStore
 
 from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._comm.comm import Comm
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import (
     InvalidArgumentError,
@@ -191,7 +192,7 @@ class Store:
             found = attempt(self._current())
             if found is not None:
                 return found
-            waited = time.monotonic() - start
+            waited = elapsed_since(start)
             if in_vain or waited > seconds:
                 raise self._missing(names, seconds, in_vain)
             if time.monotonic() - last_look > _LIFE_SECONDS:

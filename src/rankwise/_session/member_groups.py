@@ -17,6 +17,7 @@ from rankwise._net.host import loopback_interface
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
 from rankwise._torch import gloo_on, local_group_name
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError, MismatchError
 
 _MAX_PAUSE_SECONDS: Final = 0.05
@@ -114,7 +115,7 @@ class MemberRendezvous:
 
     def __init__(self, comm: Comm, rank: int, ranks: tuple[int, ...], timeout: float) -> None:
         self._comm, self._rank, self._ranks, self._timeout = comm, rank, ranks, timeout
-        self._deadline = time.monotonic() + timeout
+        self._start = time.monotonic()
 
     def wait(self, store: dist.Store) -> bool:
         """Wait until all members have arrived, and return True; False if one of them gave up this attempt.
@@ -155,7 +156,7 @@ class MemberRendezvous:
                 self._raise_mismatch(absent, store)
             if outcome or not missing:
                 return
-            if time.monotonic() > self._deadline:
+            if elapsed_since(self._start) > self._timeout:
                 raise CollectiveTimeoutError(
                     f"the group of ranks {list(self._ranks)} could not be made within {self._timeout:g} s: ranks "
                     f"{missing} did not come; every rank in the list has to pass it"

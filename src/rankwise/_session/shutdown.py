@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from rankwise._comm.comm import Comm
 from rankwise._comm.gloo_threads import await_idle_threads
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._net.polling import wait_readable
 from rankwise._session.joining import Joined
 from rankwise._text import ranks_text
@@ -64,7 +65,7 @@ def _serve_until_others_leave(connections: dict[int, socket.socket], *, timeout:
     start = time.monotonic()
     warned = False
     connected = dict(connections)
-    while connected and time.monotonic() - start < timeout:
+    while connected and elapsed_since(start) < timeout:
         for rank in wait_readable(connected, _PATIENCE_SECONDS / 10):
             del connected[rank]
         if not warned and connected and time.monotonic() - start > _PATIENCE_SECONDS:

@@ -20,6 +20,7 @@ from rankwise._comm.control.protocol import Call, Details, Frame, FrameKind
 from rankwise._comm.control.rank_state import OngoingCall
 from rankwise._comm.control.transfer import transfer
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 # The first wait of an exchange; later ones grow with the time that this rank has waited.
@@ -49,11 +50,11 @@ class Exchange:
     @property
     def waited(self) -> float:
         """The seconds since it began; the exchange has expired when they exceed its timeout."""
-        return time.monotonic() - self.start
+        return elapsed_since(self.start)
 
     def pause(self) -> float:
         """Return the length of the next wait: short at first, so that a deadlock is detected soon."""
-        waited = time.monotonic() - self.start
+        waited = self.waited
         return min(max(_FIRST_SLICE_SECONDS, waited), SLICE_SECONDS, self.timeout - waited + 0.001)
 
 

@@ -23,6 +23,7 @@ from rankwise._comm.control.shared_range import SharedRange
 from rankwise._comm.control.transfer import LOSS_SECONDS
 from rankwise._comm.control.verdict import Outcome, Verdict, combined, conclude
 from rankwise._comm.control.window_overflow import RING_ENTRIES
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 _LEADER: Final = 0
@@ -66,7 +67,7 @@ class PageChannel(Channel):
         self._window.finished[self.own] = self.sequence
         start = time.monotonic()
         while timeout is not None and (slow := self._behind(self.sequence - _MAX_EXCHANGES_AHEAD)):
-            if time.monotonic() - start > timeout:
+            if elapsed_since(start) > timeout:
                 names = ", ".join(self._links.name(self.ranks[member]) for member in slow)
                 raise CollectiveTimeoutError(f"{frame.call}: {names} read nothing for {timeout:g} s")
             self._require_open(frame.call)
@@ -164,7 +165,7 @@ class PageChannel(Channel):
                     verdict = combined(bodies, exchange.combine)
                 if self._window.has_problem(self.sequence):
                     verdict = self._problem() or verdict  # a timeout has expired meanwhile
-            if verdict is None and time.monotonic() - exchange.start > exchange.timeout:
+            if verdict is None and exchange.waited > exchange.timeout:
                 verdict = Verdict(Outcome.ERROR, error=self._timeout_error(exchange, self._missing()))
             if verdict is not None:
                 self._publish(verdict)
@@ -183,7 +184,7 @@ class PageChannel(Channel):
                 if problem is not None and not self._is_led():
                     # Of a leader that came, published, and left since the first look.
                     return self._verdict() or problem
-            if time.monotonic() - exchange.start > exchange.timeout:
+            if exchange.waited > exchange.timeout:
                 return self._verdict_after_timeout(self._timeout_error(exchange, self._missing() or [_LEADER]))
             self._wait(exchange, seen, partial(self._window.has_arrived, self._window.verdict_slot, self.sequence))
 
@@ -293,7 +294,7 @@ class PageChannel(Channel):
         reasons = [f"{self._links.name(self.ranks[member])} {lost[member]}" for member in missing if member in lost]
         if reasons:
             raise CollectiveError(f"{self.call} failed: {'; '.join(reasons)}")
-        if missing and time.monotonic() - start > timeout:
+        if missing and elapsed_since(start) > timeout:
             slow = ", ".join(self._links.name(self.ranks[member]) for member in missing)
             raise CollectiveTimeoutError(f"{self.call}: no data from {slow} for {timeout:g} s")
 

@@ -19,6 +19,7 @@ from rankwise._comm.control.protocol import WAITING_KINDS, Frame, FrameKind, dec
 from rankwise._comm.control.route import Route
 from rankwise._comm.control.transfer import LOSS_SECONDS
 from rankwise._comm.control.verdict import Outcome, Verdict, conclude
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 # With more unsent bytes than this for one member, posting a frame waits for that member.
@@ -56,7 +57,7 @@ class SocketChannel(Channel):
         while timeout is not None and (
             slow := [peer.name for peer in self._peers.values() if peer.num_unsent > _MAX_UNSENT_BYTES]
         ):
-            if time.monotonic() - start > timeout:
+            if elapsed_since(start) > timeout:
                 raise CollectiveTimeoutError(f"{frame.call}: {', '.join(slow)} read nothing for {timeout:g} s")
             self._require_open(frame.call)
             self._wait(self._links.loop.num_events, SLICE_SECONDS)

@@ -8,6 +8,7 @@ from typing import Final
 
 from rankwise._comm.control.kept_data import AbandonedDataError
 from rankwise._comm.control.links import SLICE_SECONDS, Links
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._net.polling import READABLE, WRITABLE, poll
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
@@ -59,7 +60,7 @@ def transfer(
             if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > LOSS_SECONDS:
                 reasons = "; ".join(f"{links.name(rank)} {why}" for rank, why in lost.items())
                 raise CollectiveError(f"{call} failed: {reasons}")
-            if time.monotonic() - last_progress > timeout:
+            if elapsed_since(last_progress) > timeout:
                 slow = ", ".join(map(links.name, pending))
                 raise CollectiveTimeoutError(f"{call}: no data from or to {slow} for {timeout:g} s")
             move.wait(LOSS_SECONDS if lost else SLICE_SECONDS)

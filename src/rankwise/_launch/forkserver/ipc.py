@@ -70,6 +70,9 @@ class StartRequest:
         call: For a function: a pickled `FunctionCall`.
         source: The source of a script that is no file; None otherwise.
         has_stdin: It has the launcher's standard input; else it reads end of file.
+        timeouts: The path of the launcher's `TimeoutPause`; "" for none.
+        can_debug: `breakpoint()` gets the launcher's terminal.
+        debug: A debugger stops at the first line of the target, and where an exception has ended it.
     """
 
     environ: dict[str, str]
@@ -78,6 +81,16 @@ class StartRequest:
     call: bytes = b""
     source: bytes | None = None
     has_stdin: bool = True
+    timeouts: str = ""
+    can_debug: bool = False
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalRequest:
+    """A rank wants the launcher's terminal for a debugger, or returns it. A byte answers, with its descriptor."""
+
+    wanted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

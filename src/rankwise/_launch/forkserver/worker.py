@@ -26,12 +26,19 @@ from typing import Any, Final
 
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter, flush
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, receive_message, serialize
+from rankwise._launch.forkserver.rank_debugger import (
+    RankTerminal,
+    debug_post_mortem,
+    set_breakpoint_hook,
+    stop_at_first_line,
+)
 from rankwise._launch.interpreter import interpreter_options
 from rankwise._launch.main_module import prepare_piped_script, prepare_script
 from rankwise._launch.omp_num_threads import late_setting_warning
 from rankwise._launch.process_title import set_title
 from rankwise._launch.rank_traceback import format_traceback, is_consequence, without_launcher_frames
 from rankwise._launch.standard_streams import STANDARD_INPUT
+from rankwise._net.pausable_timeouts import follow_pauses
 from rankwise.errors import RankFailure, message_of, summary
 
 _NOT_RUN: Final = 126
@@ -67,10 +74,20 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
     if request.kind is TargetKind.PROGRAM:
         return _exec_program(request.argv)
     _set_process_name(request)
+    terminal = RankTerminal(connection, int(request.environ.get("RANK", 0)))
+    if request.timeouts:
+        follow_pauses(request.timeouts)
+    if request.can_debug:
+        set_breakpoint_hook(terminal, os.environ)
     pid = os.getpid()  # the target may fork, and only this process is the rank
     try:
+        if request.debug:
+            stop_at_first_line(terminal)
         value = _run(request, connection, crashes)
     except BaseException as error:  # noqa: BLE001 - any of them is the result of the rank
+        if request.debug and os.getpid() == pid and not isinstance(error, SystemExit):
+            error.__traceback__ = without_launcher_frames(error.__traceback__)
+            debug_post_mortem(terminal, error, format_traceback(error))
         return _status(error, request, connection if os.getpid() == pid else None)
     else:
         _send(connection if os.getpid() == pid else None, WorkerResult(value=value, time_ns=time.monotonic_ns()))
