@@ -59,6 +59,8 @@ class RankAgent(SimpleElasticAgent):
             )
             for worker in workers
         }
+        if self._launch_spec.debugpy is not None and not attempt:
+            self._supervisor.pause_timeouts()  # to the end: nothing reports when the client of debugpy stops the rank
         self._history.begin_attempt()
         self._meet_hosts(worker_group)
         with self._forward_stop():

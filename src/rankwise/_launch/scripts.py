@@ -14,6 +14,7 @@ from rankwise._arguments import as_bool, as_integer, as_seconds, as_text
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import MAX_PORT
 from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
+from rankwise._launch.debugged_rank import check_debug
 from rankwise._launch.forkserver.client import ForkServer, start_fork_server
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.forwarded_signals import forwarded_signals
@@ -69,6 +70,10 @@ class ScriptLaunch:
             imports at its top level. True for those of RANKWISE_PRELOAD; torch always is one of them. False starts
             each rank as a new interpreter.
         ports: For one host: MASTER_PORT is the first of these ports that is free; 0 is any.
+        debug: The rank that pdb stops at the first line of the target, and where an exception has ended it; None for
+            none.
+        debugpy: The rank that waits at the start for a debugger such as that of an editor, which connects to it over
+            loopback; None for none. For this debugpy has to be installed.
         append_local_rank: Each rank gets --local_rank=N as its last argument.
         role: ROLE_NAME of the ranks.
         virtual_local_rank: LOCAL_RANK is 0 in each rank, and CUDA_VISIBLE_DEVICES names its device alone.
@@ -92,6 +97,8 @@ class ScriptLaunch:
     grace: float = GRACE_SECONDS
     preload: Preload = True
     ports: Sequence[int] = (0,)
+    debug: int | None = None
+    debugpy: int | None = None
     append_local_rank: bool = False
     role: str = "default"
     virtual_local_rank: bool = False
@@ -114,6 +121,7 @@ class ScriptLaunch:
             as_seconds(self.grace, "grace", most=_LONGEST_GRACE)
         if not self.ports or not all(0 <= as_integer(port, "a port") <= MAX_PORT for port in self.ports):
             raise InvalidArgumentError(f"ports={shown(self.ports)} is not a sequence of ports, from 0 to {MAX_PORT}")
+        check_debug(self)
         check_preload(self.preload)
         check_placement(self.nproc, self.nodes, self.output)
 
@@ -179,6 +187,8 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, serv
         ports=tuple(launch.ports),
         append_local_rank=launch.append_local_rank,
         grace=launch.grace,
+        debug=launch.debug,
+        debugpy=launch.debugpy,
         environ=common_environ(launch.nproc, one_host=launch.nodes is None),
         role=launch.role,
         virtual_local_rank=launch.virtual_local_rank,

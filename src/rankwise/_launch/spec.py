@@ -44,6 +44,7 @@ class LaunchSpec:
         append_local_rank: Each rank gets --local_rank=N as its last argument.
         grace: The grace period in seconds after Ctrl-C, and for the exit of a rank whose target has failed.
         debug: The rank that a debugger stops at its first line, and after an exception; None for none.
+        debugpy: The rank that waits for a client of debugpy; None for none.
         environ: The part of the environment that is the same for all ranks.
         role: The name of their role.
         virtual_local_rank: Each rank sees one GPU alone, and has the local rank 0.
@@ -60,6 +61,7 @@ class LaunchSpec:
     append_local_rank: bool = False
     grace: float = GRACE_SECONDS
     debug: int | None = None
+    debugpy: int | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     role: str = "default"
     virtual_local_rank: bool = False
@@ -89,6 +91,7 @@ class LaunchSpec:
             has_stdin=variables["RANK"] == "0",
             can_debug=True,
             debug=variables["RANK"] == str(self.debug),
+            debugpy=variables["RANK"] == str(self.debugpy),
         )
 
 

@@ -135,6 +135,10 @@ class Supervisor:
             self._pause.end()
         self.signal_all(signal.SIGCONT, to_groups=True)
 
+    def pause_timeouts(self) -> None:
+        """Pause the timeouts of the ranks, to the end."""
+        self._pause.begin()
+
     def print_message(self, text: str) -> None:
         """Show a message of the launcher."""
         self._console.print_message(text)

@@ -120,6 +120,18 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     help="Show the output of these ranks only; errors of all ranks are shown.",
 )
 @_flag("no-prefix", is_flag=True, help="Do not prefix lines of output with [rank].")
+@click.option(
+    "--debug",
+    type=click.IntRange(0),
+    metavar="RANK",
+    help="Stop this rank in pdb at the script's first line, and where an exception has ended it.",
+)
+@click.option(
+    "--debugpy",
+    type=click.IntRange(0),
+    metavar="RANK",
+    help="Let this rank wait for an editor to connect with debugpy, and print how.",
+)
 @click.option("--standalone", is_flag=True, help="Run on this host only (default unless other options name hosts).")
 @click.option(
     "--nnodes",
@@ -175,6 +187,8 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
         started = _script_launch(target, args, flags)
     except InvalidArgumentError as error:
         fail(InvalidArgumentError(f"{error}{sources_text(ctx)}"), EXIT_USAGE)
+    except RankwiseError as error:
+        fail(error, EXIT_ERROR)
     # A normal exit unloads torch, which takes longer than starting a rank, and a second Ctrl-C would interrupt it.
     if flags["keep"]:
         from rankwise._launch.launchserver.kept_launch import run_in_server  # noqa: PLC0415 - few launches need it
@@ -201,6 +215,8 @@ def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any]) -
         max_restarts=flags["max_restarts"],
         grace=flags["grace"],
         preload=_preload(flags),
+        debug=flags["debug"],
+        debugpy=flags["debugpy"],
         role=flags["role"],
         virtual_local_rank=flags["virtual_local_rank"],
         **({} if flags["signals_to_handle"] is None else {"signals": flags["signals_to_handle"]}),

@@ -73,6 +73,7 @@ class StartRequest:
         timeouts: The path of the launcher's `TimeoutPause`; "" for none.
         can_debug: `breakpoint()` gets the launcher's terminal.
         debug: A debugger stops at the first line of the target, and where an exception has ended it.
+        debugpy: It waits for a client of debugpy first.
     """
 
     environ: dict[str, str]
@@ -84,6 +85,7 @@ class StartRequest:
     timeouts: str = ""
     can_debug: bool = False
     debug: bool = False
+    debugpy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

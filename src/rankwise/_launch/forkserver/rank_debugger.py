@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bdb
 import contextlib
+import importlib
+import json
 import os
 import pdb
 import socket
@@ -131,6 +133,21 @@ def debug_post_mortem(terminal: RankTerminal, error: BaseException, text: str) -
     with contextlib.suppress(LaunchError, OSError), terminal.borrowed():
         sys.stderr.write(text)
         debugger.interaction(None, traceback)
+
+
+def wait_for_debugpy(rank: str) -> None:
+    """Listen on loopback, show how to connect, and wait for a client of debugpy."""
+    debugpy: Any = importlib.import_module("debugpy")
+    host, port = debugpy.listen(("127.0.0.1", 0))
+    configuration = {
+        "name": f"rank {rank}",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": host, "port": port},
+    }
+    sys.stderr.write(f"rankwise: rank {rank} waits for a debugger; add to launch.json: {json.dumps(configuration)}\n")
+    _flush()
+    debugpy.wait_for_client()
 
 
 def _flush() -> None:

@@ -31,6 +31,7 @@ from rankwise._launch.forkserver.rank_debugger import (
     debug_post_mortem,
     set_breakpoint_hook,
     stop_at_first_line,
+    wait_for_debugpy,
 )
 from rankwise._launch.interpreter import interpreter_options
 from rankwise._launch.main_module import prepare_piped_script, prepare_script
@@ -81,6 +82,8 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
         set_breakpoint_hook(terminal, os.environ)
     pid = os.getpid()  # the target may fork, and only this process is the rank
     try:
+        if request.debugpy:
+            wait_for_debugpy(request.environ.get("RANK", "0"))
         if request.debug:
             stop_at_first_line(terminal)
         value = _run(request, connection, crashes)
