@@ -102,7 +102,7 @@ time.sleep(100)
 """)
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execve(RANKWISE, [*LAUNCH[:-1], str(script)], clean_environ())
+        os.execve(RANKWISE, [*LAUNCH[:-1], str(script)], clean_environ())  # noqa: S606 - the command
     shown = b""
     while shown.count(b"] up") + shown.count(b"\x1b[0mup") < 2:
         shown += os.read(terminal, 1000)

@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 from rankwise._launch.accelerator_memory import AcceleratorMemory
 from rankwise._launch.attempts import AttemptHistory, FailedAttempt, reason_to_give_up
 from rankwise._launch.forkserver.ipc import TargetKind
-from rankwise._launch.host_failures import HostFailures
 from rankwise._launch.grace_period import AFTER_FAILURE, after_interrupt, after_termination
+from rankwise._launch.host_failures import HostFailures
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures
 from rankwise._launch.reported_steps import ReportedSteps
@@ -75,7 +75,9 @@ class RankAgent(SimpleElasticAgent):
         deadline = time.monotonic() + _CHECK_SECONDS
         with self._forward_stop():
             # A person who debugs a rank may want to see why others have failed.
-            while self._supervisor.running() and (self._supervisor.terminal.holder is not None or not self._has_failed()):
+            while self._supervisor.running() and (
+                self._supervisor.terminal.holder is not None or not self._has_failed()
+            ):
                 if (left := deadline - time.monotonic()) <= 0:
                     return RunResult(state=WorkerState.HEALTHY)
                 self._supervisor.wait(left)

@@ -121,7 +121,9 @@ class ScriptLaunch:
             as_seconds(self.grace, "grace", most=_LONGEST_GRACE)
         if not self.ports or not all(0 <= as_integer(port, "a port") <= MAX_PORT for port in self.ports):
             raise InvalidArgumentError(f"ports={shown(self.ports)} is not a sequence of ports, from 0 to {MAX_PORT}")
-        check_debug(self)
+        check_debug(
+            self.debug, self.debugpy, nproc=self.nproc, one_host=self.nodes is None, is_program=self.kind == "program"
+        )
         check_preload(self.preload)
         check_placement(self.nproc, self.nodes, self.output)
 

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rankwise._launch.console import Console
 from rankwise._launch.launched_rank import LaunchedRank
-from rankwise._launch.output import Console
 from rankwise._launch.output_pipes import OutputPipes
 from rankwise._net.pausable_timeouts import TimeoutPause
 
@@ -30,7 +30,9 @@ class Terminal:
         holder: The rank that has the terminal, or may have it again in a moment; None if there is none.
     """
 
-    def __init__(self, ranks: Mapping[int, LaunchedRank], pipes: OutputPipes, console: Console, pause: TimeoutPause) -> None:
+    def __init__(
+        self, ranks: Mapping[int, LaunchedRank], pipes: OutputPipes, console: Console, pause: TimeoutPause
+    ) -> None:
         self.holder: int | None = None
         self._ranks = ranks
         self._pipes = pipes
@@ -52,7 +54,7 @@ class Terminal:
             self._waiting.append(rank)
 
     def update(self) -> float:
-        """Lend the terminal to the next rank if it is time, and return the seconds until this has to be called again."""
+        """Lend the terminal to the next rank if it is time, and return the seconds until the next call."""
         if self.holder is None:
             return _SECONDS_TO_SHOW
         has_ended = not self._ranks[self.holder].is_running

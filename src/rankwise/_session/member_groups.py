@@ -14,10 +14,10 @@ import torch.distributed as dist
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._net.host import loopback_interface
+from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
 from rankwise._torch import gloo_on, local_group_name
-from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError, MismatchError
 
 _MAX_PAUSE_SECONDS: Final = 0.05

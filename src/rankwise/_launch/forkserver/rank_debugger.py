@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import json
 import os
-import pdb
+import pdb  # noqa: T100 - the debugger that ranks have
 import socket
 import sys
 import threading
@@ -102,7 +102,7 @@ def set_breakpoint_hook(terminal: RankTerminal, environ: Mapping[str, str]) -> N
 
     def hook(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as of the built-in hook
         if environ.get("PYTHONBREAKPOINT") or os.getpid() != pid:  # a child of the rank shares its connection
-            return sys.__breakpointhook__(*args, **kwargs)
+            return sys.__breakpointhook__(*args, **kwargs)  # noqa: T100
         RankPdb(terminal).set_trace(sys._getframe(1))  # noqa: SLF001 - as pdb does
         return None
 

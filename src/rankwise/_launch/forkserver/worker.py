@@ -75,11 +75,7 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
     if request.kind is TargetKind.PROGRAM:
         return _exec_program(request.argv)
     _set_process_name(request)
-    terminal = RankTerminal(connection, int(request.environ.get("RANK", 0)))
-    if request.timeouts:
-        follow_pauses(request.timeouts)
-    if request.can_debug:
-        set_breakpoint_hook(terminal, os.environ)
+    terminal = _prepare_debugging(request, connection)
     pid = os.getpid()  # the target may fork, and only this process is the rank
     try:
         if request.debugpy:
@@ -99,6 +95,16 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
         if is_preloaded and os.getpid() == pid and request.kind in {TargetKind.SCRIPT, TargetKind.MODULE}:
             _warn_of_late_settings(request.environ)
     return 0
+
+
+def _prepare_debugging(request: StartRequest, connection: socket.socket) -> RankTerminal:
+    """Prepare for breakpoints in this rank, and in others; return the terminal."""
+    terminal = RankTerminal(connection, int(request.environ.get("RANK", 0)))
+    if request.timeouts:
+        follow_pauses(request.timeouts)
+    if request.can_debug:
+        set_breakpoint_hook(terminal, os.environ)
+    return terminal
 
 
 def _warn_of_late_settings(initial: Mapping[str, str]) -> None:
