@@ -62,6 +62,8 @@ class Terminal:
         if left > 0 and not has_ended:
             return left
         self._take_back()
+        if any(rank.has_failed for rank in self._ranks.values()):  # such as by `quit`, which is meant for the whole job
+            self._waiting.clear()
         while self._waiting and self.holder is None:
             rank = self._waiting.popleft()
             if self._ranks[rank].is_running:
