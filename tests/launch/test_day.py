@@ -171,6 +171,7 @@ def test_torchrun_has_the_commands_that_the_table_names(tmp_path: Path, monkeypa
         assert status == 0, shown
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_here")
 def test_a_rank_has_the_terminal_while_the_others_wait() -> None:
     # Twice the timeout of the others, whose output comes after.
@@ -195,6 +196,16 @@ def test_a_rank_that_leaves_the_debugger_ends_the_launch() -> None:
         shown, status = talk(["rankwise", "launch", "-n", "2", "stops.py"], [(PROMPT, typed)])
         assert status == (137 if "kill" in typed else 1), shown
         assert "rankwise: rank 1 of 2" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_here")
+def test_ranks_stop_one_after_the_other_until_one_quits() -> None:
+    Path("stops.py").write_text("for turn in range(2):\n    breakpoint()\n    print('turn', turn)")
+    command = ["rankwise", "launch", "-n", "2", "stops.py"]
+    shown, status = talk(command, [(PROMPT, "c\n")] * 2 + [(PROMPT, "q\n")])
+    assert status == 1, shown
+    assert shown.count(PROMPT) == 3, shown
 
 
 @pytest.mark.slow
