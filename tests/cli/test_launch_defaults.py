@@ -46,6 +46,7 @@ def test_the_table_of_the_documentation_has_the_options_of_torchrun() -> None:
             assert (ours[name].envvar or "") == theirs[next(n for n in action.option_strings if n.startswith("--"))]
 
 
+@pytest.mark.slow
 def test_the_sources_of_defaults_have_their_precedence(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     (tmp_path / "pyproject.toml").write_text('[tool.rankwise]\nrole = "file"\nnproc_per_node = 2\nno-prefix = true\n')

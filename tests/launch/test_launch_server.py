@@ -191,6 +191,7 @@ def test_the_ranks_end_with_the_client_and_with_the_server() -> None:
     assert run(script="print('again')").stdout == "again\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_server_that_is_stopped_ends_after_its_launch() -> None:
     client, _ = start_waiting()
@@ -224,6 +225,7 @@ def test_launches_at_once_share_a_server() -> None:
     assert len(pids()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_folder_that_others_may_enter_is_refused() -> None:
     sockets = Path(os.environ["XDG_RUNTIME_DIR"]) / "rankwise"
@@ -258,6 +260,7 @@ def test_a_server_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pyt
     assert servers() == "no launch server is running\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_an_unused_server_ends() -> None:
     path = Path(os.environ["XDG_RUNTIME_DIR"]) / "server.sock"

@@ -32,6 +32,7 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(launch)): path.read_text() for path in launch.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_each_attempt_and_rank_has_its_files(tmp_path: Path) -> None:
     command = [*LAUNCH, "-n", "2", "--max-restarts", "1", "--log-dir", str(tmp_path), "-r", "0:3,1:1", "-t", "1:2"]
     ended = run(*command, str(PROGRAMS / "log_and_fail.py"))
@@ -76,6 +77,7 @@ def test_all_lines_of_all_ranks_arrive_in_order(tmp_path: Path) -> None:
         assert [line[4:] for line in seen if line.startswith(f"[{rank}]")] == expected
 
 
+@pytest.mark.slow
 def test_a_function_writes_log_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def talk() -> None:
         print("from", rw.get_rank())  # noqa: T201
