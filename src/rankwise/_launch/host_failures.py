@@ -5,6 +5,7 @@ So all hosts count the same attempts, restart together, and give up together: th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Sequence
@@ -72,11 +73,11 @@ class HostFailures:
             self._store.set(f"failures/{self._host}", json.dumps(own))
             wait_for(self._store, [f"failures/{host}" for host in self._hosts], timeout=_EXCHANGE_SECONDS)
             received = [self._received(host) for host in self._hosts if host != self._host]
-            self._store.set(f"read/{self._host}", "")
-            # The launcher of the first host may end next, and the store with it.
-            wait_for(self._store, [f"read/{host}" for host in self._hosts], timeout=_CLOSE_SECONDS)
         except RuntimeError:
             return [], step
+        with contextlib.suppress(RuntimeError):  # the launcher of the first host has ended, and the store with it
+            self._store.set(f"read/{self._host}", "")
+            wait_for(self._store, [f"read/{host}" for host in self._hosts], timeout=_CLOSE_SECONDS)
         steps = [reached for reached in (step, *(reached for *_, reached in received)) if reached is not None]
         ordered = sorted((each for each in received if each[1]), key=lambda each: each[0])
         return [failure for _, there, _ in ordered for failure in there], max(steps, default=None)
