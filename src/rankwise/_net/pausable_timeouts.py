@@ -29,7 +29,8 @@ class TimeoutPause:
         if sys.platform == "linux":
             self._descriptor = os.memfd_create("rankwise-timeouts")
             os.ftruncate(self._descriptor, _BYTES)
-            self._value = memoryview(mmap.mmap(self._descriptor, _BYTES)).cast("q")
+            self._memory = mmap.mmap(self._descriptor, _BYTES)
+            self._value = memoryview(self._memory).cast("q")
             self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def begin(self) -> None:
@@ -48,6 +49,8 @@ class TimeoutPause:
         """Close the file. Ranks that are left keep what it has."""
         if self.path:
             self.path = ""
+            self._value.release()
+            self._memory.close()  # which has a descriptor of its own
             os.close(self._descriptor)
 
 
