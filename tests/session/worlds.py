@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 from rankwise._environment.variables import VARIABLES
 
 PROGRAMS = Path(__file__).parent / "programs"
-_PORTS = itertools.count(int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) * 1000, 10)
+FIRST_PORT, NUM_PORTS, PORTS_OF_PROCESS = 20000, 12000, 600
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
 
 
@@ -47,13 +48,31 @@ def run_in(folder: Path, command: Sequence[str]) -> subprocess.CompletedProcess[
     )
 
 
+@functools.cache
+def _ports_of_process() -> tuple[socket.socket, Iterator[int]]:
+    """Return every tenth port of a range that no other process of tests has, in turn, and what keeps it reserved.
+
+    Names of abstract sockets are free again when the process has ended.
+    """
+    for first in range(FIRST_PORT, FIRST_PORT + NUM_PORTS, PORTS_OF_PROCESS):
+        reserved = socket.socket(socket.AF_UNIX)
+        try:
+            reserved.bind(f"\0ports of tests from {first}")
+        except OSError:
+            reserved.close()
+            continue
+        return reserved, itertools.cycle(range(first, first + PORTS_OF_PROCESS, 10))
+    raise RuntimeError(f"{NUM_PORTS // PORTS_OF_PROCESS} processes of tests have all ports")
+
+
 def free_port(count: int = 1) -> int:
     """Return the first of some ports in a row that were free a moment ago.
 
-    They are of those that the kernel gives to nobody by itself, and each worker of pytest-xdist has its own.
+    They are of those that the kernel gives to nobody by itself, and each process of tests on this host has its own.
     """
+    numbers = _ports_of_process()[1]
     while True:
-        first = 20000 + next(_PORTS) % 12000
+        first = next(numbers)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):
                 stack.enter_context(socket.create_server(("", port)))
