@@ -14,7 +14,7 @@ from rankwise._comm.group import Comm
 from tests.contract import random_objects as model
 from tests.contract.random_values import EXAMPLES
 
-pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.slow_with_ranks(3)]
+pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.slow_with_ranks(3, 4)]
 
 
 @pytest.mark.parametrize("length", model.LENGTHS)
@@ -26,6 +26,7 @@ def test_objects_of_every_kind(comm: Comm, length: int) -> None:
 
 
 @pytest.mark.soak(50)
+@pytest.mark.ranks("serial", 2, 3, 4)
 def test_random_objects(comm: Comm, seed: int) -> None:
     @hypothesis.seed(seed)
     @settings(EXAMPLES, max_examples=15)

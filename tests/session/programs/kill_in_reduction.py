@@ -20,17 +20,23 @@ from rankwise._comm.reduce_ops import Op
 victim, seconds, seed = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
 draw = random.Random(seed)  # noqa: S311 - the same calls on all ranks
+parameters = [torch.nn.Parameter(torch.ones(numel)) for numel in (1_000, 100_000, 1_000_000)]
 
 
 def call() -> None:
     length, comm = draw.choice([2_000, 100_000, 1_000_000, 5_000_000]), comm_of(None)
-    kind = draw.randrange(4)
+    kind = draw.randrange(6)
     if kind == 0:
         assert (rw.all_reduce_(torch.ones(length)) == comm.size).all()
     elif kind == 1:
         assert (rw.reduce_scatter([torch.ones(length // comm.size)] * comm.size) == comm.size).all()
     elif kind == 2:
         assert rw.all_gather_cat(torch.ones(length)).sum(dtype=torch.float64) == comm.size * length
+    elif kind == 3:
+        works = [rw.all_reduce_(torch.ones(length), async_op=True) for _ in range(draw.randrange(1, 4))]
+        assert all((work.wait() == comm.size).all() for work in works)
+    elif kind == 4:
+        step(overlap=draw.random() < 0.5)
     else:
         shared = shared_tensor(comm, torch.float32, length)
         assert shared is not None
@@ -41,6 +47,15 @@ def call() -> None:
             comm.verify(request)
             reduce()
         assert (shared.tensor == comm.size).all()
+
+
+def step(*, overlap: bool) -> None:
+    """Average gradients; where buckets are reduced in `backward()`, by calls that do not block."""
+    for parameter in parameters:
+        parameter.grad = None
+    torch.stack([parameter.sum() for parameter in parameters]).sum().backward()
+    rw.sync_grads(parameters, overlap=overlap, bucket_mb=1)
+    assert all(parameter.grad is not None and bool((parameter.grad == 1).all()) for parameter in parameters)
 
 
 try:
