@@ -12,6 +12,7 @@ import pytest
 
 from rankwise._rendezvous import store
 from tests.cli.test_env_command import RANKWISE, SECONDS, Ended, env, lines_of
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 AGENT = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1"}
@@ -91,7 +92,7 @@ def test_all_alone_is_the_table_of_the_process() -> None:
     assert (len(found["ranks"]), found["differs"]) == (1, [])
 
 
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("missing", variants([0, 1], fast=[0]))
 def test_all_without_a_rank_names_it(missing: int) -> None:
     environs = world(3)
     del environs[missing]

@@ -18,6 +18,7 @@ from rankwise._comm.control.verdict import Verdict
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 from tests.comm.conftest import no_page
 from tests.comm.members import Member, agree, assert_connected, connect, in_threads, open_group
+from tests.lanes import variants
 
 # Two hosts: members 0 to 2 are on the first one, which 0 leads; 3 to 5 are on the second one, which 3 leads.
 SIZE = 6
@@ -166,7 +167,7 @@ def test_a_leader_that_dies_before_it_forwards_is_noticed(group: list[Member]) -
             assert "rank 13" in str(result)
 
 
-@pytest.mark.parametrize("missing", [1, 3])
+@pytest.mark.parametrize("missing", variants([1, 3], fast=[3]))
 def test_only_missing_members_are_named_at_a_timeout(group: list[Member], missing: int) -> None:
     def exchange(member: int) -> Verdict:
         if member == missing:

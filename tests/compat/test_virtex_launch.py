@@ -80,6 +80,7 @@ def test_the_first_failure_ends_the_others() -> None:
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_others() -> None:
     def one_dies() -> None:
         if dist.get_rank() == 0:

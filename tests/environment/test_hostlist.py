@@ -121,6 +121,7 @@ def test_any_text_expands_or_is_refused(seed: int) -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.soak(50)
 def test_names_without_brackets_stay_as_they_are(seed: int) -> None:
     @hypothesis.seed(seed)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise.launching import Nodes
+from tests.lanes import variants
 from tests.session.worlds import free_port
 
 
@@ -67,6 +68,7 @@ def test_an_exception_that_cannot_travel_comes_as_text() -> None:
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_travel_is_an_error() -> None:
     with pytest.raises(rw.RankFailedError, match="returned a lock, which cannot be pickled"):
         rw.launch(lambda: __import__("threading").Lock(), nproc=1)
@@ -86,7 +88,7 @@ def test_the_cause_comes_first_and_its_consequences_after() -> None:
     assert "was killed by SIGKILL (out of memory?)" in str(caught.value)
 
 
-@pytest.mark.parametrize(("status", "code"), [(3, 3), ("text", 1)])
+@pytest.mark.parametrize(("status", "code"), variants([(3, 3), ("text", 1)], fast=[(3, 3)]))
 def test_exit_codes_are_kept(status: int | str, code: int) -> None:
     with pytest.raises(rw.RankFailedError) as caught:
         rw.launch(sys.exit, status, nproc=1)
@@ -105,6 +107,7 @@ def test_a_rank_that_ends_without_returning_has_failed() -> None:
     assert rw.launch(sys.exit, 256, nproc=1) == [None], "which is status 0"
 
 
+@pytest.mark.slow
 def test_an_exception_that_only_its_rank_knows_comes_as_text(tmp_path: Path) -> None:
     (tmp_path / "only_here.py").write_text("class Odd(Exception): pass\n")
 
@@ -117,6 +120,7 @@ def test_an_exception_that_only_its_rank_knows_comes_as_text(tmp_path: Path) -> 
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.slow
 def test_the_librarys_own_errors_travel() -> None:
     def fail() -> None:
         with rw.init(timeout=100.0), rw.rank_zero_first():
@@ -130,6 +134,7 @@ def test_the_librarys_own_errors_travel() -> None:
     assert pickle.loads(pickle.dumps(remote)).traceback == "ValueError: x"
 
 
+@pytest.mark.slow
 def test_the_first_error_is_the_cause_though_its_rank_ends_last() -> None:
     def fail() -> None:
         import atexit  # noqa: PLC0415 - a function is carried to other processes
@@ -183,6 +188,7 @@ def test_a_crash_comes_with_its_stack() -> None:
     assert caught.value.failures[1].stopped
 
 
+@pytest.mark.slow
 def test_the_crash_of_a_ranks_child_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     def fork() -> None:
         import faulthandler  # noqa: PLC0415 - a function is carried to other processes
@@ -271,6 +277,7 @@ def test_launches_side_by_side() -> None:
     assert not logging.getLogger("torch.distributed.elastic.agent.server.api").filters
 
 
+@pytest.mark.slow
 def test_sys_exit_without_a_code_is_an_end_like_any_other() -> None:
     assert rw.launch(sys.exit, nproc=2) == [None, None]
 

@@ -53,6 +53,7 @@ def test_a_device_of_another_kind_is_refused() -> None:
         rw.init(backend="xla", device="cpu")
 
 
+@pytest.mark.slow
 def test_nothing_of_torch_xla_is_imported() -> None:
     program = """
 import sys
