@@ -191,6 +191,19 @@ def test_a_rank_has_the_terminal_while_the_others_wait() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_here")
+def test_a_process_of_a_rank_without_input_cannot_start_a_debugger() -> None:
+    Path("loads.py").write_text("""
+from torch.utils.data import DataLoader
+list(DataLoader([0], num_workers=1, collate_fn=lambda _: breakpoint()))
+""")
+    shown, status = talk(["rankwise", "launch", "-n", "1", "loads.py"], [])
+    assert status == 1, shown
+    assert "cannot start a debugger: a rank has started it, such as a worker of a data loader" in shown
+    assert PROMPT not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_here")
 def test_a_rank_that_leaves_the_debugger_ends_the_launch() -> None:
     for typed in ("q\n", "\x04", "import os; os.kill(os.getpid(), 9)\n"):
         shown, status = talk(["rankwise", "launch", "-n", "2", "stops.py"], [(PROMPT, typed)])

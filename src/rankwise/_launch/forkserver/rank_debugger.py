@@ -101,12 +101,33 @@ def set_breakpoint_hook(terminal: RankTerminal, environ: Mapping[str, str]) -> N
     pid = os.getpid()
 
     def hook(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as of the built-in hook
-        if environ.get("PYTHONBREAKPOINT") or os.getpid() != pid:  # a child of the rank shares its connection
+        if environ.get("PYTHONBREAKPOINT"):
+            return sys.__breakpointhook__(*args, **kwargs)  # noqa: T100
+        if os.getpid() != pid:  # a child of the rank shares its connection
+            _require_standard_input()
             return sys.__breakpointhook__(*args, **kwargs)  # noqa: T100
         RankPdb(terminal).set_trace(sys._getframe(1))  # noqa: SLF001 - as pdb does
         return None
 
     sys.breakpointhook = hook
+
+
+def _require_standard_input() -> None:
+    """Raise an error where pdb would read the end of file at its first prompt, and quit.
+
+    Raises:
+        LaunchError: Standard input is closed, or the null device, as in a worker of a data loader.
+    """
+    null = os.stat(os.devnull).st_rdev  # noqa: PTH116 - as of the descriptor below
+    try:
+        has_input = sys.stdin is not None and os.fstat(sys.stdin.fileno()).st_rdev != null
+    except (OSError, ValueError):
+        has_input = False
+    if not has_input:
+        raise LaunchError(
+            f"process {os.getpid()} cannot start a debugger: a rank has started it, such as a worker of a data loader, "
+            "and its standard input is empty; run this code in the rank itself (num_workers=0)"
+        )
 
 
 def stop_at_first_line(terminal: RankTerminal) -> None:
