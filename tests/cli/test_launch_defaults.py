@@ -70,6 +70,7 @@ def test_the_sources_of_defaults_have_their_precedence(tmp_path: Path) -> None:
         ({"PET_SIGNALS_TO_HANDLE": "SIGKILL"}, "", "'SIGKILL' is not a signal that can be handled"),
         ({}, "nprocs = 2", "has 'nprocs', which is no option of launch; did you mean 'nproc'?"),
         ({}, "tee = 5", "tee = '5' in [tool.rankwise] of "),
+        ({}, 'nproc-per-node = "x"', "nproc-per-node = 'x' in [tool.rankwise] of "),
         ({}, "tee = {a = 1}", "has tee = {'a': 1}, which is neither"),
         ({}, "tee = ", "pyproject.toml cannot be read"),
     ],

@@ -15,6 +15,8 @@ import click
 from click.core import ParameterSource
 
 _TABLE: Final = "tool.rankwise"
+# The keys of the table that a command has read, by the names of its parameters: an option may have several names.
+_KEYS: Final = "tool.rankwise keys"
 # The options for which torchrun reads a variable, by the name that is part of it.
 PET_OPTIONS: Final = (
     *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "local_addr", "standalone"),
@@ -37,7 +39,7 @@ class CommandWithDefaults(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line, with defaults for the options that it lacks."""
         file, table = (None, {}) if ctx.resilient_parsing else _nearest_table()
-        ctx.default_map = self._values(file, table)
+        ctx.default_map, ctx.meta[_KEYS] = self._values(file, table)
         ctx.meta[_TABLE] = file
         try:
             return super().parse_args(ctx, args)
@@ -49,14 +51,15 @@ class CommandWithDefaults(click.Command):
     def _options(self) -> list[click.Option]:
         return [option for option in self.params if isinstance(option, click.Option)]
 
-    def _values(self, file: Path | None, table: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the defaults of a table, by the parameters of the command.
+    def _values(self, file: Path | None, table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the defaults of a table, and its keys, by the parameters of the command.
 
         Raises:
             click.UsageError: There is no such option, or its value is of another type.
         """
         parameters = {name: option.name or "" for option in self._options() for name in _names(option)}
         values: dict[str, Any] = {}
+        keys: dict[str, str] = {}
         for key, value in table.items():
             name = key.replace("-", "_")
             if name not in parameters:
@@ -70,7 +73,8 @@ class CommandWithDefaults(click.Command):
                     f"[{_TABLE}] of {file} has {key} = {value!r}, which is neither a text, a number, a bool nor a list"
                 )
             values[parameters[name]] = value if isinstance(value, bool) else str(value)
-        return values
+            keys[parameters[name]] = key
+        return values, keys
 
 
 def sources_text(ctx: click.Context) -> str:
@@ -92,7 +96,8 @@ def _source(ctx: click.Context, option: click.Option) -> str:
         return f"{option.envvar}={option.value_from_envvar(ctx)!r}"
     if source is ParameterSource.DEFAULT_MAP:
         value = (ctx.default_map or {}).get(option.name or "")
-        return f"{_names(option)[0].replace('_', '-')} = {value!r} in [{_TABLE}] of {ctx.meta[_TABLE]}"
+        keys: Mapping[str, str] = ctx.meta[_KEYS]
+        return f"{keys[option.name or '']} = {value!r} in [{_TABLE}] of {ctx.meta[_TABLE]}"
     return ""
 
 
