@@ -1,7 +1,8 @@
 """The steps that ranks report to their launcher: in a page of memory, so that a report costs no message.
 
 Each rank has a place of 8 bytes, and finds it by a variable; so do the processes that it starts. The launcher reads the
-places when an attempt has failed. Where the system has no files in memory, no step is reported.
+places when an attempt has failed. Behind them is a second place for each rank, for the timeout of its session: so long
+a launcher on several hosts waits for another host. Where the system has no files in memory, no step is reported.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ LARGEST_STEP: Final = (1 << 63) - 2
 
 _CREATE: Final = getattr(os, "memfd_create", None)
 _PLACE_BYTES: Final = 8
+_LONGEST_TIMEOUT: Final = 1e9
 
 
 class ReportedSteps:
@@ -28,8 +30,8 @@ class ReportedSteps:
         self._descriptor = -1
         if _CREATE is not None and nproc:
             self._descriptor = _CREATE("rankwise-progress", os.MFD_CLOEXEC)
-            os.truncate(self._descriptor, nproc * _PLACE_BYTES)
-            self._memory = mmap.mmap(self._descriptor, nproc * _PLACE_BYTES)
+            os.truncate(self._descriptor, 2 * nproc * _PLACE_BYTES)
+            self._memory = mmap.mmap(self._descriptor, 2 * nproc * _PLACE_BYTES)
 
     def variables(self, place: int) -> dict[str, str]:
         """Return the variable by which a rank finds its place."""
@@ -43,9 +45,16 @@ class ReportedSteps:
         if self._descriptor < 0:
             return None
         with memoryview(self._memory) as view, view.cast("q") as steps:
-            highest = max(steps)
+            highest = max(steps[: len(steps) // 2])
         self._memory[:] = bytes(len(self._memory))
         return highest - 1 if highest else None
+
+    def longest_timeout(self) -> float | None:
+        """Return the longest timeout in seconds of a rank's session; None if no rank has opened one."""
+        if self._descriptor < 0:
+            return None
+        with memoryview(self._memory) as view, view.cast("q") as places:
+            return max(places[len(places) // 2 :]) / 1000 or None
 
     def close(self) -> None:
         """Release the memory. Ranks that still have it keep it."""
@@ -55,11 +64,33 @@ class ReportedSteps:
             self._descriptor = -1
 
 
+def report_timeout(variable: str, seconds: float) -> None:
+    """Report the timeout of this rank's session, given the variable, if its launcher wants to know."""
+    found = _mapped(variable)
+    if found is not None:
+        places, place = found
+        places[len(places) // 2 + place] = round(min(seconds, _LONGEST_TIMEOUT) * 1000)
+
+
 def own_place(variable: str) -> Callable[[int], None] | None:
     """Return the function that reports a step of this rank, given the variable; None if its launcher cannot be told.
 
     Processes in a container of their own have the variable, but not the file.
     """
+    found = _mapped(variable)
+    if found is None:
+        return None
+    steps, place = found
+
+    def report(step: int) -> None:
+        if step >= steps[place]:
+            steps[place] = step + 1  # one store of the processor: the rank may be killed at any time
+
+    return report
+
+
+def _mapped(variable: str) -> tuple[memoryview, int] | None:
+    """Return the memory, and the place of this rank."""
     try:
         process, descriptor, inode, place = map(int, variable.split())
         own = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -67,14 +98,8 @@ def own_place(variable: str) -> Callable[[int], None] | None:
         return None
     try:
         status = os.fstat(own)
-        if status.st_ino != inode or not 0 <= place < status.st_size // _PLACE_BYTES:
+        if status.st_ino != inode or not 0 <= place < status.st_size // (2 * _PLACE_BYTES):
             return None  # the launcher has ended, and another process has its number
-        steps = memoryview(mmap.mmap(own, status.st_size)).cast("q")
+        return memoryview(mmap.mmap(own, status.st_size)).cast("q"), place
     finally:
         os.close(own)
-
-    def report(step: int) -> None:
-        if step >= steps[place]:
-            steps[place] = step + 1  # one store of the processor: the rank may be killed at any time
-
-    return report

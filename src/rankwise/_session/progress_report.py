@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from rankwise._arguments import as_integer
-from rankwise._launch.reported_steps import LARGEST_STEP, PROGRESS, own_place
+from rankwise._launch.reported_steps import LARGEST_STEP, PROGRESS, own_place, report_timeout
 from rankwise._session.environ import process_variables
 from rankwise.errors import InvalidArgumentError
 
@@ -37,6 +37,14 @@ def report_progress(step: int) -> None:
     report = _reporter(process_variables().get(PROGRESS, ""))
     if report is not None:
         report(number)
+
+
+def report_session_timeout(seconds: float) -> None:
+    """Report to `rankwise launch` how long this rank waits for others, and so the launcher for other hosts.
+
+    Local.
+    """
+    report_timeout(process_variables().get(PROGRESS, ""), seconds)
 
 
 @cache
