@@ -19,6 +19,7 @@ from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.data.xla import XlaPlane
 from rankwise._comm.group_link import GroupLink
 from rankwise._comm.registry import GroupRegistry
+from rankwise._rendezvous.signed_store import part_of
 from rankwise._torch import gloo_on
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import CollectiveError, NotJoinedError
@@ -79,7 +80,7 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
             open_of_members=partial(_open_of_members, registry),
             hosts=(lambda: link.hosts) if exchange is not None and registry.shares_pages else tuple,
             uses_shared_memory=registry.shares_tensors,
-            store=(lambda: dist.PrefixStore(f"group/{link.group}", registry.store())) if len(ranks) > 1 else None,
+            store=(lambda: part_of(registry.store(), f"group/{link.group}")) if len(ranks) > 1 else None,
             destroy=partial(registry.destroy_process_group, link.group),
             close_unreferenced=registry.close_unreferenced,
             timeout=registry.timeout,

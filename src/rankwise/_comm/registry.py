@@ -24,6 +24,7 @@ from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._comm.work_queue import is_program_of_rank
 from rankwise._net.host import interface_towards_others, loopback_interface
+from rankwise._net.job_secret import JobSecret
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import CollectiveError, RankwiseError
 
@@ -47,6 +48,7 @@ class GroupRegistry:
         one_host: All ranks are known to be on this host, so their data need not leave it.
         shares_pages: Ranks of one host agree through a page of memory; threads of one process do not.
         shares_tensors: They may use that memory for tensors too.
+        secret: The secret by which ranks of several hosts prove that they belong to this job; None without one.
         store: Returns the store that all ranks share.
         own_address: Returns the name or address of this host for other hosts.
         find_dead_ranks: Returns the dead ranks among the given ones, with reasons, or ""; does not wait. For the time
@@ -71,6 +73,7 @@ class GroupRegistry:
     backend: str | None = None
     shares_pages: bool = True
     shares_tensors: bool = True
+    secret: JobSecret | None = None
     num_groups: int = 0
     channels: dict[int, Channel] = field(default_factory=dict)
     process_groups: dict[int, weakref.ref[dist.ProcessGroup]] = field(default_factory=dict)
@@ -140,6 +143,7 @@ class GroupRegistry:
                 shares_pages=self.shares_pages,
                 shares_tensors=self.shares_tensors,
                 own_address=self.own_address,
+                secret=self.secret,
                 timeout=self.timeout,
                 check_alive=check_alive,
             )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rankwise._arguments import as_text
 from rankwise._environment.facts import MAX_PORT, Fact, LaunchEnvironment, parse_int
 from rankwise._net.addresses import LOOPBACK, is_loopback
+from rankwise._net.job_secret import JobSecret
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
 
 # Derived ports lie below Linux's ephemeral range (32768 on), so that no outgoing connection holds one by chance.
@@ -48,6 +49,7 @@ class Endpoint:
         key: A text that the ranks of this world share, and that differs between worlds.
         agent_store: The launcher's agent serves a store there, so no rank has to.
         one_host: All ranks are known to be on one host, so sockets listen on loopback only.
+        has_secret: The key is a secret of the job, so that ranks have to prove that they know it.
     """
 
     host: str
@@ -57,6 +59,7 @@ class Endpoint:
     agent_store: bool
     one_host: bool
     other_hosts: tuple[str, ...] = ()
+    has_secret: bool = False
 
     def __str__(self) -> str:
         ports = str(self.ports[0]) if len(self.ports) == 1 else f"{{{','.join(map(str, self.ports))}}}"
@@ -105,6 +108,13 @@ def choose(reading: LaunchEnvironment, *, launching_process: Callable[[str], str
         agent_store=reading.agent_store,
         one_host=one_host,
     )
+
+
+def authenticated(endpoint: Endpoint, secret: JobSecret | None) -> Endpoint:
+    """Return the endpoint with a key that only those can compute who have the secret of the job, if there is one."""
+    if secret is None:
+        return endpoint
+    return replace(endpoint, key=secret.code("endpoint", endpoint.key.encode()).hex(), has_secret=True)
 
 
 def parse_address(address: str) -> tuple[Fact[str], Fact[int]]:

@@ -6,25 +6,29 @@ that it reached, and would hang forever on a silent port. So a rank does not sta
 2. It sends a `JoinRequest` on the same connection.
 3. When all ranks have done so, rank zero sends each a `JoinReply`, with the port of its store.
 
-The connections stay open as long as the session, so that rank zero knows which ranks still need its store. The proof
-protects against accidents, not against attackers: anyone who can guess the name of the job can join.
+The connections stay open as long as the session, so that rank zero knows which ranks still need its store. If the job
+has a secret, the rank also answers a nonce of rank zero, before its request. Otherwise the proof protects against
+accidents, not against attackers: anyone who can guess the name of the job can join.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import json
+import os
 import socket
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from rankwise._net.acceptor import Acceptor, Client, listen
 from rankwise._net.addresses import address_for_others
 from rankwise._net.json_lines import parse_object
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, job_conflict, missing, replies_to
-from rankwise._rendezvous.rank_zero import MAX_LINE, PROTOCOL, find_rank_zero, proof, read_line, send_line
+from rankwise._rendezvous.rank_zero import MAX_LINE, PROTOCOL, answer_to, find_rank_zero, proof, read_line, send_line
 from rankwise.errors import JoinError, JoinTimeoutError
 
 # Rank zero knows which ranks are missing, so the others wait for its reply longer than rank zero waits for them.
@@ -77,6 +81,8 @@ class _Server:
         self.requests = {own.rank: own}
         self.clients: dict[Client, int] = {}
         self._refused: list[Client] = []
+        self._nonces: dict[Client, tuple[str, str]] = {}
+        self._trusted: set[Client] = set()
 
     def receive_all(self, *, timeout: float) -> None:
         """Receive the request of every rank.
@@ -114,8 +120,10 @@ class _Server:
             try:
                 fields = parse_object(bytes(line))
                 if fields.get("protocol") == PROTOCOL:
-                    send_line(client.connection, json.dumps({"proof": proof(self._endpoint, fields["nonce"])}))
+                    self._prove(client, fields)
                     continue
+                if self._endpoint.has_secret and client not in self._trusted:
+                    return False
                 request = JoinRequest.decode(bytes(line))
             except (ValueError, KeyError, AttributeError, OSError):
                 return False
@@ -126,6 +134,23 @@ class _Server:
                 return False
             self._admit(client, request)
         return True
+
+    def _prove(self, client: Client, fields: Mapping[str, Any]) -> None:
+        """Answer a nonce, or check the answer to one.
+
+        Raises:
+            ValueError: The answer is wrong.
+            OSError: The client has disconnected.
+        """
+        if "answer" in fields:
+            expected = answer_to(self._endpoint, *self._nonces[client])
+            if not hmac.compare_digest(str(fields["answer"]), expected):
+                raise ValueError("the answer is wrong")
+            self._trusted.add(client)
+            return
+        nonce, own = str(fields["nonce"]), os.urandom(16).hex()
+        self._nonces[client] = nonce, own
+        send_line(client.connection, json.dumps({"proof": proof(self._endpoint, nonce), "nonce": own}))
 
     def _admit(self, client: Client, request: JoinRequest) -> None:
         self._acceptor.identify(client)
@@ -140,6 +165,7 @@ class _Server:
     def _drop(self, client: Client) -> None:
         """Close a connection; a rank that has disconnected may connect again."""
         self._acceptor.reject(client)
+        self._nonces.pop(client, None)
         if client in self.clients:
             del self.requests[self.clients.pop(client)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import os
@@ -12,6 +11,7 @@ from contextlib import closing
 from typing import Final
 
 from rankwise._net.connecting import Target, connections, resolve
+from rankwise._net.job_secret import SECRET, code
 from rankwise._net.json_lines import parse_object
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise.errors import JoinError, JoinTimeoutError
@@ -29,6 +29,8 @@ _RESOLVE_SECONDS: Final = 30.0
 
 def find_rank_zero(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socket.socket, int]:
     """Connect to rank zero, which listens on one of the ports; return the connection and the port.
+
+    If the world has a secret, this side has proven then that it knows it.
 
     Ports that refuse, and those of other programs, are tried again until the deadline: rank zero may start later.
     """
@@ -51,6 +53,8 @@ def find_rank_zero(endpoint: Endpoint, deadline: float, *, timeout: float) -> tu
     if foreign_ports:
         ports = ", ".join(map(str, sorted(foreign_ports)))
         failure = f"the listener on port {ports} is not rank zero of this world but another program or job"
+        if endpoint.has_secret:
+            failure += f", or has another {SECRET}"
     raise JoinTimeoutError(
         f"rank zero was not found at {endpoint} within {timeout:g} s: {failure}. "
         "Was it started, and can this host reach it?"
@@ -83,15 +87,27 @@ def _proves(connection: socket.socket, endpoint: Endpoint) -> bool:
     try:
         send_line(connection, json.dumps({"protocol": PROTOCOL, "nonce": nonce}))
         text = read_line(connection, time.monotonic() + _PROOF_SECONDS)
-        answer = parse_object(text)["proof"] if text else ""
-        return isinstance(answer, str) and hmac.compare_digest(answer, proof(endpoint, nonce))
-    except (OSError, JoinTimeoutError, ValueError, TypeError, KeyError):
+        fields = parse_object(text) if text else {"proof": ""}
+        answer = fields["proof"]
+        if not isinstance(answer, str) or not hmac.compare_digest(answer, proof(endpoint, nonce)):
+            return False
+        if endpoint.has_secret:
+            send_line(
+                connection, json.dumps({"protocol": PROTOCOL, "answer": answer_to(endpoint, nonce, fields["nonce"])})
+            )
+    except (OSError, JoinTimeoutError, ValueError, TypeError, KeyError, AttributeError):
         return False
+    return True
 
 
 def proof(endpoint: Endpoint, nonce: str) -> str:
     """Return what rank zero answers to a nonce, which only those can compute who know the key of the world."""
-    return hmac.new(endpoint.key.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+    return code(endpoint.key.encode(), "rank zero", nonce.encode()).hex()
+
+
+def answer_to(endpoint: Endpoint, nonce: str, nonce_of_zero: str) -> str:
+    """Return what another rank answers to a nonce of rank zero: no code that rank zero would compute for a stranger."""
+    return code(endpoint.key.encode(), "another rank", nonce.encode(), nonce_of_zero.encode()).hex()
 
 
 def send_line(connection: socket.socket, line: str) -> None:

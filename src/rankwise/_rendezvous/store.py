@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import Final
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import Store, TCPStore
 
 from rankwise._net.acceptor import listen
 from rankwise._net.addresses import LOOPBACK
@@ -20,6 +20,7 @@ from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._net.reverse_lookup import is_slow
 from rankwise._rendezvous.handshake import REPLY_SECONDS
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
+from rankwise._rendezvous.signed_store import part_of
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 
 log = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ def join_over_store(store: Store, request: JoinRequest, *, timeout: float) -> tu
 
 def _exchange(store: Store, request: JoinRequest, *, timeout: float) -> tuple[JoinReply, Store]:
     arrivals = f"arrivals/{request.rank}"
-    session = PrefixStore(str(store.add(arrivals, 1)), store)
+    session = part_of(store, str(store.add(arrivals, 1)))
     reply: JoinReply | None = None
     try:
         session.set(f"request/{request.rank}", request.encode())

@@ -18,7 +18,8 @@ from rankwise._comm.opening import open_comm
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards
-from rankwise._session.environ import read_check, read_environment, read_shared_memory
+from rankwise._rendezvous.signed_store import part_of, signed
+from rankwise._session.environ import read_check, read_environment, read_secret, read_shared_memory
 from rankwise._session.session import Session
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
 from rankwise.topology import OPEN_GROUP
@@ -117,6 +118,7 @@ def _adopted_registry(
 ) -> GroupRegistry:
     rank = group.rank()
     group_ref = weakref.ref(group)
+    secret = read_secret(one_host=reading.is_one_host)
     counting = threading.Lock()
 
     @functools.cache
@@ -135,7 +137,7 @@ def _adopted_registry(
         return adopted.get_group_store()
 
     def part() -> dist.Store:
-        return dist.PrefixStore(prefix(), group_store())
+        return part_of(signed(group_store(), secret), prefix())
 
     def own_address() -> str:
         return socket.gethostname() if reading.host is None else address_towards(reading.host.value, 1)
@@ -149,6 +151,7 @@ def _adopted_registry(
         one_host=reading.is_one_host,
         store=part,
         own_address=own_address,
+        secret=secret,
         shares_tensors=read_shared_memory(),
     )
 

@@ -18,6 +18,7 @@ from rankwise._environment.detect import detect
 from rankwise._environment.facts import Fact, HostFile, LaunchEnvironment, read_int, read_text
 from rankwise._environment.restarts import count_restarts
 from rankwise._environment.xla_processes import MeetingPlace, meeting_place
+from rankwise._net.job_secret import JobSecret, find_secret
 from rankwise._torch_xla import launched_position, num_local_processes
 from rankwise.errors import LauncherEnvironmentError
 
@@ -101,6 +102,17 @@ def read_check(environ: Mapping[str, str] | None = None) -> bool:
         LauncherEnvironmentError: It is neither 0 nor 1.
     """
     return _read_switch("RANKWISE_CHECK", environ, default=False)
+
+
+def read_secret(*, one_host: bool) -> JobSecret | None:
+    """Return the secret of this job: from RANKWISE_SECRET, or a file; None on one host, where ranks need none.
+
+    Local.
+
+    Raises:
+        LauncherEnvironmentError: It is too short, or the file is not private.
+    """
+    return None if one_host else find_secret(os.environ)
 
 
 def read_shared_memory(environ: Mapping[str, str] | None = None) -> bool:

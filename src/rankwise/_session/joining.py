@@ -14,10 +14,12 @@ import torch.distributed as dist
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.addresses import address_for_others
 from rankwise._net.host import address_towards, host_id
+from rankwise._net.job_secret import JobSecret
 from rankwise._rendezvous import handshake, store
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise._rendezvous.membership import JoinReply, JoinRequest
 from rankwise._rendezvous.readiness import RankMonitor
+from rankwise._rendezvous.signed_store import part_of, signed
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise.errors import JoinError, RankwiseError
 
@@ -37,6 +39,8 @@ class Joined:
         listener: On rank zero, the socket of the handshake. It stays open until the session is closed: the port may be
             the only difference between two jobs, so the second job must get the error that the port is taken.
         host_address: The address of rank zero's host for other hosts; "" if unknown.
+        secret: The secret of the job, with which the values in the store are signed; None without one.
+        group_store: The part for the process group, which keeps only the part of it that is written in C++.
     """
 
     reading: LaunchEnvironment
@@ -44,6 +48,8 @@ class Joined:
     connections: dict[int, socket.socket]
     listener: socket.socket | None = None
     host_address: str = ""
+    secret: JobSecret | None = None
+    group_store: dist.Store | None = None
 
     @property
     def monitor(self) -> RankMonitor:
@@ -72,6 +78,7 @@ def join_with_device(
     *,
     timeout: float,
     check: bool,
+    secret: JobSecret | None,
 ) -> Joined:
     """Join the other ranks. If the local rank is known and has no device, the join request reports that."""
     chosen: torch.device | None = None
@@ -91,7 +98,8 @@ def join_with_device(
         problem="" if problem is None else _message_for_others(problem),
     )
     try:
-        return _join(reading, endpoint, request, timeout=timeout if problem is None else min(timeout, _REPORT_SECONDS))
+        seconds = timeout if problem is None else min(timeout, _REPORT_SECONDS)
+        return _join(reading, endpoint, request, timeout=seconds, secret=secret)
     except JoinError as error:
         raise problem or error from error
 
@@ -132,7 +140,9 @@ def _message_for_others(problem: Exception) -> str:
     return str(problem) if isinstance(problem, RankwiseError) else f"{type(problem).__name__}: {problem}"
 
 
-def _join(reading: LaunchEnvironment, endpoint: Endpoint, request: JoinRequest, *, timeout: float) -> Joined:
+def _join(
+    reading: LaunchEnvironment, endpoint: Endpoint, request: JoinRequest, *, timeout: float, secret: JobSecret | None
+) -> Joined:
     """Join the other ranks: over the store of the launcher's agent, or by a handshake with rank zero.
 
     Raises:
@@ -141,9 +151,9 @@ def _join(reading: LaunchEnvironment, endpoint: Endpoint, request: JoinRequest, 
     if endpoint.agent_store:
         job = "" if reading.job is None else reading.job.value
         agents = store.connect(endpoint.host, endpoint.ports[0], timeout=timeout)
-        joint = dist.PrefixStore(f"rankwise/{job}/{reading.attempt}", agents)
+        joint = part_of(signed(agents, secret), f"rankwise/{job}/{reading.attempt}")
         reply, session_store = store.join_over_store(joint, request, timeout=timeout)
-        return Joined(_environment_of(reading, reply, endpoint, endpoint.ports[0]), session_store, {})
+        return Joined(_environment_of(reading, reply, endpoint, endpoint.ports[0]), session_store, {}, secret=secret)
     if request.rank == 0:
         session_store, port = store.serve(one_host=endpoint.one_host, timeout=timeout)
         listener = handshake.listen_at(endpoint)
@@ -153,7 +163,7 @@ def _join(reading: LaunchEnvironment, endpoint: Endpoint, request: JoinRequest, 
         except BaseException:
             listener.close()
             raise
-        return Joined(complete, session_store, connections, listener)
+        return Joined(complete, signed(session_store, secret), connections, listener, secret=secret)
     reply, connection = handshake.connect(endpoint, request, timeout=timeout)
     try:
         complete = _environment_of(reading, reply, endpoint, connection.getpeername()[1])
@@ -161,7 +171,13 @@ def _join(reading: LaunchEnvironment, endpoint: Endpoint, request: JoinRequest, 
         # At the address that has answered: the name may have others, or only other hosts may resolve it.
         address = connection.getpeername()[0]
         session_store = store.connect(address, reply.store_port, timeout=timeout, lost=lambda: monitor.lost([0]))
-        return Joined(complete, session_store, {0: connection}, host_address=reply.host_address)
+        return Joined(
+            complete,
+            signed(session_store, secret),
+            {0: connection},
+            host_address=reply.host_address,
+            secret=secret,
+        )
     except JoinError:
         connection.close()
         raise

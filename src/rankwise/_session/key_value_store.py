@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import HashStore
 from torch.distributed import Store as TorchStore
 
 from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._comm.comm import Comm
 from rankwise._net.pausable_timeouts import elapsed_since
+from rankwise._rendezvous.signed_store import part_of
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import (
     InvalidArgumentError,
@@ -181,7 +182,7 @@ class Store:
             raise NotJoinedError(
                 "the session of this store is closed; call rankwise.init(), and rankwise.store() for its own"
             )
-        return PrefixStore("user", comm.shared_store() or self._alone)
+        return part_of(comm.shared_store() or self._alone, "user")
 
     def _poll(self, names: list[str], attempt: Callable[[TorchStore], T | None], timeout: float | None) -> T:
         """Return the result of `attempt` as soon as it is not None, for which these names need values."""

@@ -17,12 +17,14 @@ from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import launching_process
-from rankwise._rendezvous.endpoint import Endpoint, choose
+from rankwise._rendezvous.endpoint import Endpoint, authenticated, choose
 from rankwise._rendezvous.membership import JoinReply
 from rankwise._rendezvous.mpi import endpoint_over_mpi, needs_mpi
+from rankwise._rendezvous.signed_store import SignedStore, part_of
 from rankwise._session.device import choose_backend, is_selectable
-from rankwise._session.environ import with_first_host
+from rankwise._session.environ import read_secret, with_first_host
 from rankwise._session.joining import Joined, join_with_device, own_address, select_device
+from rankwise._session.progress_report import report_session_timeout
 from rankwise._session.session import Session
 from rankwise._session.shutdown import OpenedResources
 from rankwise._torch import gloo_on, keep_gloo_on
@@ -62,7 +64,11 @@ def open_session(
     if endpoint is None:
         joined = Joined(JoinReply().complete(reading, "a world of one"), dist.HashStore(), {})
     else:
-        joined = join_with_device(reading, endpoint, backend, device, timeout=timeout, check=check)
+        secret = read_secret(one_host=endpoint.one_host or reading.is_one_host)
+        joined = join_with_device(
+            reading, authenticated(endpoint, secret), backend, device, timeout=timeout, check=check, secret=secret
+        )
+    report_session_timeout(timeout)
     own = select_device(joined, backend, device, timeout=timeout)
     registry = _new_registry(joined, own, timeout=timeout, check=check, endpoint=endpoint)
     registry.shares_tensors = shares_tensors
@@ -72,7 +78,7 @@ def open_session(
 def _new_registry(
     joined: Joined, device: torch.device, *, timeout: float, check: bool, endpoint: Endpoint | None
 ) -> GroupRegistry:
-    store = dist.PrefixStore("rankwise", joined.store)
+    store = part_of(joined.store, "rankwise")
     # The launcher's own numbers come first: those from the handshake depend on what other processes have sent.
     one_host = (endpoint is not None and endpoint.one_host) or joined.reading.known_topology()["num_nodes"].value == 1
     return GroupRegistry(
@@ -85,6 +91,7 @@ def _new_registry(
         store=lambda: store,
         own_address=lambda: LOOPBACK if endpoint is None else own_address(joined, endpoint),
         find_dead_ranks=joined.monitor.lost,
+        secret=joined.secret,
     )
 
 
@@ -92,12 +99,13 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     preload_torch_functional()
     excepthook = sys.excepthook
     rank, world_size = joined.reading.rank.value, joined.reading.world_size.value
+    joined.group_store = _store_of_group(joined.store, backend)
     unset_interface = keep_gloo_on("" if registry.one_host else registry.gloo_interface)
     try:
         with gloo_on(registry.gloo_interface):
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore("group", joined.store),
+                store=joined.group_store,
                 rank=rank,
                 world_size=world_size,
                 timeout=timedelta(seconds=registry.timeout),
@@ -140,3 +148,14 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
         settled=True,
         timeout=registry.timeout,
     )
+
+
+def _store_of_group(store: dist.Store, backend: str) -> dist.Store:
+    """Return the store where the backends of the default group find each other.
+
+    gloo's addresses are signed, if there is a secret. NCCL copies its store (`clone`), and asks it from threads of its
+    own while the interpreter ends: it needs a store that is not written in Python.
+    """
+    if isinstance(store, SignedStore) and set(backend.replace(":", ",").split(",")) - {"cpu", "gloo"}:
+        store = store.unsigned
+    return part_of(store, "group")

@@ -15,6 +15,7 @@ from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._net.host import loopback_interface
 from rankwise._net.pausable_timeouts import elapsed_since
+from rankwise._rendezvous.signed_store import part_of
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import Session
 from rankwise._torch import gloo_on, local_group_name
@@ -49,12 +50,12 @@ def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
     if store is not None and len(ranks) > 1:
         seconds = _timeout(session.group).total_seconds() if session.group is not None else session.timeout
         rendezvous = MemberRendezvous(session.comm, session.rank, ranks, seconds)
-        while not rendezvous.wait(dist.PrefixStore(f"ranks {members}/{finished[members]}", store)):
+        while not rendezvous.wait(part_of(store, f"ranks {members}/{finished[members]}")):
             finished[members] += 1
     attempt = f"ranks {members}/{finished[members]}"
     finished[members] += 1
     if not session.has_group and store is not None:
-        return session.comm.group_of_members(ranks, _common_number(store, dist.PrefixStore(attempt, store)))
+        return session.comm.group_of_members(ranks, _common_number(store, part_of(store, attempt)))
     name = f"rankwise {attempt}"
     with local_group_name(name):
         part = new_process_group(session, ranks, by_members=True)

@@ -3,12 +3,14 @@
 Ranks write their addresses to the store. On one host all connect to the first rank, from which they get the page. On
 several hosts, where there is no page, and where ranks are threads of one process, each connects to those before it,
 and accepts those after it. On one host the connections are sockets whose other end must belong to the same user,
-whatever other users write to the store. Between hosts the connecting side must send a secret from the store. See
-SECURITY.md.
+whatever other users write to the store. Between hosts both sides prove that they know the secret of the job, and
+without one that in the store. See SECURITY.md.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import secrets
 import socket
 import time
@@ -30,8 +32,11 @@ from rankwise._comm.control.rank_connections import (
 from rankwise._comm.control.sockets import listen_locally, local_name
 from rankwise._net.acceptor import listen
 from rankwise._net.host import host_id, network_id
+from rankwise._net.job_secret import NO_SECRET, JobSecret
 from rankwise._net.json_lines import encode_line
 from rankwise.errors import printable, shortened
+
+log = logging.getLogger(__name__)
 
 # The shortest and the longest pause between two reads of the store.
 _PAUSE_SECONDS: Final = (0.0005, 0.02)
@@ -46,6 +51,7 @@ def connect(  # noqa: PLR0913 - keywords only
     rank: int,
     one_host: bool,
     own_address: Callable[[], str],
+    secret: JobSecret | None = None,
     timeout: float,
     check_alive: Callable[[Callable[[], Sequence[int]]], None],
     shares_pages: bool = True,
@@ -61,6 +67,7 @@ def connect(  # noqa: PLR0913 - keywords only
         rank: The global rank of this process.
         one_host: All ranks are known to be on this host. Then no entry of the store can direct a rank to another host.
         own_address: Returns the name or address of this host for other hosts.
+        secret: The secret of the job, which ranks of several hosts prove to know; None without one.
         timeout: Seconds to wait for the other ranks.
         check_alive: Called while waiting, with a function that returns the awaited ranks; raises if one is dead. A
             rank that has made its connections may have exited already, so ranks that are not awaited do not count.
@@ -76,6 +83,7 @@ def connect(  # noqa: PLR0913 - keywords only
         ranks=ranks,
         group_rank=ranks.index(rank),
         one_host=one_host,
+        secret=secret,
         timeout=timeout,
         deadline=time.monotonic() + timeout,
         check_alive=check_alive,
@@ -84,6 +92,8 @@ def connect(  # noqa: PLR0913 - keywords only
     hosts = {} if one_host else _exchange_hosts(group)
     same_host = all(other == host for other, _ in hosts.values())
     names = {} if same_host else {other: name for other, (_, name) in hosts.items()}
+    if names and secret is None and rank == ranks[0]:
+        _warn_without_secret()
     neighbours = [other for other in ranks if not names or hosts[other][0] == host]
     connections: dict[int, socket.socket] = {}
     try:
@@ -139,15 +149,26 @@ def _connect_all(
                 listeners.append(listen(0, one_host=False))
             secret = _publish_address(group, key, listeners, host, own_address)
         before = [member for member in range(group.group_rank) if member in servers]
+        begun: list[Callable[[], None]] = []
         for member, text in zip(before, _read(group, key, before, hosts), strict=True):
             address = Address.read(text, group.ranks[member])
             is_local = not hosts or address.host == host
-            connections[group.ranks[member]] = connect_to(group, member, address, is_local=is_local)
+            connection, prove = connect_to(group, member, address, is_local=is_local, has_hosts=bool(hosts))
+            connections[group.ranks[member]] = connection
+            begun.append(prove)
+        for prove in begun:  # a member answers when it has connected to those before it
+            prove()
         if listeners:
             accept_others(group, listeners, secret, connections, hosts)
     finally:
         for listener in listeners:
             listener.close()
+
+
+@functools.cache
+def _warn_without_secret() -> None:
+    """Log, once, that the hosts cannot know each other."""
+    log.warning("%s", NO_SECRET)
 
 
 def _close_all(connections: dict[int, socket.socket]) -> None:

@@ -1,4 +1,4 @@
-"""The connection to one rank before this one, and those of the ranks after it, which send a secret as a greeting."""
+"""The connection to one rank before this one, and those of the ranks after it: with a greeting, or a proof."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from torch.distributed import Store
@@ -17,7 +18,10 @@ from torch.distributed import Store
 from rankwise._comm.control.sockets import admit
 from rankwise._net.acceptor import Acceptor, Client
 from rankwise._net.addresses import LOOPBACK
+from rankwise._net.job_secret import SECRET, JobSecret
 from rankwise._net.json_lines import decode_line
+from rankwise._net.polling import wait_readable
+from rankwise._net.rank_proof import AcceptedProofs, connection_key, send_hello, send_proof
 from rankwise._text import ranks_on_hosts_text
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, JoinError
 
@@ -63,13 +67,20 @@ class Attempt:
     ranks: Sequence[int]
     group_rank: int
     one_host: bool
+    secret: JobSecret | None
     timeout: float
     deadline: float
     check_alive: Callable[[Callable[[], Sequence[int]]], None]
 
 
-def connect_to(group: Attempt, group_rank: int, address: Address, *, is_local: bool) -> socket.socket:
-    """Connect to a member, and send the greeting."""
+def connect_to(
+    group: Attempt, group_rank: int, address: Address, *, is_local: bool, has_hosts: bool
+) -> tuple[socket.socket, Callable[[], None]]:
+    """Connect to a member, and send the greeting; with several hosts, the first message of the proof.
+
+    Returns:
+        The connection, and the function that ends the proof.
+    """
     where = address.local if is_local else f"{address.remote}:{address.port}"
     try:
         if is_local:
@@ -82,11 +93,35 @@ def connect_to(group: Attempt, group_rank: int, address: Address, *, is_local: b
     try:
         if not admit(connection):
             raise ConnectionRefusedError("it belongs to another user")
+        if has_hosts:
+            hello = send_hello(connection, group.group_rank)
+            return connection, partial(_prove, group, group_rank, address, connection, where, hello)
         connection.sendall(_GREETING.pack(bytes.fromhex(address.secret), group.group_rank))
     except OSError as error:
         connection.close()
         raise _unreachable_error(group, group_rank, where, error) from error
-    return connection
+    return connection, lambda: None
+
+
+def _prove(
+    group: Attempt, group_rank: int, address: Address, connection: socket.socket, where: str, hello: bytes
+) -> None:
+    """End the proof that this rank and another one belong to the same job."""
+    key = connection_key(group.secret, bytes.fromhex(address.secret))
+    try:
+        while not wait_readable({group_rank: connection}, _CHECK_SECONDS):
+            group.check_alive(lambda: [group.ranks[group_rank]])
+            if time.monotonic() > group.deadline:
+                raise TimeoutError(f"no answer in {group.timeout:g} s")
+        connection.settimeout(max(0.1, group.deadline - time.monotonic()))
+        if not send_proof(connection, key, hello):
+            raise ConnectionRefusedError(
+                f"what listens there does not prove that it is this rank: it has another {SECRET}, or is "
+                "another program"
+            )
+    except OSError as error:
+        connection.close()
+        raise _unreachable_error(group, group_rank, where, error) from error
 
 
 def _connect_locally(group: Attempt, group_rank: int, name: str) -> socket.socket:
@@ -119,6 +154,7 @@ def accept_others(
 ) -> None:
     """Accept the connections of the members after this one."""
     expected = set(range(group.group_rank + 1, len(group.ranks)))
+    proofs = AcceptedProofs(connection_key(group.secret, secret)) if hosts else None
     idle = 0
     with Acceptor(listeners, admits=admit) as acceptor:
         while expected:
@@ -136,13 +172,19 @@ def accept_others(
                 group.check_alive(lambda: [group.ranks[group_rank] for group_rank in expected])
             for client in clients:
                 # Read no more than the greeting: the bytes after it are frames, which the mesh reads.
-                is_connected = client.read(_GREETING.size - len(client.received))
-                group_rank = _greeted(client, secret)
+                if proofs is None:
+                    is_connected = client.read(_GREETING.size - len(client.received))
+                    group_rank = _greeted(client, secret)
+                else:
+                    is_connected = client.read(proofs.missing(client))
+                    group_rank = proofs.rank_of(client)
                 if group_rank in expected:
                     expected.remove(group_rank)
                     connections[group.ranks[group_rank]] = acceptor.release(client)
                 elif not is_connected or group_rank is not None:
                     acceptor.reject(client)
+                    if proofs is not None:
+                        proofs.forget(client)
 
 
 def timeout_error(

@@ -1,0 +1,58 @@
+"""Hosts that know each other by a secret, one that has another, and strangers that reach the ports of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.hosts import BIN, HERE, PLACED, check_places, needs_namespaces, on_two_hosts, places
+
+pytestmark = [needs_namespaces, pytest.mark.slow]
+
+TEXT = "0123456789abcdef0123456789abcdef"
+LAUNCH = f"{BIN / 'rankwise'} launch -n 2 --no-prefix --nnodes 2 "
+STATIC = "--node-rank $HOST --master-addr left --rdzv-conf timeout=60 "
+STRANGER = str(HERE / "programs" / "stranger.py")
+
+
+@pytest.mark.parametrize("options", [STATIC, "--rdzv-backend c10d --rdzv-endpoint left:29400 "], ids=["static", "c10d"])
+def test_hosts_with_a_secret_are_one_world(tmp_path: Path, options: str) -> None:
+    ended = on_two_hosts(tmp_path, f'exec {LAUNCH} {options} "$1"', PLACED, RANKWISE_SECRET=TEXT)
+    found = places(ended)
+    first = found[0]["host"]  # c10d chooses
+    check_places(found, [first, first, *(["right", "right"] if first == "left" else ["left", "left"])])
+    assert "RANKWISE_SECRET" not in ended.stderr
+
+
+def test_hosts_without_one_are_warned_once(tmp_path: Path) -> None:
+    ended = on_two_hosts(tmp_path, f'exec {LAUNCH} {STATIC} "$1"', PLACED)
+    check_places(places(ended), ["left", "left", "right", "right"])
+    assert ended.stderr.count("the hosts of this job have no secret") == 1
+
+
+@pytest.mark.parametrize("start", ["launch", "plain"])
+def test_a_host_with_another_secret_is_an_error_on_both(tmp_path: Path, start: str) -> None:
+    command = f'{LAUNCH} {STATIC} "$1"'
+    if start == "plain":
+        command = 'RANK=$HOST WORLD_SIZE=2 MASTER_ADDR=left MASTER_PORT=29500 "$PYTHON" "$2" 5'
+    shell = f'if [ $HOST = 1 ]; then RANKWISE_SECRET={TEXT[::-1]}; fi; {command}; echo "$HOST: $?"'
+    ended = on_two_hosts(tmp_path, shell, PLACED, str(HERE / "programs" / "join.py"), RANKWISE_SECRET=TEXT)
+    assert sorted(ended.stdout.split("\n"))[1:] == ["0: 1", "1: 1"], ended.stderr
+    assert "RANKWISE_SECRET" in ended.stderr
+    assert TEXT not in ended.stderr
+    assert TEXT[::-1] not in ended.stderr
+
+
+@pytest.mark.parametrize("attack", ["write", "connect"])
+def test_strangers_run_no_code_in_ranks(tmp_path: Path, attack: str) -> None:
+    """One writes pickles and addresses of its own into the store, the other connects to the ports first and often."""
+    trace = tmp_path / "code-has-run"
+    shell = f'"$PYTHON" "$2" {attack} "$3" & stranger=$!; {LAUNCH} {STATIC} "$1"; status=$?; kill $stranger; '
+    shell += 'echo "ended with $status"'
+    ended = on_two_hosts(tmp_path, shell, PLACED, STRANGER, str(trace), RANKWISE_SECRET=TEXT)
+    assert not trace.exists()
+    statuses = [line for line in ended.stdout.splitlines() if line.startswith("ended")]
+    assert statuses == ["ended with 0"] * 2 or "not signed with the secret" in ended.stderr, ended.stderr + ended.stdout
+    if attack == "connect":
+        assert statuses == ["ended with 0"] * 2, ended.stderr

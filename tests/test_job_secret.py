@@ -1,0 +1,106 @@
+"""The secret of a job: where it is found, what is refused, and that it is never shown."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+import rankwise as rw
+from rankwise._net.acceptor import Client
+from rankwise._net.job_secret import DEFAULT_FILE, JobSecret, code, find_secret
+from rankwise._net.rank_proof import AcceptedProofs, connection_key, send_hello, send_proof
+from rankwise._rendezvous.signed_store import SignedStore, part_of
+
+TEXT = "0123456789abcdef0123456789abcdef"
+
+
+def written(folder: Path, text: str = TEXT, mode: int = 0o600) -> Path:
+    path = folder / DEFAULT_FILE
+    path.parent.mkdir()
+    path.write_text(text + "\n")
+    path.chmod(mode)
+    return path
+
+
+def test_a_secret_is_found_in_the_variable_or_else_in_the_file(tmp_path: Path) -> None:
+    assert find_secret({"HOME": str(tmp_path)}) is None
+    path = written(tmp_path)
+    in_file = find_secret({"HOME": str(tmp_path)})
+    in_variable = find_secret({"HOME": str(tmp_path), "RANKWISE_SECRET": TEXT[::-1]})
+    named = find_secret({"RANKWISE_SECRET_FILE": str(path)})
+    assert in_file is not None
+    assert in_variable is not None
+    assert named is not None
+    assert (in_file.source, in_variable.source) == (str(path), "RANKWISE_SECRET")
+    assert in_file.code("a", b"b") == named.code("a", b"b") != in_variable.code("a", b"b")
+    assert TEXT not in repr(in_file)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = written(tmp_path, mode=mode)
+    with pytest.raises(rw.LauncherEnvironmentError, match=f"is not private.*mode {mode:o}.*chmod 600 {path}") as raised:
+        find_secret({"HOME": str(tmp_path)})
+    assert TEXT not in str(raised.value)
+
+
+def test_a_short_secret_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(rw.LauncherEnvironmentError, match="RANKWISE_SECRET has 6 characters") as raised:
+        find_secret({"RANKWISE_SECRET": "qwertz"})
+    assert "qwertz" not in str(raised.value)
+    with pytest.raises(rw.LauncherEnvironmentError, match="cannot be read: No such file"):
+        find_secret({"RANKWISE_SECRET_FILE": str(tmp_path / "none")})
+
+
+def test_codes_differ_where_parts_are_divided_otherwise() -> None:
+    assert len({code(b"k", "p", b"ab", b"c"), code(b"k", "p", b"a", b"bc"), code(b"k", "pa", b"b", b"c")}) == 3
+
+
+def test_entries_of_a_store_without_the_secret_are_refused() -> None:
+    below = HashStore()
+    store = part_of(SignedStore(below, JobSecret(TEXT, "a test")), "part")
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert store.compare_set("other", "", "first") == store.compare_set("other", "", "second") == b"first"
+    assert store.compare_set("other", "first", "third") == b"third"
+    assert store.add("number", 2) == 2
+    below.set("part/moved", below.get("part/key").decode("latin1"))
+    below.set("part/forged", "value")
+    for key in ("moved", "forged"):
+        with pytest.raises(rw.JoinError, match=f"entry '{key}' of the store .* is not signed") as raised:
+            store.get(key)
+        assert TEXT not in str(raised.value)
+    assert store.delete_key("key")
+    assert not store.check(["key"])
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_ranks_prove_to_each_other_that_they_know_the_key(same: bool) -> None:
+    secrets = [JobSecret(TEXT, "a test"), JobSecret(TEXT if same else TEXT[::-1], "a test")]
+    ours, theirs = (connection_key(secret, b"published") for secret in secrets)
+    near, far = socket.socketpair()
+    with near, far:
+        near.settimeout(20)
+        client, proofs, sent = Client(near, 0.0, "here"), AcceptedProofs(ours), list[bool]()
+        thread = threading.Thread(target=lambda: sent.append(send_proof(far, theirs, send_hello(far, 3))))
+        thread.start()
+        assert client.read(proofs.missing(client))
+        assert proofs.rank_of(client) is None  # its answer is sent
+        if same:
+            assert client.read(proofs.missing(client))
+            assert proofs.rank_of(client) == 3
+        thread.join(20)
+        assert sent == [same]
+
+
+def test_a_proof_with_another_key_is_refused() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        client, proofs = Client(near, 0.0, "here"), AcceptedProofs(b"key")
+        far.sendall(bytes(20) + bytes(32))
+        assert client.read(proofs.missing(client))
+        assert proofs.rank_of(client) == -1
