@@ -67,6 +67,21 @@ def process_group_name() -> None:
         assert other.group_name != "given by rankwise"
 
 
+@checks("torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler._bootstrap_store_info")
+def bootstrap_store_info() -> None:
+    """A handler that has forgotten it announces the store of the ranks in each round, where others wait for that."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStoreInfo  # noqa: PLC0415
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend  # noqa: PLC0415
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler  # noqa: PLC0415
+
+    store = dist.HashStore()
+    parameters = RendezvousParameters("c10d", "", "job", 1, 1, local_addr="127.0.0.1")
+    handler = _torch.announced_each_round(create_handler(store, C10dRendezvousBackend(store, "job"), parameters))
+    for _ in range(2):
+        assert handler.next_rendezvous().store.check([RendezvousStoreInfo.MASTER_ADDR_KEY])
+    handler.shutdown()
+
+
 @checks("torch.distributed.device_mesh.DeviceMesh._get_root_mesh._flatten_mapping")
 def flatten_mapping() -> None:
     """It has the meshes that `_flatten()` has made; without it none is found, and the user passes the mesh itself."""

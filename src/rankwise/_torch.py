@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
 _KIND = attrgetter("layout", "dtype", "requires_grad", "_base", "nbytes")
 
@@ -59,6 +60,22 @@ def keep_gloo_on(interface: str) -> Callable[[], None]:
 def _unset(name: str, value: str) -> None:
     if os.environ.get(name) == value:
         del os.environ[name]
+
+
+def announced_each_round(handler: RendezvousHandler) -> RendezvousHandler:
+    """Make the first node of a c10d rendezvous announce the store of the ranks in each round, and return the handler.
+
+    Checked on 2.13: a handler keeps the address of that store from its first round, and does not write it again
+    (`_bootstrap_store_info`), so that a node which joins in a later round waits for it without end.
+    """
+    usual = handler.next_rendezvous
+
+    def next_rendezvous() -> RendezvousInfo:
+        handler._bootstrap_store_info = None  # type: ignore[attr-defined]
+        return usual()
+
+    handler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
+    return handler
 
 
 @contextmanager

@@ -209,6 +209,7 @@ class RankFailure:
         raised: The class and the first line of the message of its exception, or "" if it raised nothing.
         traceback: Its traceback as text, or "" if it left none.
         stopped: It was stopped by the launcher, because another rank had failed.
+        lost: Why nobody knows how it ended, "" otherwise: its node is down, for example. The exit code is 1 then.
     """
 
     rank: int
@@ -217,6 +218,7 @@ class RankFailure:
     raised: str = ""
     traceback: str = ""
     stopped: bool = False
+    lost: str = ""
 
 
 class RankFailedError(LaunchError):

@@ -19,14 +19,19 @@ from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 from rankwise._launch.accelerator_memory import AcceleratorMemory
 from rankwise._launch.attempts import AttemptHistory, FailedAttempt, reason_to_give_up
 from rankwise._launch.forkserver.ipc import TargetKind
-from rankwise._launch.grace_period import AFTER_FAILURE, after_interrupt, after_termination
+from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_LOSS, after_interrupt, after_termination
 from rankwise._launch.host_failures import HostFailures
 from rankwise._launch.launched_rank import LaunchedRank
-from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures
+from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures, raise_lost
 from rankwise._launch.reported_steps import ReportedSteps
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.supervisor import Supervisor
+from rankwise._launch.torchrun_variables import agreed_attempt, rank_variables
+from rankwise._launch.watched_hosts import WatchedHosts
+from rankwise._net.job_secret import find_secret
 from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvous
+from rankwise._rendezvous.nodes import STATIC
+from rankwise._rendezvous.signed_store import part_of
 from rankwise.errors import RankFailedError
 
 # How long the agent waits for its ranks before it checks whether other nodes want to join.
@@ -46,16 +51,18 @@ class RankAgent(SimpleElasticAgent):
         self._launch_spec = spec
         self._supervisor = supervisor
         self._history = history
+        self._next_attempt = 0
         self._hosts: HostFailures | None = None
         self._memory = AcceleratorMemory() if spec.max_restarts else AcceleratorMemory({})
-        self._steps = ReportedSteps(spec.nproc if spec.max_restarts else 0)
+        self._steps = ReportedSteps(spec.nproc if spec.max_restarts or spec.nodes else 0)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         workers = worker_group.workers
-        attempt = worker_group.spec.max_restarts - self._remaining_restarts
+        attempt = agreed_attempt(worker_group, self._next_attempt)
+        self._next_attempt = attempt + 1
         requests = {
             worker.global_rank: self._launch_spec.request(
-                _rank_variables(worker_group, worker, attempt) | self._steps.variables(worker.local_rank)
+                rank_variables(worker_group, worker, attempt) | self._steps.variables(worker.local_rank)
             )
             for worker in workers
         }
@@ -80,7 +87,7 @@ class RankAgent(SimpleElasticAgent):
             ):
                 if (left := deadline - time.monotonic()) <= 0:
                     return RunResult(state=WorkerState.HEALTHY)
-                self._supervisor.wait(left)
+                self._supervisor.wait(min(left, _HOSTS_SECONDS) if self._hosts is not None else left)
                 for rank in ranks.values():
                     rank.update_lingers(self._launch_spec.grace)
         failures = {
@@ -91,7 +98,7 @@ class RankAgent(SimpleElasticAgent):
         if failures or self._has_failed():
             if self._hosts is not None:
                 self._hosts.announce()
-            self._supervisor.stop(AFTER_FAILURE)
+            self._supervisor.stop(AFTER_LOSS if self._hosts is not None and self._hosts.lost else AFTER_FAILURE)
             self._record_failure()
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if self._hosts is not None:
@@ -118,6 +125,9 @@ class RankAgent(SimpleElasticAgent):
             failures = [*elsewhere, *failures] if follows else [*failures, *elsewhere]
             if was_stopped:
                 self._history.elsewhere = failures
+            if self._hosts.lost:
+                self._end_without_host(self._hosts)
+                return
         attempt = FailedAttempt(
             failures=tuple(failures),
             world_size=world_size,
@@ -139,6 +149,15 @@ class RankAgent(SimpleElasticAgent):
         text = describe_failures(attempt.failures, world_size, oom_text=attempt.oom_text)
         self._supervisor.print_message(f"rankwise: attempt {number} of {most} failed: {text}")
 
+    def _end_without_host(self, hosts: HostFailures) -> None:
+        """End an attempt with a lost host; another one follows if the launchers of the others can meet again."""
+        self._history.lost = hosts.lost
+        nodes = self._launch_spec.nodes
+        if self._remaining_restarts and nodes is not None and nodes.backend != STATIC and hosts.can_go_on():
+            self._supervisor.print_message(f"rankwise: {hosts.lost}; the ranks restart on the other hosts")
+        else:
+            self._remaining_restarts = 0
+
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the supervisor has them
         self._supervisor.stop(AFTER_FAILURE)
 
@@ -151,19 +170,29 @@ class RankAgent(SimpleElasticAgent):
 
     def close(self) -> None:
         """Release the memory for the steps of ranks, and the store."""
-        self._steps.close()
         self._close_hosts()
+        self._steps.close()
 
     def _meet_hosts(self, group: WorkerGroup) -> None:
         """Watch the other hosts of the next attempt, if there are any."""
         self._close_hosts()
         store, host, num_hosts = group.store, group.group_rank, group.group_world_size
         if store is not None and host is not None and num_hosts is not None and num_hosts > 1:
-            self._hosts = HostFailures(store, host, num_hosts)
+            watched = WatchedHosts(
+                part_of(store, "rankwise-attempt"),
+                host=host,
+                num_hosts=num_hosts,
+                address=str(group.master_addr),
+                secret=find_secret(self._launch_spec.environ),
+                launch_id=self._supervisor.launch_id,
+                timeout=self._steps.longest_timeout,
+            )
+            self._hosts = HostFailures(store, host, num_hosts, watched)
 
     def _close_hosts(self) -> None:
         if self._hosts is not None:
             self._hosts.close()
+            self._hosts = None
 
     @contextmanager
     def _forward_stop(self) -> Iterator[None]:
@@ -199,6 +228,8 @@ def run_ranks(spec: LaunchSpec, supervisor: Supervisor) -> dict[int, LaunchedRan
         except RankFailedError as failed:
             raise stop from failed
         raise
+    if history.lost:
+        raise_lost(history.lost, supervisor.ranks, supervisor.world_size, attempts=history.report)
     if history.elsewhere:
         raise RankFailedError(
             describe_failures(history.elsewhere, supervisor.world_size) + history.report.text,
@@ -222,7 +253,9 @@ def _run_agent(spec: LaunchSpec, supervisor: Supervisor, history: AttemptHistory
     traceback, which a caller may keep, does not keep the store open.
     """
     rendezvous = (
-        LoopbackRendezvous(uuid.uuid4().hex, spec.ports) if spec.nodes is None else multi_node_rendezvous(spec.nodes)
+        LoopbackRendezvous(uuid.uuid4().hex, spec.ports)
+        if spec.nodes is None
+        else multi_node_rendezvous(spec.nodes, find_secret(spec.environ))
     )
     worker_spec = WorkerSpec(
         role=spec.role,
@@ -239,29 +272,8 @@ def _run_agent(spec: LaunchSpec, supervisor: Supervisor, history: AttemptHistory
             agent.run()
         finally:
             agent.close()
-            rendezvous.shutdown()
-
-
-def _rank_variables(group: WorkerGroup, worker: Worker, attempt: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a rank."""
-    spec = group.spec
-    return {
-        "LOCAL_RANK": str(worker.local_rank),
-        "RANK": str(worker.global_rank),
-        "GROUP_RANK": str(group.group_rank),
-        "ROLE_RANK": str(worker.role_rank),
-        "ROLE_NAME": spec.role,
-        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
-        "WORLD_SIZE": str(worker.world_size),
-        "GROUP_WORLD_SIZE": str(group.group_world_size),
-        "ROLE_WORLD_SIZE": str(worker.role_world_size),
-        "MASTER_ADDR": str(group.master_addr),
-        "MASTER_PORT": str(group.master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(attempt),
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
-        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
-    }
+            if not history.lost:  # else the store may be on that host, and asking it cannot be interrupted
+                rendezvous.shutdown()
 
 
 def _failure(worker: Worker, rank: LaunchedRank) -> ProcessFailure:

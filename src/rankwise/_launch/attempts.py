@@ -49,6 +49,7 @@ class AttemptHistory:
         most: How many attempts are allowed.
         earlier: Those attempts.
         elsewhere: The failures of the last attempt on all hosts, if the ranks of this one were only stopped.
+        lost: Which host was lost in the current attempt, and why; "" if none was.
         given_up: Why no other attempt follows the current one, although restarts are left; "" if that is not so.
         oom_kills: The kernel's counters when the current attempt began.
     """
@@ -56,12 +57,14 @@ class AttemptHistory:
     most: int = 1
     earlier: list[FailedAttempt] = field(default_factory=list)
     elsewhere: Sequence[RankFailure] = ()
+    lost: str = ""
     given_up: str = ""
     oom_kills: dict[str, int] = field(default_factory=count_oom_kills)
 
     def begin_attempt(self) -> None:
         """Note that ranks are started."""
         self.elsewhere = ()
+        self.lost = ""
         self.oom_kills = count_oom_kills()
 
     def explain_oom(self) -> str:

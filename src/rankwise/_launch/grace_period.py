@@ -13,6 +13,8 @@ GRACE_SECONDS: Final = 10.0
 StopSignals: TypeAlias = Sequence[tuple[signal.Signals, float]]
 
 AFTER_FAILURE: Final = ((signal.SIGTERM, 3.0),)
+# After the loss of another host, for which the ranks have waited long.
+AFTER_LOSS: Final = ((signal.SIGTERM, 1.0),)
 # After SIGTERM to the launcher, unless the user gave more: schedulers wait that long.
 _TERMINATION_SECONDS: Final = 30.0
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 
+from rankwise._launch.watched_hosts import WatchedHosts
+from rankwise._rendezvous.signed_store import part_of
 from rankwise._rendezvous.store import wait_for
 from rankwise.errors import RankFailure, printable
 
@@ -21,6 +24,8 @@ _POLL_SECONDS: Final = 0.3
 # How long the failures of other hosts are waited for, which stop their ranks before.
 _EXCHANGE_SECONDS: Final = 15.0
 _CLOSE_SECONDS: Final = 1.0
+# How long the store may take to answer when a host is lost, that of the store perhaps.
+_ANSWER_SECONDS: Final = 1.0
 _FAILED: Final = "failed"
 
 
@@ -28,14 +33,21 @@ class HostFailures:
     """An attempt on several hosts, in the launcher of one of them.
 
     Attributes:
-        have_failed: A rank of any host has failed, or the store is lost, as when the launcher of the first host ends.
         all_finished: The ranks of all hosts have ended without an error.
     """
 
-    def __init__(self, store: Store, host: int, num_hosts: int) -> None:
-        self.have_failed = False
+    def __init__(self, store: Store, host: int, num_hosts: int, watched: WatchedHosts) -> None:
+        """Watch the other hosts.
+
+        Args:
+            store: The store of the launchers.
+            host, num_hosts: The number of this host, and of all.
+            watched: The hosts as the watchdog sees them.
+        """
+        self._have_failed = False
+        self._watched = watched
         self.all_finished = False
-        self._store = PrefixStore("rankwise-attempt", store)
+        self._store = part_of(store, "rankwise-attempt")
         self._host = host
         self._hosts = range(num_hosts)
         self._has_finished = False
@@ -43,6 +55,24 @@ class HostFailures:
         # A thread: a store that does not answer cannot be interrupted by Ctrl-C.
         self._thread = threading.Thread(target=self._watch, daemon=True, name="rankwise-hosts")
         self._thread.start()
+
+    @property
+    def lost(self) -> str:
+        """Which host is lost, and why; "" if none is."""
+        return self._watched.lost
+
+    @property
+    def have_failed(self) -> bool:
+        """A rank has failed, or a host or the store is lost, as when the launcher of the first host ends."""
+        return self._have_failed or bool(self.lost)
+
+    def can_go_on(self) -> bool:
+        """Return whether the other launchers may meet again in the store; the watchdog then spares this one."""
+        answers: list[bool] = []
+        self._unless_lost(lambda: answers.append(not self._store.check(["no key"])), seconds=_ANSWER_SECONDS)
+        if answers:
+            self._watched.spare_launcher()
+        return bool(answers)
 
     def finish(self) -> None:
         """Tell the others that the ranks of this host have ended without an error."""
@@ -52,11 +82,8 @@ class HostFailures:
 
     def announce(self) -> None:
         """Tell the others that a rank has failed."""
-        self.close()
-        try:
-            self._store.set(_FAILED, "")
-        except RuntimeError:
-            self.have_failed = True
+        self._over.set()
+        self._unless_lost(lambda: self._store.set(_FAILED, ""))
 
     def exchange(
         self, failures: Sequence[RankFailure], *, consequence: bool, step: int | None
@@ -68,6 +95,13 @@ class HostFailures:
             consequence: They are consequences of failures elsewhere.
             step: The highest step that a rank of this host has reported.
         """
+        found: list[tuple[list[RankFailure], int | None]] = []
+        self._unless_lost(lambda: found.append(self._exchange(failures, consequence=consequence, step=step)))
+        return found[0] if found else ([], step)
+
+    def _exchange(
+        self, failures: Sequence[RankFailure], *, consequence: bool, step: int | None
+    ) -> tuple[list[RankFailure], int | None]:
         own = {"failures": [asdict(failure) for failure in failures], "consequence": consequence, "step": step}
         try:
             self._store.set(f"failures/{self._host}", json.dumps(own))
@@ -85,19 +119,38 @@ class HostFailures:
     def close(self) -> None:
         """Watch the others no longer."""
         self._over.set()
+        self._watched.close()
         self._thread.join(_CLOSE_SECONDS)
+
+    def _unless_lost(self, ask: Callable[[], object], *, seconds: float = 0.0) -> None:
+        """Ask the store, in a thread: one that is on a host without power does not answer, and cannot be interrupted.
+
+        Args:
+            ask: Asks it; an error of the store is not raised.
+            seconds: How long it may take although a host is lost.
+        """
+
+        def attempt() -> None:
+            with contextlib.suppress(RuntimeError):
+                ask()
+
+        thread = threading.Thread(target=attempt, daemon=True, name="rankwise-hosts-store")
+        thread.start()
+        start = time.monotonic()
+        while thread.is_alive() and not (self.lost and time.monotonic() - start >= seconds):
+            thread.join(_POLL_SECONDS)
 
     def _watch(self) -> None:
         try:
             while not self._over.wait(_POLL_SECONDS):
                 if self._store.check([_FAILED]):
-                    self.have_failed = True
+                    self._have_failed = True
                     return
                 if self._has_finished and self._store.check([f"finished/{host}" for host in self._hosts]):
                     self.all_finished = True
                     return
         except RuntimeError:
-            self.have_failed = True
+            self._have_failed = True
 
     def _received(self, host: int) -> tuple[bool, list[RankFailure], int | None]:
         """Return whether the failures of a host are consequences, the failures, and its step."""

@@ -7,13 +7,13 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.oom import POSSIBLE_OOM
 from rankwise._pickling import loads
 from rankwise._text import ranks_text
-from rankwise.errors import RankFailedError, RankFailure, shortened
+from rankwise.errors import LaunchError, RankFailedError, RankFailure, shortened
 
 _SIGNAL_CAUSES: Final = {
     signal.SIGKILL: POSSIBLE_OOM,
@@ -66,6 +66,21 @@ def raise_failures(
     if lingering := [number for number, rank in ranks.items() if rank.lingers]:
         text += f"\n{ranks_text(sorted(lingering))} did not end after that: a thread or an atexit function still ran"
     raise RankFailedError(text + attempts.text, failures=failures, earlier=attempts.failures) from cause
+
+
+def raise_lost(lost: str, ranks: Mapping[int, LaunchedRank], world_size: int, *, attempts: EarlierAttempts) -> NoReturn:
+    """Raise the error that another host was lost, with the errors that ranks have raised themselves before.
+
+    Raises:
+        RankFailedError: A rank has failed, and not only been stopped.
+        LaunchError: No rank has failed.
+    """
+    failures = [failure for failure in failures_of(ranks) if not failure.stopped]
+    text = f"{lost}; the ranks of this host were ended"
+    if not failures:
+        raise LaunchError(text + attempts.text)
+    text = f"{text}\n{describe_failures(failures, world_size)}"
+    raise RankFailedError(text + attempts.text, failures=failures, earlier=attempts.failures)
 
 
 def failed_before(ranks: Mapping[int, LaunchedRank], time_ns: int) -> dict[int, LaunchedRank]:
@@ -160,8 +175,8 @@ def _end_without_message(failure: RankFailure, oom_text: str) -> str:
 def describe_end(failure: RankFailure, oom_text: str) -> str:
     """Return how a rank ended, as a predicate to follow its name: "raised KeyError: 'k'"."""
     exitcode = failure.exitcode
-    if failure.stopped:
-        return f"was stopped ({signal.Signals(-exitcode).name})"
+    if failure.lost or failure.stopped:
+        return f"was lost: {failure.lost}" if failure.lost else f"was stopped ({signal.Signals(-exitcode).name})"
     if exitcode < 0 and -exitcode != signal.SIGINT:
         try:
             number = signal.Signals(-exitcode)

@@ -190,6 +190,11 @@ class Supervisor:
             self.print_message(f"rankwise: {ranks} may take {grace:g} s to end; Ctrl-C ends them now")
 
     @property
+    def launch_id(self) -> str:
+        """The value of the variable `reaper.LAUNCH_ID` of all processes of this launch."""
+        return self._server.launch_id
+
+    @property
     def has_left(self) -> bool:
         """There are processes that SIGKILL did not end."""
         return bool(self._processes.left)

@@ -13,14 +13,20 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     registry,
 )
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from rankwise._net.addresses import LOOPBACK
+from rankwise._net.job_secret import JobSecret
 from rankwise._rendezvous.nodes import STATIC, Nodes
+from rankwise._rendezvous.signed_store import SignedStore
 from rankwise._rendezvous.static_rendezvous import FixedNodesRendezvous, StaticRendezvous
 from rankwise._rendezvous.store import serve
+from rankwise._torch import announced_each_round
 from rankwise.errors import JoinError, LaunchError
 
 _TIMEOUT: Final = 300.0
+_C10D: Final = "c10d"
 
 
 class LoopbackRendezvous(FixedNodesRendezvous):
@@ -62,19 +68,26 @@ def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
     ) from problem
 
 
-def multi_node_rendezvous(nodes: Nodes) -> RendezvousHandler:
+def multi_node_rendezvous(nodes: Nodes, secret: JobSecret | None) -> RendezvousHandler:
     """Return the rendezvous of the launchers of several hosts: rankwise's own for "static", else torch's."""
     if nodes.backend == STATIC:
-        return StaticRendezvous(nodes)
+        return StaticRendezvous(nodes, secret)
     options: dict[str, Any] = {**nodes.options}
-    return registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend=nodes.backend,
-            endpoint=nodes.address,
-            run_id=nodes.run_id,
-            min_nodes=nodes.min_nodes,
-            max_nodes=nodes.num_nodes,
-            local_addr=nodes.local_address or None,
-            **options,
-        )
+    parameters = RendezvousParameters(
+        backend=nodes.backend,
+        endpoint=nodes.address,
+        run_id=nodes.run_id,
+        min_nodes=nodes.min_nodes,
+        max_nodes=nodes.num_nodes,
+        local_addr=nodes.local_address or None,
+        **options,
     )
+    if secret is None or nodes.backend != _C10D:
+        return announced_each_round(registry.get_rendezvous_handler(parameters))
+    # Torch unpickles the state that is in the store, so only launchers with the secret may have written it.
+    parameters.run_id = f"{nodes.run_id}/unsigned"  # the backend writes an empty state, without a code
+    _, store = create_backend(parameters)
+    parameters.run_id = nodes.run_id
+    signed_store = SignedStore(store, secret)
+    handler = create_handler(signed_store, C10dRendezvousBackend(signed_store, nodes.run_id), parameters)
+    return announced_each_round(handler)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from rankwise._net.addresses import is_loopback
+from rankwise._net.job_secret import JobSecret
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._rendezvous.nodes import Nodes
+from rankwise._rendezvous.signed_store import part_of, signed
 from rankwise._rendezvous.store import connect, serve, wait_for
 from rankwise._text import ranks_text
 from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, LaunchError, printable
@@ -50,7 +52,8 @@ class FixedNodesRendezvous(RendezvousHandler):
 class StaticRendezvous(FixedNodesRendezvous):
     """The rendezvous of launchers that are given their node rank and the number of nodes."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, secret: JobSecret | None) -> None:
+        self._secret = secret
         host, port = parse_address(nodes.address)
         self._nodes = nodes
         self._host, self._port = host.value, port.value
@@ -72,14 +75,17 @@ class StaticRendezvous(FixedNodesRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         deadline = time.monotonic() + self._timeout
         if self._store is None:
-            self._store = self._serve() if self._nodes.node_rank == 0 else self._connect(deadline)
+            store = self._serve() if self._nodes.node_rank == 0 else self._connect(deadline)
+            self._store = signed(store, self._secret)
         self._rounds += 1
-        store = PrefixStore(f"rankwise-agents/{self._nodes.run_id}/{self._rounds}", self._store)
+        store = part_of(self._store, f"rankwise-agents/{self._nodes.run_id}/{self._rounds}")
         try:
             self._register(store, deadline)
         except RuntimeError as error:
             if isinstance(error, LaunchError):
                 raise
+            if isinstance(error, JoinError):  # an entry without the secret of this job
+                raise LaunchError(str(error)) from error
             raise LaunchError(
                 f"the launcher of host 0 at {self._nodes.address} has gone while host {self._nodes.node_rank} waited "
                 f"for the others; see its output: {error}"

@@ -1,0 +1,152 @@
+"""The other hosts of an attempt, as the watchdog of this one sees them: the part in the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from torch.distributed import Store
+
+from rankwise._launch.interpreter import interpreter_command
+from rankwise._net.acceptor import listen
+from rankwise._net.addresses import is_loopback
+from rankwise._net.job_secret import JobSecret
+from rankwise._net.rank_proof import connection_key
+from rankwise._rendezvous.store import wait_for
+from rankwise.errors import printable
+
+_KEY: Final = "watchdog"
+_KEY_BYTES: Final = 16
+# Until a rank has reported the timeout of its session: that of `init()` by default.
+_SECONDS: Final = 300.0
+_MEET_SECONDS: Final = 30.0
+_END_SECONDS: Final = 2.0
+_RELAY_SECONDS: Final = 0.2
+
+
+class WatchedHosts:
+    """The watchdog of this host, for one attempt.
+
+    Attributes:
+        lost: Which host is lost, and why; "" if none is.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        host: int,
+        num_hosts: int,
+        address: str,
+        secret: JobSecret | None,
+        launch_id: str,
+        timeout: Callable[[], float | None],
+    ) -> None:
+        """Start the watchdog.
+
+        Args:
+            store: The store of the launchers, for this attempt.
+            host: The number of this host; that of the first one serves the others.
+            num_hosts: The number of hosts.
+            address: The address of the first host.
+            secret: The secret of the job; None without one.
+            launch_id: The id of this launch, by which its processes are found.
+            timeout: Returns how long the ranks wait for each other; None while that is not known.
+        """
+        self.lost = ""
+        listener = listen(0, one_host=is_loopback(address)) if host == 0 else None
+        port, key = _publish(store, listener) if listener is not None else _read(store)
+        settings = {
+            "host": host,
+            "hosts": num_hosts,
+            "address": address,
+            "port": port,
+            "key": connection_key(secret, key).hex(),
+            "listener": -1 if listener is None else listener.fileno(),
+            "launch_id": launch_id,
+            "launcher": os.getpid(),
+            "seconds": _SECONDS,
+        }
+        self._connection, theirs = socket.socketpair()
+        passed = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter
+            [*interpreter_command("host_watchdog"), str(theirs.fileno())],
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        if listener is not None:
+            listener.close()
+        self._send(settings)
+        self._timeout = timeout
+        self._over = threading.Event()
+        # Threads: the main one may wait in compiled code for a store that does not answer.
+        self._relay = threading.Thread(target=self._send_timeouts, daemon=True, name="rankwise-host-timeouts")
+        self._relay.start()
+        threading.Thread(target=self._listen, daemon=True, name="rankwise-watched-hosts").start()
+
+    def spare_launcher(self) -> None:
+        """Tell the watchdog that the launcher runs on, without the host that is lost."""
+        self._send({"restarts": True})
+
+    def close(self) -> None:
+        """End the watchdog, which tells the others that this host ends as it should."""
+        self._over.set()
+        self._relay.join(_END_SECONDS)  # it reads memory that is released afterwards
+        self._send({"end": True})
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._connection.close()
+
+    def _send(self, message: dict[str, object]) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def _send_timeouts(self) -> None:
+        """Tell the watchdog how long the ranks wait for each other, whenever that changes."""
+        sent = _SECONDS
+        while not self._over.wait(_RELAY_SECONDS):
+            seconds = self._timeout()
+            if seconds is not None and seconds != sent:
+                sent = seconds
+                self._send({"seconds": seconds})
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._connection.makefile("r") as lines:
+            for line in lines:
+                self.lost = self.lost or str(json.loads(line)["lost"])
+
+
+def _publish(store: Store, listener: socket.socket) -> tuple[int, bytes]:
+    port, key = listener.getsockname()[1], secrets.token_bytes(_KEY_BYTES)
+    store.set(_KEY, f"{port} {key.hex()}")
+    return port, key
+
+
+def _read(store: Store) -> tuple[int, bytes]:
+    """Return the port and the key of the first host.
+
+    Raises:
+        RuntimeError: The first host has written none.
+    """
+    if not wait_for(store, [_KEY], timeout=_MEET_SECONDS):
+        raise RuntimeError("the launcher of host 0 has not started its watchdog")
+    text = printable(store.get(_KEY).decode(errors="replace"))
+    try:
+        port, key = text.split()
+        return int(port), bytes.fromhex(key)
+    except ValueError as error:
+        raise RuntimeError(f"the address of the watchdog of host 0 is {text!r}") from error

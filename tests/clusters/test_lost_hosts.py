@@ -1,0 +1,66 @@
+"""A host that is cut off, loses its power, or loses all of its processes, while the ranks of two hosts reduce."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.hosts import BIN, HERE, needs_namespaces, on_two_hosts
+
+pytestmark = [needs_namespaces, pytest.mark.slow]
+
+STEPS = str(HERE / "programs" / "steps.py")
+TIMEOUT = 3
+# Bounds on hangs: the timeout of the ranks, 5 s, and a loaded machine.
+SLOW = 40
+LAUNCH = f"{BIN / 'rankwise'} launch -n 2 --no-prefix "
+STATIC = "--nnodes 2 --node-rank $HOST --master-addr left"
+ELASTIC = "--nnodes 1:2 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint left:29400 --rdzv-conf last_call_timeout=1"
+# On the second host: what is done to it once all ranks have reduced, then the time.
+WAIT = 'until [ -e "$2/4-0-0" ] && [ -e "$2/4-0-3" ]; do sleep 0.1; done; '
+CUT = WAIT + 'ip link set right0 down; date +%s > "$2/lost"; wait $launcher; '
+KILL = WAIT + 'date +%s > "$2/lost"; kill -9 $launcher; '
+
+
+def lose(folder: Path, options: str, how: str, *, after: str = "") -> tuple[float, dict[str, str], str]:
+    """Launch on two hosts, lose the second one; return the seconds until the end, exit statuses, and messages."""
+    shell = f'{LAUNCH} {options} "$1" {TIMEOUT} "$2" & launcher=$!; '
+    shell += f'if [ $HOST = 1 ]; then {how} fi; {after} wait $launcher; echo "$HOST: $?" >> "$2/ended"'
+    ended = on_two_hosts(folder, shell, STEPS, str(folder))
+    statuses = dict(line.split(": ") for line in (folder / "ended").read_text().splitlines())
+    return time.time() - float((folder / "lost").read_text()), statuses, ended.stderr
+
+
+def test_a_host_that_is_cut_off_ends_both_sides(tmp_path: Path) -> None:
+    seconds, statuses, messages = lose(tmp_path, STATIC, CUT)
+    assert "0" not in statuses.values()
+    assert seconds < TIMEOUT + SLOW
+    # A launcher may end by the error of its ranks, which names the host too, before its watchdog reports.
+    for number, name in ((1, "right"), (0, "left")):
+        assert re.search(rf"host {number} \({name}\) is lost|Missing: rank \d on {name}", messages), messages
+
+
+def test_a_host_whose_launcher_is_killed_ends_the_other(tmp_path: Path) -> None:
+    seconds, statuses, messages = lose(tmp_path, STATIC, KILL)
+    assert statuses["0"] == "1"
+    assert seconds < SLOW
+    assert re.search(r"host 1 \(right\) has ended: its connection was closed", messages), messages
+
+
+def test_the_host_that_is_left_goes_on(tmp_path: Path) -> None:
+    """In the second attempt its two ranks are alone, and end as they are told to."""
+    after = 'if [ $HOST = 0 ]; then until [ -e "$2/2-1-1" ]; do sleep 0.1; done; : > "$2/enough"; fi; '
+    _, statuses, messages = lose(tmp_path, ELASTIC, CUT, after=after)
+    assert statuses["0"] == "0", messages
+    assert "host 1 (right) is lost: nothing was heard of it for 3 s; the ranks restart on the other hosts" in messages
+
+
+def test_a_host_that_comes_back_takes_part_again(tmp_path: Path) -> None:
+    back = CUT + 'ip link set right0 up; until [ -e "$2/2-1-1" ]; do sleep 0.1; done; '
+    back += f'{LAUNCH} {ELASTIC} "$1" {TIMEOUT} "$2" & launcher=$!; '
+    after = 'if [ $HOST = 0 ]; then until ls "$2" | grep -q "^4-[1-9]-3"; do sleep 0.1; done; : > "$2/enough"; fi; '
+    _, statuses, messages = lose(tmp_path, ELASTIC, back, after=after)
+    assert statuses == {"0": "0", "1": "0"}, messages
