@@ -16,6 +16,7 @@ from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import current
 from rankwise._session.adoption import adopt, environment_in_group
 from rankwise._session.environ import read_check, read_environment, read_shared_memory
+from rankwise._session.hang_watch import HangWatch
 from rankwise._session.init_arguments import check_compatible, check_sources, given_topology, share_session
 from rankwise._session.lifecycle import open_session
 from rankwise._session.session import DEFAULT_TIMEOUT, Session
@@ -39,6 +40,7 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
     local_world_size: int | None = None,
     address: str | None = None,
     check: bool | None = None,
+    hang_report: float | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Session:
     """Join the world that this process was launched into, and return the session: a context manager.
@@ -68,6 +70,9 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
         address: "host:port" that rank zero listens on, instead of the launcher's.
         check: Check single tensors on accelerators too before they are reduced, which costs the host a
             round trip each; all else is always checked. By default as RANKWISE_CHECK is set, 1 or 0.
+        hang_report: After a collective, of rankwise or of torch, has waited for so many seconds, the first rank of each
+            host prints which rank the others wait for, and where each rank of the host is; 0 for no reports. By default
+            as RANKWISE_HANG_SECONDS is set, else 0. See docs/diagnosis.md.
         environ: The variables to read, instead of `os.environ`.
 
     Raises:
@@ -89,6 +94,7 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
     given = given_topology(explicit)
     check_sources(launcher, environ, address)
     checks = None if check is None else as_bool(check, "check")
+    watch = HangWatch(hang_report, environ)
     opened = current.opened_session()
     if opened is not None and current.has_destroyed_group(opened):
         opened.close(failed=True)
@@ -103,15 +109,20 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
             reading,
             check=checks,
             pid=current.opening_pid(group),
-            close=lambda reason, _failed: _leave_adopted(comm, reason),
+            close=lambda reason, _failed: _leave_adopted(comm, reason, watch),
         )
         comm = session.comm
         check_compatible(session, backend, device, given)
     else:
         reading = _launch_environment(launcher, environ, given, address)
         checked = read_check(environ) if checks is None else checks
+
+        def reset() -> None:
+            watch.stop()
+            current.reset_current()
+
         if wants_xla(reading, backend, device):
-            session = open_xla_session(reading, timeout=timeout, check=checked, reset=current.reset_current)
+            session = open_xla_session(reading, timeout=timeout, check=checked, reset=reset)
         else:
             session = open_session(
                 reading,
@@ -120,9 +131,10 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
                 timeout=timeout,
                 check=checked,
                 shares_tensors=read_shared_memory(environ),
-                reset=current.reset_current,
+                reset=reset,
             )
     current.set_current(session)
+    watch.start(session.reading)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)
     return session
 
@@ -138,8 +150,9 @@ def finalize() -> None:
     current.close_current()
 
 
-def _leave_adopted(comm: Comm, reason: str) -> None:
+def _leave_adopted(comm: Comm, reason: str, watch: HangWatch) -> None:
     """Close the connections of a session over a process group that other code opened; the group stays open."""
+    watch.stop()
     current.reset_current()
     comm.close_children(reason)
     comm.shutdown(reason)

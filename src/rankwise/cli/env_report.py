@@ -24,6 +24,7 @@ from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIE
 from rankwise._environment.nesting import OUTER, RUN
 from rankwise._launch.reported_steps import PROGRESS
 from rankwise._net.host import launching_process
+from rankwise._net.job_secret import SECRET, SECRET_FILE
 from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.mpi import has_mpi4py, needs_mpi
 from rankwise._session.environ import read_shared_memory, with_first_host, xla_facts
@@ -32,7 +33,19 @@ from rankwise.errors import LauncherEnvironmentError
 # The variables of rankwise, those that it sets in its ranks included.
 OWN_VARIABLES: Final = (
     *OVERRIDES,
-    *("RANKWISE_CHECK", "RANKWISE_SHARED_MEMORY", "RANKWISE_PRELOAD", "RANKWISE_LAUNCH", PROGRESS, RUN, OUTER),
+    *(
+        "RANKWISE_CHECK",
+        "RANKWISE_SHARED_MEMORY",
+        "RANKWISE_PRELOAD",
+        "RANKWISE_HANG_SECONDS",
+        "RANKWISE_HANG_DIR",
+        "RANKWISE_LAUNCH",
+        SECRET,
+        SECRET_FILE,
+        PROGRESS,
+        RUN,
+        OUTER,
+    ),
 )
 # The variables by which a scheduler or a user limits the devices of a process.
 _VISIBLE_DEVICES: Final = (

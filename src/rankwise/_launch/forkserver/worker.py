@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from rankwise._diagnose.stack_file import offer_stacks
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter, flush
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, receive_message, serialize
 from rankwise._launch.forkserver.rank_debugger import (
@@ -75,6 +76,7 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
     if request.kind is TargetKind.PROGRAM:
         return _exec_program(request.argv)
     _set_process_name(request)
+    _offer_stacks(request)
     terminal = _prepare_debugging(request, connection)
     pid = os.getpid()  # the target may fork, and only this process is the rank
     try:
@@ -95,6 +97,17 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
         if is_preloaded and os.getpid() == pid and request.kind in {TargetKind.SCRIPT, TargetKind.MODULE}:
             _warn_of_late_settings(request.environ)
     return 0
+
+
+def _offer_stacks(request: StartRequest) -> None:
+    """Let `rankwise stacks` find this rank, and request its stacks; those of the pytest plugin have another way."""
+    variables = request.environ
+    if request.kind is not TargetKind.FUNCTION_WITH_CONNECTION and "RANK" in variables:
+        offer_stacks(
+            rank=int(variables["RANK"]),
+            world_size=int(variables["WORLD_SIZE"]),
+            local_rank=int(variables["LOCAL_RANK"]),
+        )
 
 
 def _prepare_debugging(request: StartRequest, connection: socket.socket) -> RankTerminal:

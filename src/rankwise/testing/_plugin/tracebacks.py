@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import linecache
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from rankwise._diagnose.stack import FRAME, WRAPPERS, called_function
 from rankwise._text import ranks_text
 
 _RUNNING_TESTS: Final = ("/_pytest/", "/pluggy/", "/rankwise/testing/", "/rankwise/_launch/")
-# The usual names of functions that decorators return.
-_WRAPPERS: Final = frozenset({"wrapper", "wrapped", "inner", "decorated"})
-_FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
 
 def summary(stacks: Mapping[int, str], file: str) -> str:
@@ -46,7 +41,7 @@ def trimmed(stack: str) -> str:
     lines: list[str] = []
     below = False
     for line in stack.rstrip().splitlines():
-        frame = _FRAME.match(line)
+        frame = FRAME.match(line)
         below = frame is not None and (below or any(part in frame["file"] for part in _RUNNING_TESTS))
         if not below:
             lines.append(line)
@@ -62,30 +57,16 @@ def _by_location(stacks: Mapping[int, str], file: str) -> dict[str, list[int]]:
 
 def _frames(stack: str) -> list[dict[str, str]]:
     """Return the frames of the main thread, which comes last, its innermost frame first."""
-    return [match.groupdict() for match in _FRAME.finditer(stack.rpartition("hread 0x")[2])]
+    return [match.groupdict() for match in FRAME.finditer(stack.rpartition("hread 0x")[2])]
 
 
 def _location(stack: str, file: str) -> str:
     frames = _frames(stack)
     for index, frame in enumerate(frames):
         if frame["file"] == file:
-            above = [inner["function"] for inner in frames[:index] if inner["function"] not in _WRAPPERS]
-            called = above[-1] if above else _called(file, int(frame["line"])) or frame["function"]
+            above = [inner["function"] for inner in frames[:index] if inner["function"] not in WRAPPERS]
+            called = above[-1] if above else called_function(file, int(frame["line"])) or frame["function"]
             return f"in {called}, {Path(file).name}:{frame['line']}"
     if frames:
         return f"in {frames[0]['function']}, {Path(frames[0]['file']).name}:{frames[0]['line']}"
     return "without a stack"
-
-
-def _called(file: str, line: int) -> str:
-    """Return the function that a line calls, if it calls one: a function in C has no frame in the stack."""
-    try:
-        tree = ast.parse(linecache.getline(file, line).strip().rstrip(":"))
-    except SyntaxError:
-        return ""
-    called = {
-        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-    }
-    return called.pop() if len(called) == 1 else ""

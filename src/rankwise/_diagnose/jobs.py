@@ -1,0 +1,171 @@
+"""The jobs of this host: processes with the variables of a launcher, each with the processes that it has started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rankwise._diagnose.processes import DiagnosisError, Process, command_of, environ_of, is_python, own_processes
+from rankwise._diagnose.stack_file import marked_rank
+from rankwise._environment.detect import detect
+from rankwise.errors import RankwiseError
+
+_LAUNCH_ID: Final = "RANKWISE_LAUNCH"  # `reaper.LAUNCH_ID`, in a package above this one
+# In the command line of the process that watches the ranks.
+WATCHER: Final = "rankwise._diagnose.watcher"
+_ADDRESS: Final = ("MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRank:
+    """A rank on this host.
+
+    Attributes:
+        rank: The global rank.
+        process: The process of the rank.
+        workers: The Python processes that it has started, such as those of a data loader.
+    """
+
+    rank: int
+    process: Process
+    workers: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The ranks of a job on this host.
+
+    Attributes:
+        launcher: The name of the launcher, as `detect` returns it.
+        world_size: The number of ranks on all hosts.
+        ranks: The ranks here, in order.
+        ancestors: The processes that have started all of them, such as the launcher.
+    """
+
+    launcher: str
+    world_size: int
+    ranks: tuple[HostRank, ...]
+    ancestors: frozenset[int] = frozenset()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the lowest rank here, by which the job is named."""
+        return self.ranks[0].process.pid
+
+    @property
+    def processes(self) -> set[int]:
+        """The process ids of the ranks and their workers."""
+        return {process.pid for rank in self.ranks for process in (rank.process, *rank.workers)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """What a process claims to be: a rank of a job."""
+
+    job: tuple[str, ...]
+    launcher: str
+    world_size: int
+    rank: int
+
+
+def find_jobs() -> list[Job]:
+    """Return the jobs of this user on this host, in the order in which they were started.
+
+    Raises:
+        DiagnosisError: There is no /proc.
+    """
+    processes = own_processes()
+    claims = {pid: claim for pid in processes if (claim := _identity(pid)) is not None}
+    ranks = _without_launchers(claims, processes)
+    jobs: dict[tuple[str, ...], dict[int, int]] = {}
+    for pid in sorted(ranks, key=lambda pid: processes[pid].started):
+        jobs.setdefault(claims[pid].job, {}).setdefault(claims[pid].rank, pid)
+    return [_job(list(of_rank.items()), claims, processes) for of_rank in jobs.values()]
+
+
+def find_job(pid: int | None) -> Job:
+    """Return the job that a process belongs to, as rank, worker or launcher; without one, the only job.
+
+    Raises:
+        DiagnosisError: There is no such job, or more than one.
+    """
+    jobs = find_jobs()
+    if pid is not None:
+        found = [job for job in jobs if pid in job.processes]
+        found = found or [job for job in jobs if pid in job.ancestors]
+    else:
+        found = jobs
+    names = ", ".join(f"{job.pid} ({job.launcher}, {job.world_size} ranks)" for job in found or jobs)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise DiagnosisError(f"there are {len(found)} jobs to choose from: give the process id of one of {names}")
+    expected = "a process of a job" if pid is None else f"process {pid} of a job"
+    others = f"; the jobs of this host are {names}" if jobs else ": no process of this user has the variables of one"
+    raise DiagnosisError(f"{expected} was not found on this host{others}")
+
+
+def _identity(pid: int) -> _Identity | None:
+    """Return what a process is; None if it is no rank."""
+    environ = environ_of(pid)
+    marked = marked_rank(pid)
+    if marked is not None:
+        job = environ.get(_LAUNCH_ID, "")
+        if job:
+            return _Identity(("rankwise", job), "rankwise", marked.world_size, marked.rank)
+    if not environ or not is_python(pid):
+        return None
+    try:
+        facts = detect(environ)
+        launcher = facts.launcher
+    except RankwiseError:
+        launcher = "none"  # half of a launcher's variables: another program's
+    if launcher == "none":  # a rank by the arguments of init()
+        return None if marked is None else _Identity(("init",), "arguments", marked.world_size, marked.rank)
+    if launcher == "rankwise" and _LAUNCH_ID in environ:  # as a marked rank, which may have started this process
+        return _Identity((launcher, environ[_LAUNCH_ID]), launcher, facts.world_size.value, facts.rank.value)
+    where = [environ.get(name, "") for name in (*_ADDRESS, _LAUNCH_ID)]
+    job_id = "" if facts.job is None else str(facts.job.value)
+    key = (launcher, job_id, str(facts.world_size.value), *where)
+    return _Identity(key, launcher, facts.world_size.value, facts.rank.value)
+
+
+def _without_launchers(claims: Mapping[int, _Identity], processes: Mapping[int, Process]) -> set[int]:
+    """Return the ranks: not the processes that a rank has started, nor launchers that were started as ranks."""
+    ranks = set(claims)
+    for pid in claims:
+        for above in _ancestors(pid, processes):
+            if above in claims and above != os.getpid():
+                if claims[above] == claims[pid]:
+                    ranks.discard(pid)  # it has inherited the variables
+                else:
+                    ranks.discard(above)  # it runs an inner launcher
+    return ranks - {os.getpid()}
+
+
+def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
+    found: list[int] = []
+    while (process := processes.get(pid)) is not None and process.parent not in {0, 1, *found}:
+        pid = process.parent
+        found.append(pid)
+    return found
+
+
+def _job(of_rank: list[tuple[int, int]], claims: Mapping[int, _Identity], processes: Mapping[int, Process]) -> Job:
+    pids = [pid for _, pid in of_rank]
+    ancestors = set.intersection(*(set(_ancestors(pid, processes)) for pid in pids))
+    ranks = [
+        HostRank(rank=rank, process=processes[pid], workers=tuple(_workers(pid, processes)))
+        for rank, pid in sorted(of_rank)
+    ]
+    claim = claims[pids[0]]
+    return Job(launcher=claim.launcher, world_size=claim.world_size, ranks=tuple(ranks), ancestors=frozenset(ancestors))
+
+
+def _workers(rank: int, processes: Mapping[int, Process]) -> Iterable[Process]:
+    for pid, process in sorted(processes.items()):
+        is_below = pid != rank and rank in _ancestors(pid, processes) and is_python(pid)
+        if is_below and not any(WATCHER in word for word in command_of(pid)):
+            yield process

@@ -1,0 +1,111 @@
+"""A sample of a job: the stack of each rank, by the way that is open, and what the kernel knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rankwise._diagnose import py_spy
+from rankwise._diagnose.jobs import HostRank
+from rankwise._diagnose.processes import Process, main_thread_times, read_process, wait_channel
+from rankwise._diagnose.stack import Stack, parse_stacks
+from rankwise._diagnose.stack_file import request_stacks
+
+_SIGNAL_SECONDS: Final = 1.0
+_THREADS: Final = 8
+# States in which a process handles no signal.
+_CANNOT_ANSWER: Final = frozenset("TtD")
+# States in which a process runs no code, with the words for them.
+STATES: Final = {
+    "T": "stopped by a signal (SIGCONT continues it)",
+    "t": "stopped by a debugger",
+    "D": "in an uninterruptible wait of the kernel",
+    "Z": "ended, but not waited for by its parent",
+    "X": "ended",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSample:
+    """A process at one moment.
+
+    Attributes:
+        pid: The process.
+        state: As in `Process`; "X" if it has ended.
+        channel: The function of the kernel that it waits in; "" if there is none.
+        cpu_seconds: CPU time that all of its threads have used.
+        run_seconds: CPU time that its main thread has used.
+        delay_seconds: How long its main thread has waited for a core.
+        stack: The stack of its main thread; None if it could not be read.
+        reason: Why it could not.
+    """
+
+    pid: int
+    state: str
+    channel: str = ""
+    cpu_seconds: float = 0.0
+    run_seconds: float = 0.0
+    delay_seconds: float = 0.0
+    stack: Stack | None = None
+    reason: str = ""
+
+    @property
+    def location(self) -> str:
+        """Where it is, with its state if it cannot run."""
+        stopped = STATES.get(self.state, "")
+        if self.stack is not None:
+            return f"{self.stack.location}, {stopped}" if stopped else self.stack.location
+        if stopped:
+            return f"{stopped}{f', in {self.channel}' if self.channel else ''}"
+        return f"no stack: state {self.state}{f', in {self.channel}' if self.channel else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSample:
+    """A rank at one moment, and the processes that it has started."""
+
+    rank: int
+    process: ProcessSample
+    workers: tuple[ProcessSample, ...] = ()
+
+
+def sample_ranks(ranks: Iterable[HostRank], *, native: bool = False) -> list[RankSample]:
+    """Return a sample of each rank, taken at about the same time."""
+
+    def sample(process: Process) -> ProcessSample:
+        return sample_process(process.pid, native=native)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        futures = [
+            (rank.rank, pool.submit(sample, rank.process), [pool.submit(sample, worker) for worker in rank.workers])
+            for rank in ranks
+        ]
+        return [
+            RankSample(rank=rank, process=own.result(), workers=tuple(worker.result() for worker in workers))
+            for rank, own, workers in futures
+        ]
+
+
+def sample_process(pid: int, *, native: bool = False) -> ProcessSample:
+    """Return a sample of a process."""
+    process = read_process(pid)
+    if process is None:
+        return ProcessSample(pid=pid, state="X", reason="it has ended")
+    run, delay = main_thread_times(pid)
+    sample = ProcessSample(
+        pid=pid,
+        state=process.state,
+        channel=wait_channel(pid),
+        cpu_seconds=process.cpu_seconds,
+        run_seconds=run,
+        delay_seconds=delay,
+    )
+    if process.state in {"Z", "X"}:
+        return replace(sample, reason="it has ended")
+    found = py_spy.read_stack(pid, native=native)
+    # After py-spy, which has no effect on the process: a signal ends a system call such as sleep() of C early.
+    if not isinstance(found, Stack) and process.state not in _CANNOT_ANSWER:
+        found = parse_stacks(request_stacks(pid, _SIGNAL_SECONDS)) or found
+    return replace(sample, stack=found) if isinstance(found, Stack) else replace(sample, reason=found)

@@ -1,0 +1,114 @@
+"""A stack: its frames, where it is in the user's program, and whether it waits in a collective."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+# The usual names of functions that decorators return.
+WRAPPERS: Final = frozenset({"wrapper", "wrapped", "inner", "decorated"})
+FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGE: Final = str(Path(__file__).parents[1]) + "/"
+# Of any interpreter: a job may run with another one than this command.
+_OF_LIBRARIES: Final = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<|/torch/(distributed|autograd|nn)/")
+_COLLECTIVES: Final = (
+    "/torch/distributed/distributed_c10d.py", "/torch/distributed/nn/", "/torch/distributed/_functional_collectives.py",
+    "/rankwise/_comm/", "/rankwise/_collectives/", "/rankwise/_rendezvous/", "/torch/distributed/rendezvous.py",
+)  # fmt: skip
+_LAUNCHER: Final = "/rankwise/_launch/forkserver/"  # below the user's program
+_BACKWARD: Final = "/torch/autograd/graph.py"
+
+
+@dataclass(frozen=True, slots=True)
+class StackFrame:
+    """A frame: a function, its file and the line."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def is_native(self) -> bool:
+        """It is a function of C++."""
+        return not self.file.endswith(".py") and not self.line
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The frames of a main thread, the innermost first."""
+
+    frames: Sequence[StackFrame]
+
+    @cached_property
+    def user_frame(self) -> StackFrame | None:
+        """The innermost frame of the user's program; else the innermost one of Python; None without any."""
+        frames = [frame for frame in self.frames if not frame.is_native]
+        return next((frame for frame in frames if not _is_library(frame.file)), frames[0] if frames else None)
+
+    @cached_property
+    def location(self) -> str:
+        """The function that the user's program calls, and the line: "all_reduce at train.py:88"."""
+        frame = self.user_frame
+        if frame is None:
+            return "without a stack of Python"
+        inner = self.frames[: self.frames.index(frame)]
+        # Some readers give qualified names, as "Module.forward".
+        names = [called.function.rpartition(".")[2] for called in inner if not called.is_native]
+        names = [name for name in names if name not in WRAPPERS]
+        function = names[-1] if names else called_function(frame.file, frame.line) or frame.function
+        return f"{function} at {Path(frame.file).name}:{frame.line}"
+
+    @cached_property
+    def in_collective(self) -> bool:
+        """It is in a collective, or meets the other ranks."""
+        return any(part in frame.file for frame in self.frames for part in _COLLECTIVES)
+
+    @cached_property
+    def in_backward(self) -> bool:
+        """It is in a backward pass, where the gradients of DDP are reduced."""
+        return any(_BACKWARD in frame.file for frame in self.frames)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"  {frame.function} (native)"
+            if frame.is_native
+            else f'  File "{frame.file}", line {frame.line} in {frame.function}'
+            for frame in takewhile(lambda frame: _LAUNCHER not in frame.file, self.frames)
+        )
+
+
+def parse_stacks(text: str) -> Stack | None:
+    """Return the stack of the main thread, which comes last in the output of faulthandler; None if it is not there."""
+    frames = [
+        StackFrame(match["function"], match["file"], int(match["line"]))
+        for match in FRAME.finditer(text.rpartition("hread 0x")[2])
+    ]
+    return Stack(frames) if frames else None
+
+
+@cache
+def _is_library(file: str) -> bool:
+    return file.startswith((*_LIBRARIES, _PACKAGE)) or _OF_LIBRARIES.search(file) is not None
+
+
+def called_function(file: str, line: int) -> str:
+    """Return the function that a line calls, if it calls one: a function in C has no frame in the stack."""
+    try:
+        tree = ast.parse(linecache.getline(file, line).strip().rstrip(":"))
+    except SyntaxError:
+        return ""
+    called = {
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    }
+    return called.pop() if len(called) == 1 else ""

@@ -1,0 +1,119 @@
+"""The report of a hang, which one process of each host prints: the rank that is missing, and where all are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import rankwise as rw
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from tests.lanes import variants
+
+PROGRAM = Path(__file__).parent / "programs" / "hangs.py"
+LAUNCHERS = {
+    "rankwise": (sys.executable, "-m", "rankwise", "launch", "-n", "3"),
+    "torchrun": (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"),
+    "mpiexec": (str(Path(sys.executable).parent / "mpiexec.hydra"), "-n", "3", sys.executable),
+}
+PLACES = {"sleeps": 27, "stopped": 21, "lock": 26}
+
+
+@contextlib.contextmanager
+def hanging(launcher: str, victim: int, how: str, collective: str, seconds: float = 2) -> Iterator[tuple[str, Path]]:
+    """Start a job that hangs, and return the lines of its first report, and the folder of the reports."""
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
+        [*LAUNCHERS[launcher], str(PROGRAM), str(victim), how, collective, str(seconds)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RANKWISE_HANG_DIR": f"{folder}/reports", "TMPDIR": folder},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            lines: list[str] = []
+            while "this report is in" not in (line := process.stdout.readline()):
+                assert line, "".join(lines)
+                lines.append(line)
+            yield "".join(lines), Path(folder) / "reports"
+        finally:
+            started = psutil.Process(process.pid).children(recursive=True)
+            for child in started:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.kill()
+            psutil.wait_procs(started, timeout=60)
+
+
+CASES = [
+    ("rankwise", "lock", "rankwise"),
+    ("rankwise", "stopped", "torch"),
+    ("torchrun", "sleeps", "ddp"),
+    ("mpiexec", "lock", "torch"),
+    ("torchrun", "skips", "torch"),
+]
+
+
+@pytest.mark.parametrize(("launcher", "how", "collective"), variants(CASES, fast=CASES[:1]))
+def test_a_hang_is_reported_with_the_rank_that_is_missing(launcher: str, how: str, collective: str) -> None:
+    with hanging(launcher, 1, how, collective) as (report, folder):
+        (file,) = folder.iterdir()
+        written = file.read_text()
+    assert re.fullmatch(r"hang-.*-rank0-\d+T\d+\.txt", file.name)
+    missing = [line for line in report.splitlines() if "missing:" in line]
+    assert len(missing) == 1, report
+    assert "missing: rank 1, not moving: " in missing[0]
+    assert "ranks 0, 2: waiting for " in report
+    for line in written.splitlines():
+        assert line in report
+    if how in PLACES:
+        assert f"hangs.py:{PLACES[how]}" in missing[0]
+
+
+@pytest.mark.soak(20)
+@pytest.mark.slow
+def test_a_rank_that_hangs_at_random_is_named(seed: int, record_property: Callable[[str, object], None]) -> None:
+    choice = random.Random(seed)  # noqa: S311 - not for secrets
+    launcher, victim = choice.choice(["rankwise", "torchrun"]), choice.randrange(3)
+    how, collective = choice.choice(["sleeps", "stopped", "lock", "skips"]), choice.choice(["rankwise", "torch", "ddp"])
+    start = time.monotonic()
+    with hanging(launcher, victim, how, collective) as (report, _):
+        record_property("seconds", f"{time.monotonic() - start:.1f} from the start, {how} {collective} {launcher}")
+        assert re.findall(r"missing: (.*?),", report) == [f"rank {victim}"], report
+
+
+def test_no_report_without_a_hang_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_HANG_SECONDS", "20")
+    before = psutil.Process().children()
+    with rw.init(device="cpu"):  # alone: nothing to watch
+        assert psutil.Process().children() == before
+    for value in ("soon", "-1", "nan"):
+        monkeypatch.setenv("RANKWISE_HANG_SECONDS", value)
+        with pytest.raises(
+            LauncherEnvironmentError, match=f"RANKWISE_HANG_SECONDS='{value}' is not a number of seconds"
+        ):
+            rw.init(device="cpu")
+    with pytest.raises(InvalidArgumentError, match="hang_report=-1"):
+        rw.init(device="cpu", hang_report=-1)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.slow
+def test_the_watch_ends_with_the_session(session: object) -> None:
+    rw.finalize()
+    before = len(psutil.Process().children())
+    with rw.init(device="cpu", hang_report=20) as joined:
+        watchers = [
+            child for child in psutil.Process().children() if any("watcher" in word for word in child.cmdline())
+        ]
+        assert len(watchers) == (1 if joined.rank == 0 else 0)
+        rw.barrier()
+    assert len(psutil.Process().children()) == before
