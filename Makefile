@@ -42,6 +42,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/testing.py
+	$(BIN)/python -m benchmarks.engines
 
 clean:
 	rm -rf $(VENV) .compat .xla dist
