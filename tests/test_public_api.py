@@ -22,6 +22,7 @@ MODULES = (
     "rankwise.extend.checks",
     "rankwise.extend.collectives",
     "rankwise.extend.decorators",
+    "rankwise.extend.engines",
     "rankwise.extend.launchers",
     "rankwise.extend.picklers",
     "rankwise.extend.sessions",

@@ -33,6 +33,8 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "_torch.py",
         "compat/mmcv.py",
         "_launch/spec.py",
+        "_launch/engines/ray_actor.py",
+        "_launch/engines/slurm_task.py",
         "_launch/forkserver/preloading.py",
         "_launch/forkserver/worker.py",
         "_launch/launchserver/kept_launch.py",

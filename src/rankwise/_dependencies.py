@@ -31,3 +31,18 @@ def missing_torch(purpose: str) -> MissingDependencyError:
         f"with '{sys.executable or 'python'} -m pip install torch', or use an interpreter that has it",
         name="torch",
     )
+
+
+def missing_extra(purpose: str, module: str, extra: str) -> MissingDependencyError:
+    """Return the error for a package that an extra of rankwise installs.
+
+    Args:
+        purpose: The feature that needs it.
+        module: The package.
+        extra: The extra.
+    """
+    return MissingDependencyError(
+        f"{purpose} needs the package {module!r}, which {sys.executable or 'this interpreter'} does not have: install "
+        f"it with pip install 'rankwise[{extra}]'",
+        name=module,
+    )

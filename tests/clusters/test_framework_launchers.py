@@ -71,8 +71,9 @@ def test_the_subprocess_launcher_of_lightning(tmp_path: Path) -> None:
 
 
 def test_ray_train(tmp_path: Path) -> None:
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("ray is not installed")
+    missing = [name for name in ("ray", "pandas", "pyarrow") if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"ray[train] is not installed: {', '.join(missing)} missing")
     start = [sys.executable, str(HERE / "start_with_ray.py")]
     ranks = started(start, tmp_path, RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
     check(ranks)

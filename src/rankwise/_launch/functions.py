@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rankwise._dependencies import require_torch
+from rankwise._launch.engines.interface import Engine
+from rankwise._launch.engines.running import launch_on
 from rankwise._launch.forkserver.client import start_fork_server
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
@@ -35,6 +37,8 @@ def launch(
     output: Output | None = None,
     backend: str | None = None,
     preload: Preload = True,
+    nnodes: int | None = None,
+    on: str | Engine | None = None,
 ) -> list[R]:
     """Run a function in `nproc` new processes on this host, as the ranks of one world, and return their results.
 
@@ -57,16 +61,21 @@ def launch(
             sequence or in one string, such as "sklearn,pandas"; "auto" for the installed modules that the caller's
             script imports at its top level. True for those of RANKWISE_PRELOAD; torch always is one of them. False
             starts each rank as a new interpreter.
+        nnodes: The number of nodes that the engine of `on` takes, each with `nproc` ranks; one by default.
+        on: What runs the ranks elsewhere, as an object or by its name: "slurm" or a `rankwise.launching.SlurmEngine`,
+            "ray" or a `rankwise.launching.RayEngine`, or an engine of another package (`rankwise.extend.engines`). None
+            for this host. Ranks have no terminal there, and `nodes`, `output`, `backend` and `preload` have no meaning.
 
     Returns:
-        The results of the ranks of this host, by rank.
+        The results of the ranks of this host, by rank; with `on`, those of all ranks.
 
     Raises:
         InvalidArgumentError: `nproc` is not a number of processes that this host could run, or not the number of its
             XLA devices; `fn` is no function; the function or an argument cannot be pickled; or there is no such module
             to preload.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
-        MissingDependencyError: This interpreter has no torch, or no torch_xla for backend="xla".
+        MissingDependencyError: This interpreter has no torch, no torch_xla for backend="xla", or not the package that
+            the engine needs.
         LaunchError: The ranks could not be started; or this process is a rank that imports the script, where no guard
             protects this call.
 
@@ -75,7 +84,54 @@ def launch(
         >>> rankwise.launch(lambda x: x * rankwise.get_rank(), 10, nproc=2)
         [0, 10]
     """
+    if on is not None:
+        given = {"nodes": nodes, "output": output, "backend": backend, "preload": None if preload is True else preload}
+        refused = {name: value is not None for name, value in given.items()}
+        return launch_on(fn, [args], on=on, nproc=nproc, nnodes=nnodes, refused=refused)[0]
+    if nnodes is not None:
+        raise InvalidArgumentError(
+            f"nnodes={shown(nnodes)} needs on=, the engine that finds the nodes; hosts that each make this call are "
+            "nodes="
+        )
     return FunctionLaunch(fn, args, nproc=nproc, nodes=nodes, output=output, backend=backend, preload=preload).run()
+
+
+def launch_many(
+    fn: Callable[..., R],
+    arguments: Iterable[Sequence[Any]],
+    *,
+    nproc: int,
+    nnodes: int | None = None,
+    on: str | Engine | None = None,
+) -> list[list[R]]:
+    """Run a function in as many worlds as there are arguments, and return the results of each.
+
+    Local to the caller, as `rankwise.launch`. An engine gets all worlds at once, and Slurm as an array of jobs, of
+    which it runs as many at a time as it has room for. On this host they run one after the other.
+
+    Args:
+        fn: The function that each rank runs.
+        arguments: The arguments of the function in each world, as tuples.
+        nproc: The number of ranks of each world on this host, or on each node.
+        nnodes: The number of nodes of each world, for an engine; one by default.
+        on: What runs the ranks elsewhere, as for `rankwise.launch`; None for this host.
+
+    Returns:
+        For each world, in their order, the results of its ranks, by rank.
+
+    Raises:
+        InvalidArgumentError: An argument cannot be used, or cannot be pickled.
+        RankFailedError: A rank failed: of the first world with a failure, when an engine has run all of them.
+        MissingDependencyError: A package is missing, as for `rankwise.launch`.
+        LaunchError: The ranks could not be started.
+
+    Example:
+        >>> launch_many(divmod, [(7, 2), (9, 4)], nproc=2)
+        [[(3, 1), (3, 1)], [(2, 1), (2, 1)]]
+    """
+    if on is not None:
+        return launch_on(fn, arguments, on=on, nproc=nproc, nnodes=nnodes, refused={})
+    return [launch(fn, *args, nproc=nproc, nnodes=nnodes) for args in arguments]
 
 
 class FunctionLaunch(Generic[R]):

@@ -1,0 +1,133 @@
+"""Functions whose ranks an engine runs, their results, and their failures in the form of those of this host."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from rankwise._arguments import as_integer
+from rankwise._launch.engines.installed_engines import find_engine
+from rankwise._launch.engines.interface import NO_TERMINAL, Engine, RankJob, RankOutcome
+from rankwise._launch.forkserver.ipc import TargetKind
+from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.report import describe_failures
+from rankwise._pickling import loads
+from rankwise.errors import InvalidArgumentError, LaunchError, RankFailedError, shown
+
+R = TypeVar("R")
+
+# What the arguments of `launch` that describe this host mean, and what to do instead.
+_HOST_ARGUMENTS: Final = {
+    "nodes": "an engine chooses the hosts: give it their number as nnodes",
+    "output": "the output of ranks is not shown here as it comes: it is in the engine's logs",
+    "backend": "ranks on XLA devices start on the host that makes the call",
+    "preload": "each rank is a new interpreter, and inherits no modules",
+    "hosts": "an engine chooses the hosts: give it their number as nnodes",
+}
+
+
+def launch_on(
+    fn: Callable[..., R],
+    arguments: Iterable[Sequence[Any]],
+    *,
+    on: str | Engine,
+    nproc: int | None,
+    nnodes: int | None,
+    refused: Mapping[str, bool],
+) -> list[list[R]]:
+    """Run a function in the ranks of a job for each of several arguments, and return the results of each, by rank.
+
+    When this process is interrupted, the jobs are cancelled.
+
+    Args:
+        fn: The function.
+        arguments: The arguments of the function in each job.
+        on: The engine, or its name.
+        nproc: The number of ranks on each node.
+        nnodes: The number of nodes; None for one.
+        refused: Which arguments of `launch` were given that no engine has.
+
+    Raises:
+        InvalidArgumentError: An argument cannot be used, or cannot be pickled.
+        RankFailedError: A rank failed.
+        LaunchError: The job was refused, or its engine has ended.
+    """
+    for name, is_given in refused.items():
+        if is_given:
+            raise InvalidArgumentError(f"{name}= and on= exclude each other: {_HOST_ARGUMENTS[name]}")
+    engine = find_engine(on)
+    jobs = [_job(fn, args, nproc=nproc, nnodes=nnodes) for args in arguments]
+    if not jobs:
+        return []
+    job_ids = engine.submit(jobs)
+    try:
+        outcomes = [engine.wait(job_id) for job_id in job_ids]
+    except BaseException:
+        _cancel_all(engine, job_ids)
+        raise
+    return [results_of(each, job, engine, job_id) for each, job, job_id in zip(outcomes, jobs, job_ids, strict=True)]
+
+
+def results_of(outcomes: Sequence[RankOutcome], job: RankJob, engine: Engine, job_id: str) -> list[Any]:
+    """Return the return values of the ranks, by rank.
+
+    Raises:
+        RankFailedError: A rank failed. Its cause is the exception of the first one, if that could be pickled.
+        LaunchError: The engine has left out a rank.
+    """
+    by_rank = {outcome.rank: outcome for outcome in outcomes}
+    if sorted(by_rank) != list(range(job.world_size)):
+        raise LaunchError(
+            f"engine {engine.name!r} returned the outcomes of the ranks {shown(sorted(by_rank))} of job {job_id}, and "
+            f"not those of {job.world_size} ranks"
+        )
+    failed = sorted((one for one in outcomes if one.failure), key=lambda one: (one.consequence, one.time_ns, one.rank))
+    if not failed:
+        return [loads(by_rank[rank].value) if by_rank[rank].value else None for rank in sorted(by_rank)]
+    cause: BaseException | None = None
+    if failed[0].error:
+        with contextlib.suppress(Exception):  # only that rank may know its class; its text is in the report
+            cause = loads(failed[0].error)
+    failures = [one.failure for one in failed if one.failure]
+    text = describe_failures(failures, job.world_size)
+    raise RankFailedError(f"{text}\n{_where(engine, job_id, failures[0].rank)}", failures=failures) from cause
+
+
+def _where(engine: Engine, job_id: str, rank: int) -> str:
+    with contextlib.suppress(LaunchError):
+        files = engine.logs(job_id).get(rank, ())
+        if files:
+            return f"job {job_id} of {engine.name}; the output of rank {rank} is in {' and '.join(map(str, files))}"
+    return f"job {job_id} of {engine.name}"
+
+
+def _job(fn: Callable[..., Any], args: Sequence[Any], *, nproc: int | None, nnodes: int | None) -> RankJob:
+    if not callable(fn):
+        raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise InvalidArgumentError(f"the arguments of a launch are a tuple, got {shown(args)}: write (x,) for one")
+    return RankJob(
+        nproc=_count(nproc, "nproc"),
+        nnodes=_count(1 if nnodes is None else nnodes, "nnodes"),
+        name=getattr(fn, "__qualname__", type(fn).__qualname__),
+        kind=TargetKind.FUNCTION,
+        argv=tuple(map(str, getattr(sys, "argv", ()))),
+        call=pickle.dumps(FunctionCall.of(fn, tuple(args), setup=NO_TERMINAL)),
+    )
+
+
+def _count(value: int | None, name: str) -> int:
+    number = as_integer(value, name)
+    if number < 1:
+        raise InvalidArgumentError(f"{name}={number} is not a number from 1 on")
+    return number
+
+
+def _cancel_all(engine: Engine, job_ids: Sequence[str]) -> None:
+    """Cancel jobs. The error that has led to that is the one to raise."""
+    for job_id in job_ids:
+        with contextlib.suppress(LaunchError):
+            engine.cancel(job_id)

@@ -1,0 +1,248 @@
+"""`rankwise submit`, `logs` and `cancel`: scripts whose ranks Slurm runs, and manifests for Kubernetes."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
+from rankwise.errors import InvalidArgumentError, RankwiseError
+
+if TYPE_CHECKING:
+    from rankwise._launch.engines.interface import RankJob
+    from rankwise.launching import SlurmEngine
+
+_FOLDER: Final = "rankwise-jobs"
+_ANYTHING: Final = click.Path(readable=False)
+_FOLLOW_SECONDS: Final = 0.5
+
+_folder = click.option(
+    "--folder",
+    default=_FOLDER,
+    show_default=True,
+    help="Folder of the jobs' logs and results, on a shared file system.",
+)
+
+
+def _pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str | bool]:
+    """Read "account=vision" and "exclusive"."""
+    found: dict[str, str | bool] = {}
+    for value in values:
+        name, equals, text = value.lstrip("-").partition("=")
+        found[name] = text if equals else True
+    return found
+
+
+@click.command(
+    short_help="Submit a script to Slurm, or write a manifest.", context_settings={"allow_interspersed_args": False}
+)
+@click.option(
+    "-n",
+    "--nproc-per-node",
+    "--nproc",
+    "nproc",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of ranks on each node.",
+)
+@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes.")
+@click.option("-m", "--module", is_flag=True, help="TARGET is a module, as with python -m.")
+@click.option("--no-python", is_flag=True, help="TARGET is an executable, not a Python script.")
+@click.option("--dry-run", is_flag=True, help="Print the file for sbatch, or the manifest, and submit nothing.")
+@click.option("--time", default="", metavar="LIMIT", help="Time limit: minutes, 1:00:00 or 1-12 (days-hours).")
+@click.option("--partition", default="", help="Slurm's partition.")
+@click.option("--gpus-per-task", type=click.IntRange(0), default=0, help="Number of GPUs of each rank.")
+@click.option("--cpus-per-task", type=click.IntRange(0), default=0, help="Number of CPUs of each rank.")
+@click.option("--mem", "memory", default="", help="Memory on each node, such as 32G; with --k8s such as 32Gi.")
+@click.option(
+    "--signal-seconds",
+    type=click.IntRange(0),
+    default=90,
+    show_default=True,
+    help="Send SIGUSR2 to the ranks so long before the time limit.",
+)
+@click.option(
+    "--requeue",
+    type=click.IntRange(0),
+    default=0,
+    metavar="TIMES",
+    help="Run again so often after the time limit, or after the loss of a node.",
+)
+@click.option(
+    "--setup", multiple=True, metavar="LINE", help="A line of shell to run before the ranks; may be repeated."
+)
+@click.option(
+    "-o",
+    "--option",
+    "options",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME[=VALUE]",
+    help="Another option of sbatch, such as account=vision; may be repeated.",
+)
+@_folder
+@click.option("--k8s", is_flag=True, help="Write a manifest for Kubernetes, with --dry-run.")
+@click.option(
+    "--kind",
+    type=click.Choice(["job", "jobset"]),
+    default="job",
+    show_default=True,
+    help="With --k8s: an Indexed Job, or a JobSet.",
+)
+@click.option("--image", default="", help="With --k8s: the container image, which has rankwise and TARGET.")
+@click.option("--name", default="", help="Name of the job; by default that of TARGET.")
+@click.argument("target", type=_ANYTHING)
+@click.argument("args", nargs=-1, type=_ANYTHING)
+def submit(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: ANN401 - the values that click has parsed
+    """Submit the Python script TARGET with its ARGS to Slurm: a task for each rank.
+
+    Prints the id of the job, where its logs are, and the commands to follow and to cancel it. The job has this
+    environment, interpreter and working directory. With --k8s --dry-run, prints a manifest for kubectl instead.
+    """
+    try:
+        if flags["k8s"]:
+            _print_manifest(target, args, flags)
+        else:
+            _submit(_rank_job(target, args, flags), _slurm(flags), dry_run=flags["dry_run"])
+    except InvalidArgumentError as error:
+        fail(error, EXIT_USAGE)
+    except RankwiseError as error:
+        fail(error, EXIT_ERROR)
+
+
+@click.command(short_help="Show the output of a job's ranks.")
+@click.argument("job_id", metavar="JOB")
+@click.option("--rank", type=click.IntRange(0), help="Show this rank only.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@_folder
+def logs(job_id: str, rank: int | None, folder: str, *, follow: bool) -> None:
+    """Show what the ranks of JOB have written, each line with its rank."""
+    try:
+        _show_logs(job_id, rank, _engine(folder), follow=follow)
+    except InvalidArgumentError as error:
+        fail(error, EXIT_USAGE)
+    except RankwiseError as error:
+        fail(error, EXIT_ERROR)
+
+
+@click.command(short_help="Cancel a job.")
+@click.argument("job_id", metavar="JOB")
+def cancel(job_id: str) -> None:
+    """Cancel JOB in Slurm, with all of its ranks."""
+    try:
+        _engine(_FOLDER).cancel(job_id)
+    except InvalidArgumentError as error:
+        fail(error, EXIT_USAGE)
+    except RankwiseError as error:
+        fail(error, EXIT_ERROR)
+
+
+def _engine(folder: str) -> SlurmEngine:
+    from rankwise.launching import SlurmEngine  # noqa: PLC0415 - `rankwise env` does not wait for this
+
+    return SlurmEngine(folder=folder)
+
+
+def _slurm(flags: Mapping[str, Any]) -> SlurmEngine:
+    from rankwise.launching import SlurmEngine  # noqa: PLC0415 - as above
+
+    names = ("time", "partition", "gpus_per_task", "cpus_per_task", "memory", "signal_seconds", "requeue", "folder")
+    return SlurmEngine(**{name: flags[name] for name in names}, setup=flags["setup"], options=flags["options"])
+
+
+def _rank_job(target: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> RankJob:
+    from rankwise._launch.engines.interface import RankJob  # noqa: PLC0415 - as above
+    from rankwise._launch.forkserver.ipc import TargetKind  # noqa: PLC0415
+    from rankwise._launch.targets import check_target, is_piped  # noqa: PLC0415
+
+    if flags["module"] and flags["no_python"]:
+        raise InvalidArgumentError("--module and --no-python exclude each other: TARGET is a module or an executable")
+    kind = TargetKind.MODULE if flags["module"] else TargetKind.PROGRAM if flags["no_python"] else TargetKind.SCRIPT
+    if kind is TargetKind.SCRIPT and is_piped(target):
+        raise InvalidArgumentError(
+            f"script {target!r} can be read once only, and each rank reads it: write it to a file"
+        )
+    check_target(kind, target)
+    return RankJob(
+        nproc=flags["nproc"],
+        nnodes=flags["nnodes"],
+        name=flags["name"] or Path(target).stem,
+        kind=kind,
+        argv=(target, *args),
+    )
+
+
+def _submit(job: RankJob, engine: SlurmEngine, *, dry_run: bool) -> None:
+    if dry_run:
+        click.echo(engine.batch_file(job), nl=False)
+        return
+    (job_id,) = engine.submit([job])
+    folder = "" if engine.folder == _FOLDER else f" --folder {shlex.quote(engine.folder)}"
+    click.echo(
+        f"job {job_id}: {job.world_size} ranks of {job.name}\n"
+        f"logs: {Path(engine.folder).expanduser().absolute()}/{job_id}_RANK_log.out and .err\n"
+        f"follow: rankwise logs -f {job_id}{folder}\n"
+        f"cancel: rankwise cancel {job_id}"
+    )
+
+
+def _print_manifest(target: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> None:
+    from rankwise._launch.engines.kubernetes_manifest import Manifest  # noqa: PLC0415 - as above
+
+    if not flags["dry_run"]:
+        raise InvalidArgumentError("--k8s needs --dry-run: it prints a manifest, for `kubectl apply -f -`")
+    if not flags["image"]:
+        raise InvalidArgumentError("--k8s needs --image, a container image with rankwise and the script")
+    python = [] if flags["no_python"] else ["python", "-m"] if flags["module"] else ["python"]
+    manifest = Manifest(
+        name=flags["name"] or Path(target).stem,
+        image=flags["image"],
+        command=(*python, target, *args),
+        nnodes=flags["nnodes"],
+        nproc=flags["nproc"],
+        gpus=flags["gpus_per_task"],
+        cpus=flags["cpus_per_task"],
+        memory=flags["memory"],
+        time=flags["time"],
+        restarts=flags["requeue"],
+    )
+    click.echo(manifest.text(flags["kind"]), nl=False)
+
+
+def _show_logs(job_id: str, rank: int | None, engine: SlurmEngine, *, follow: bool) -> None:
+    """Print the lines that the files have got, and with `follow` go on until the job has ended."""
+    read: dict[Path, int] = {}
+    while True:
+        has_ended = not follow or engine.has_ended(job_id)
+        files = engine.logs(job_id)
+        if rank is not None and rank not in files and has_ended:
+            known = ", ".join(map(str, files)) or "none has started"
+            raise InvalidArgumentError(f"job {job_id} has no output of rank {rank}; those with output: {known}")
+        for number, paths in files.items():
+            for path, stream in zip(paths, (sys.stdout, sys.stderr), strict=True):
+                if rank is None or number == rank:
+                    read[path] = _print_lines(path, read.get(path, 0), number, stream, last=has_ended)
+        if has_ended:
+            return
+        time.sleep(_FOLLOW_SECONDS)
+
+
+def _print_lines(path: Path, start: int, rank: int, stream: Any, *, last: bool) -> int:  # noqa: ANN401 - a text stream
+    """Print the lines of a file from a position on, and return the position of the next."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return start
+    end = len(data) if last else data.rfind(b"\n") + 1
+    for line in data[:end].decode(errors="replace").splitlines():
+        click.echo(f"[{rank}] {line}", file=stream)
+    return start + end

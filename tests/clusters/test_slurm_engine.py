@@ -1,0 +1,159 @@
+"""`launch(on="slurm")` and `rankwise submit` on a real Slurm of four nodes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.session.worlds import clean_environ
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = str(Path(__file__).parent / "programs" / "on_engine.py")
+
+
+def environ(cluster: Mapping[str, str], folder: Path) -> dict[str, str]:
+    # The nodes are on one machine, and their names do not resolve.
+    return clean_environ(**cluster, MASTER_ADDR="127.0.0.1", TMPDIR=str(folder))
+
+
+def run(cluster: Mapping[str, str], folder: Path, *words: str) -> Any:
+    command = [sys.executable, PROGRAM, "slurm", *words]
+    ended = subprocess.run(
+        command, cwd=folder, env=environ(cluster, folder), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def slurm(cluster: Mapping[str, str], *command: str) -> str:
+    return subprocess.run(
+        command, env=clean_environ(**cluster), capture_output=True, text=True, timeout=100, check=True
+    ).stdout
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait until a condition is true, and return its value."""
+    deadline = time.monotonic() + 150
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return value
+
+
+def started(folder: Path) -> list[int]:
+    """Return the process ids of the ranks of `run_until_killed`, when all are there."""
+    until(lambda: len(list(folder.glob("*.*"))) == 4)
+    return [int(path.suffix[1:]) for path in folder.glob("*.*")]
+
+
+def test_the_numbers_are_those_of_a_launch_on_this_host(cluster: dict[str, str], tmp_path: Path) -> None:
+    here = subprocess.run(
+        [sys.executable, PROGRAM, "none", "digits"],
+        env=environ({}, tmp_path), capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    assert run(cluster, tmp_path, "digits") == json.loads(here.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("how", "exitcode", "message"),
+    [
+        ("raise", 1, "rank 2 of 4 on node1 raised ValueError: no data"),
+        ("kill", -signal.SIGKILL, "rank 2 of 4 on node1 was killed by SIGKILL"),
+    ],
+)
+def test_a_rank_fails(cluster: dict[str, str], tmp_path: Path, how: str, exitcode: int, message: str) -> None:
+    error = run(cluster, tmp_path, how)
+    assert (error["kind"], error["rank"], error["host"]) == ("RankFailedError", 2, "node1")
+    assert error["exitcode"] == exitcode
+    assert message in error["message"]
+    assert "_2_log.err" in error["message"]
+    if how == "raise":
+        assert error["cause"] == "ValueError('no data')"
+        assert 'raise ValueError("no data")' in error["traceback"]
+    until(lambda: not slurm(cluster, "squeue", "-h"))
+
+
+def start(cluster: Mapping[str, str], folder: Path, mode: str = "wait") -> tuple[subprocess.Popen[str], list[int]]:
+    """Start ranks that wait, and return the launching process and their processes."""
+    (folder / "ranks").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, PROGRAM, "slurm", mode, str(folder / "ranks")],
+        cwd=folder, env=environ(cluster, folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return process, started(folder / "ranks")
+
+
+def test_ctrl_c_cancels_the_job(cluster: dict[str, str], tmp_path: Path) -> None:
+    process, ranks = start(cluster, tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=100)
+    assert "KeyboardInterrupt" in errors
+    until(lambda: not slurm(cluster, "squeue", "-h"))
+    assert not any(map(psutil.pid_exists, ranks))
+
+
+def test_a_job_that_cannot_be_recorded_is_cancelled(cluster: dict[str, str], tmp_path: Path) -> None:
+    error = run(cluster, tmp_path, "full disk", str(tmp_path))
+    assert (error["kind"], "No space left" in error["message"]) == ("OSError", True)
+    until(lambda: not slurm(cluster, "squeue", "-h"))
+
+
+def test_another_cancels_the_job(cluster: dict[str, str], tmp_path: Path) -> None:
+    process, ranks = start(cluster, tmp_path)
+    job = slurm(cluster, "squeue", "-h", "-o", "%i").strip()
+    slurm(cluster, sys.executable, "-m", "rankwise", "cancel", job)
+    out, _ = process.communicate(timeout=100)
+    error = json.loads(out)
+    assert error["kind"] == "RankFailedError"
+    assert "was stopped (SIGTERM)" in error["message"] or "Slurm ended the job with CANCELLED" in error["message"]
+    until(lambda: not any(map(psutil.pid_exists, ranks)))
+
+
+def test_a_node_is_drained_and_then_goes_down(cluster: dict[str, str], tmp_path: Path) -> None:
+    process, ranks = start(cluster, tmp_path)
+    try:
+        slurm(cluster, "scontrol", "update", "nodename=node1", "state=drain", "reason=test")
+        assert process.poll() is None  # a drained node ends its jobs first
+        slurm(cluster, "scontrol", "update", "nodename=node1", "state=down", "reason=test")
+        out, errors = process.communicate(timeout=100)
+        error = json.loads(out)
+    finally:
+        slurm(cluster, "scontrol", "update", "nodename=node1", "state=resume")
+    assert (error["kind"], error["host"]) == ("RankFailedError", "node1"), errors
+    assert "node1" in error["message"]
+    until(lambda: not slurm(cluster, "squeue", "-h"))
+    until(lambda: not any(map(psutil.pid_exists, ranks)))
+
+
+def test_a_job_is_requeued_after_the_signal_before_its_limit(cluster: dict[str, str], tmp_path: Path) -> None:
+    process, _ = start(cluster, tmp_path, "requeue")
+    slurm(cluster, "scancel", "--signal=USR2", slurm(cluster, "squeue", "-h", "-o", "%i").strip())
+    out, errors = process.communicate(timeout=200)
+    assert json.loads(out) == [[rank, 1] for rank in range(4)], errors
+
+
+def test_a_script_is_submitted_and_its_output_followed(cluster: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os, sys\nprint(os.environ['SLURM_PROCID'], sys.argv[1:])\n")
+
+    def command(*words: str) -> str:
+        ended = subprocess.run(
+            [sys.executable, "-m", "rankwise", *words],
+            cwd=tmp_path, env=environ(cluster, tmp_path), capture_output=True, text=True, timeout=200, check=True,
+        )  # fmt: skip
+        return ended.stdout
+
+    submitted = command("submit", "--nnodes", "2", "--nproc-per-node", "2", "--time", "5", "script.py", "--epochs", "3")
+    job = submitted.partition(":")[0].removeprefix("job ")
+    assert f"follow: rankwise logs -f {job}" in submitted
+    lines = {line for line in command("logs", "-f", job).splitlines() if "submitit" not in line}
+    assert lines == {f"[{rank}] {rank} ['--epochs', '3']" for rank in range(4)}

@@ -1,0 +1,169 @@
+"""Engines: how they are found, what is refused, and jobs of an engine that runs its ranks on this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankwise as rw
+from rankwise._launch.engines.slurm_time import minutes_of
+from rankwise.extend.engines import RankChild, RankJob, RankOutcome
+from rankwise.launching import Output, RayEngine, SlurmEngine, launch_many
+
+
+class ThisHost:
+    """An engine that runs ranks on this host. They do not join: each is a world of its own."""
+
+    name = "this-host"
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, list[RankChild]] = {}
+
+    def submit(self, jobs: Sequence[RankJob]) -> list[str]:
+        for job in jobs:
+            self.jobs[str(len(self.jobs))] = [
+                RankChild(job, rank, {**os.environ, "NUMBER": str(rank)}) for rank in range(job.world_size)
+            ]
+        return list(self.jobs)
+
+    def wait(self, job_id: str) -> list[RankOutcome]:
+        return [child.wait() for child in self.jobs[job_id]]
+
+    def cancel(self, job_id: str) -> None:
+        for child in self.jobs[job_id]:
+            child.send_signal(signal.SIGKILL)
+
+    def logs(self, job_id: str) -> Mapping[int, Sequence[Path]]:
+        return {0: [Path(f"{job_id}.log")]}
+
+
+def number(base: int) -> int:
+    return base + int(os.environ["NUMBER"])
+
+
+def refused() -> list[str]:
+    errors = []
+    for call in (breakpoint, input, sys.stdin.read):
+        try:
+            call()
+        except rw.LaunchError as error:
+            errors.append(str(error))
+    return errors
+
+
+def end(how: str) -> None:
+    if os.environ["NUMBER"] == "1":
+        if how == "raise":
+            raise KeyError("none")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(0)
+
+
+def test_results_are_by_rank_and_by_launch() -> None:
+    assert launch_many(number, [(10,), (20,)], nproc=2, on=ThisHost()) == [[10, 11], [20, 21]]
+
+
+def test_a_rank_has_no_terminal() -> None:
+    (errors,) = rw.launch(refused, nproc=1, on=ThisHost())
+    assert ["breakpoint() needs a terminal" in errors[0], *("no standard input" in each for each in errors[1:])] == [
+        True
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("how", "exitcode", "message"),
+    [("raise", 1, "raised KeyError: 'none'"), ("kill", -9, "killed by SIGKILL"), ("exit", 0, "without returning")],
+)
+def test_a_failure_is_that_of_a_launch(how: str, exitcode: int, message: str) -> None:
+    with pytest.raises(rw.RankFailedError, match=message) as caught:
+        rw.launch(end, how, nproc=2, on=ThisHost())
+    assert (caught.value.rank, caught.value.exitcode) == (1, exitcode)
+    assert isinstance(caught.value.__cause__, KeyError) is (how == "raise")
+
+
+def test_ctrl_c_cancels() -> None:
+    engine = ThisHost()
+
+    def interrupt(job_id: str) -> list[RankOutcome]:
+        assert job_id == "0"
+        raise KeyboardInterrupt
+
+    engine.wait = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        rw.launch(input, nproc=1, on=engine)
+    assert [child.wait().failure.exitcode for child in engine.jobs["0"]] in ([-9], [1])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"on": "pbs"}, "is not an engine; there are ray, slurm"),
+        ({"on": ThisHost}, "is not an engine"),
+        ({"on": "slurm", "output": Output()}, "output= and on= exclude each other"),
+        ({"on": "slurm", "preload": "numpy"}, "preload= and on= exclude each other"),
+        ({"on": "slurm", "backend": "xla"}, "backend= and on= exclude each other"),
+        ({"nnodes": 2}, "needs on="),
+        ({"on": ThisHost(), "nnodes": 0}, "nnodes=0"),
+    ],
+)
+def test_what_no_engine_has_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match=message):
+        rw.launch(number, 1, nproc=1, **arguments)
+
+
+@pytest.mark.parametrize(("name", "package"), [("slurm", "submitit"), ("ray", "ray")])
+def test_without_its_package_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    find = __import__("importlib.util").util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None if module == package else find(module))
+    with pytest.raises(rw.MissingDependencyError, match=rf"rankwise\[{name}\]"):
+        rw.launch(number, 1, nproc=1, on=name)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SlurmEngine(time="soon"), "is not a time limit"),
+        (lambda: SlurmEngine(requeue=1), "needs the limit"),
+        (lambda: SlurmEngine(gpus_per_task=-1), "below 0"),
+        (lambda: RayEngine(cpus_per_rank=-1), "amount of CPU"),
+        (lambda: SlurmEngine().cancel("1; rm"), "not the id of a job"),
+    ],
+)
+def test_options_are_checked(make: Any, message: str) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match=message):
+        make()
+
+
+def test_time_limits() -> None:
+    assert [minutes_of(text) for text in ("90", 5, "0:30", "1:00:00", "2-0", "1-1:30")] == [90, 5, 1, 60, 2880, 1530]
+
+
+def test_the_file_for_sbatch() -> None:
+    job = RankJob(nproc=4, nnodes=2, name="train", kind=_script(), argv=("train.py",))
+    text = SlurmEngine(time="1:00:00", requeue=2, gpus_per_task=1, options={"account": "vision"}).batch_file(job)
+    for line in (
+        "nodes=2",
+        "ntasks-per-node=4",
+        "time=60",
+        "gpus-per-task=1",
+        "account=vision",
+        "requeue",
+        "signal=USR2@90",
+    ):
+        assert f"#SBATCH --{line}\n" in text
+    assert "--kill-on-bad-exit=1" in text
+
+
+def _script() -> Any:
+    from rankwise._launch.forkserver.ipc import TargetKind  # noqa: PLC0415 - of one test
+
+    return TargetKind.SCRIPT
