@@ -144,16 +144,31 @@ def test_a_job_is_requeued_after_the_signal_before_its_limit(cluster: dict[str, 
 
 def test_a_script_is_submitted_and_its_output_followed(cluster: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os, sys\nprint(os.environ['SLURM_PROCID'], sys.argv[1:])\n")
-
-    def command(*words: str) -> str:
-        ended = subprocess.run(
-            [sys.executable, "-m", "rankwise", *words],
-            cwd=tmp_path, env=environ(cluster, tmp_path), capture_output=True, text=True, timeout=200, check=True,
-        )  # fmt: skip
-        return ended.stdout
-
-    submitted = command("submit", "--nnodes", "2", "--nproc-per-node", "2", "--time", "5", "script.py", "--epochs", "3")
+    submitted = command(cluster, tmp_path, *"submit script.py --nnodes 2 -n 2 --time 5 --epochs 3".split()).stdout
     job = submitted.partition(":")[0].removeprefix("job ")
     assert f"follow: rankwise logs -f {job}" in submitted
-    lines = {line for line in command("logs", "-f", job).splitlines() if "submitit" not in line}
+    followed = command(cluster, tmp_path, "logs", "-f", job)
+    assert followed.returncode == 0, followed.stderr
+    lines = {line for line in followed.stdout.splitlines() if "submitit" not in line}
     assert lines == {f"[{rank}] {rank} ['--epochs', '3']" for rank in range(4)}
+
+
+def test_the_failure_of_a_submitted_script_is_reported(cluster: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("import os\nif os.environ['SLURM_PROCID'] == '1':\n    raise KeyError('x')\n")
+    job = command(cluster, tmp_path, "submit", "fails.py", "-n", "2").stdout.partition(":")[0].removeprefix("job ")
+    followed = command(cluster, tmp_path, "logs", "-f", job)
+    assert followed.returncode == 1
+    assert "rankwise: rank 1 of 2 on node0 raised KeyError: 'x'" in followed.stderr
+    assert "[1]     raise KeyError('x')" in followed.stderr, "the log of the rank has its traceback"
+    cancelled = command(cluster, tmp_path, "cancel", job)
+    assert (cancelled.returncode, cancelled.stderr) == (
+        1,
+        f"rankwise: job {job} has ended, or is not one of this cluster\n",
+    )
+
+
+def command(cluster: dict[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rankwise", *words],
+        cwd=folder, env=environ(cluster, folder), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
-from rankwise.errors import InvalidArgumentError, RankwiseError
+from rankwise.errors import InvalidArgumentError, LaunchError, RankwiseError
 
 if TYPE_CHECKING:
     from rankwise._launch.engines.interface import RankJob
@@ -40,7 +40,7 @@ def _pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> di
 
 
 @click.command(
-    short_help="Submit a script to Slurm, or write a manifest.", context_settings={"allow_interspersed_args": False}
+    short_help="Submit a script to Slurm, or write a manifest.", context_settings={"ignore_unknown_options": True}
 )
 @click.option(
     "-n",
@@ -105,7 +105,11 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
 
     Prints the id of the job, where its logs are, and the commands to follow and to cancel it. The job has this
     environment, interpreter and working directory. With --k8s --dry-run, prints a manifest for kubectl instead.
+
+    Options may stand before or after TARGET. Others after it are ARGS, and so is everything after "--".
     """
+    if target.startswith("-"):  # an unknown one is an argument of the script, but not before the script
+        raise click.NoSuchOption(target)
     try:
         if flags["k8s"]:
             _print_manifest(target, args, flags)
@@ -123,9 +127,15 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @_folder
 def logs(job_id: str, rank: int | None, folder: str, *, follow: bool) -> None:
-    """Show what the ranks of JOB have written, each line with its rank."""
+    """Show what the ranks of JOB have written, each line with its rank.
+
+    With --follow, a failure of the job is reported at the end, and is the exit status.
+    """
     try:
-        _show_logs(job_id, rank, _engine(folder), follow=follow)
+        engine = _engine(folder)
+        _show_logs(job_id, rank, engine, follow=follow)
+        if follow:
+            _report(job_id, engine)
     except InvalidArgumentError as error:
         fail(error, EXIT_USAGE)
     except RankwiseError as error:
@@ -137,7 +147,10 @@ def logs(job_id: str, rank: int | None, folder: str, *, follow: bool) -> None:
 def cancel(job_id: str) -> None:
     """Cancel JOB in Slurm, with all of its ranks."""
     try:
-        _engine(_FOLDER).cancel(job_id)
+        engine = _engine(_FOLDER)
+        if engine.has_ended(job_id):  # scancel says nothing
+            raise LaunchError(f"job {job_id} has ended, or is not one of this cluster")
+        engine.cancel(job_id)
     except InvalidArgumentError as error:
         fail(error, EXIT_USAGE)
     except RankwiseError as error:
@@ -180,13 +193,15 @@ def _rank_job(target: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> R
 
 
 def _submit(job: RankJob, engine: SlurmEngine, *, dry_run: bool) -> None:
+    ranks = f"{job.world_size} ranks of {shlex.join(job.argv)}"
     if dry_run:
         click.echo(engine.batch_file(job), nl=False)
+        click.echo(f"{ranks}: not submitted", err=True)
         return
     (job_id,) = engine.submit([job])
     folder = "" if engine.folder == _FOLDER else f" --folder {shlex.quote(engine.folder)}"
     click.echo(
-        f"job {job_id}: {job.world_size} ranks of {job.name}\n"
+        f"job {job_id}: {ranks}\n"
         f"logs: {Path(engine.folder).expanduser().absolute()}/{job_id}_RANK_log.out and .err\n"
         f"follow: rankwise logs -f {job_id}{folder}\n"
         f"cancel: rankwise cancel {job_id}"
@@ -232,6 +247,17 @@ def _show_logs(job_id: str, rank: int | None, engine: SlurmEngine, *, follow: bo
         if has_ended:
             return
         time.sleep(_FOLLOW_SECONDS)
+
+
+def _report(job_id: str, engine: SlurmEngine) -> None:
+    """Raise the failure of a job that has ended, if it has failed.
+
+    Raises:
+        RankFailedError: A rank has failed.
+    """
+    from rankwise._launch.engines.running import raise_failed  # noqa: PLC0415 - as above
+
+    raise_failed(engine.wait(job_id), engine, job_id)
 
 
 def _print_lines(path: Path, start: int, rank: int, stream: Any, *, last: bool) -> int:  # noqa: ANN401 - a text stream

@@ -84,15 +84,25 @@ def results_of(outcomes: Sequence[RankOutcome], job: RankJob, engine: Engine, jo
             f"engine {engine.name!r} returned the outcomes of the ranks {shown(sorted(by_rank))} of job {job_id}, and "
             f"not those of {job.world_size} ranks"
         )
+    raise_failed(outcomes, engine, job_id)
+    return [loads(by_rank[rank].value) if by_rank[rank].value else None for rank in sorted(by_rank)]
+
+
+def raise_failed(outcomes: Sequence[RankOutcome], engine: Engine, job_id: str) -> None:
+    """Raise an error if any rank of a job has failed.
+
+    Raises:
+        RankFailedError: A rank failed. Its cause is the exception of the first one, if that could be pickled.
+    """
     failed = sorted((one for one in outcomes if one.failure), key=lambda one: (one.consequence, one.time_ns, one.rank))
     if not failed:
-        return [loads(by_rank[rank].value) if by_rank[rank].value else None for rank in sorted(by_rank)]
+        return
     cause: BaseException | None = None
     if failed[0].error:
         with contextlib.suppress(Exception):  # only that rank may know its class; its text is in the report
             cause = loads(failed[0].error)
     failures = [one.failure for one in failed if one.failure]
-    text = describe_failures(failures, job.world_size)
+    text = describe_failures(failures, len(outcomes))
     raise RankFailedError(f"{text}\n{_where(engine, job_id, failures[0].rank)}", failures=failures) from cause
 
 

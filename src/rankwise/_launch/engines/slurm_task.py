@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -14,6 +15,7 @@ from rankwise._environment.nesting import AGENT_VARIABLES, OUTER, RUN
 from rankwise._launch.engines import slurm_files
 from rankwise._launch.engines.interface import RankJob
 from rankwise._launch.engines.rank_child import RankChild
+from rankwise._launch.report import describe_failures
 
 _POLL_SECONDS: Final = 0.2
 # How long a task whose rank has ended after the signal waits for the end of the job.
@@ -48,7 +50,7 @@ class SlurmTask:
         self.__init__(*state)  # type: ignore[misc]  # the same class
 
     def __call__(self) -> None:
-        """Run the rank, and record its outcome; a task whose rank has failed exits with an error."""
+        """Run the rank, and record its outcome; a task whose rank has failed writes why, and exits with an error."""
         environ = dict(os.environ)
         requeue = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # as the rank inherits it
         signal.signal(signal.SIGTERM, self._stop)
@@ -58,6 +60,9 @@ class SlurmTask:
         outcome = self._wait(self._child).on(environ.get("SLURMD_NODENAME", "?"))
         slurm_files.write_outcome(self.folder, self.token, attempt, outcome)
         if outcome.failure is not None:
+            if not outcome.failure.stopped:
+                sys.stderr.write(f"{describe_failures([outcome.failure], self.job.world_size)}\n")
+                sys.stderr.flush()
             os._exit(abs(outcome.failure.exitcode) or 1)  # srun stops the other tasks
 
     def _wait(self, child: RankChild) -> Any:  # noqa: ANN401 - a RankOutcome
