@@ -29,7 +29,7 @@ def test_options_may_stand_before_and_after_the_script(line: str, submitted: str
     ended = CliRunner().invoke(submit, ["--dry-run", *line.split()])
     assert ended.exit_code == 0, ended.output
     assert ended.stderr == f"{submitted}: not submitted\n"
-    ranks = submitted.split()[0]
+    ranks = submitted.split(maxsplit=1)[0]
     nodes = 2 if ranks == "8" else 1
     assert f"#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node={int(ranks) // nodes}\n" in ended.stdout
 

@@ -144,7 +144,8 @@ def test_a_job_is_requeued_after_the_signal_before_its_limit(cluster: dict[str, 
 
 def test_a_script_is_submitted_and_its_output_followed(cluster: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os, sys\nprint(os.environ['SLURM_PROCID'], sys.argv[1:])\n")
-    submitted = command(cluster, tmp_path, *"submit script.py --nnodes 2 -n 2 --time 5 --epochs 3".split()).stdout
+    options = ("--nnodes", "2", "-n", "2", "--time", "5", "--epochs", "3")
+    submitted = command(cluster, tmp_path, "submit", "script.py", *options).stdout
     job = submitted.partition(":")[0].removeprefix("job ")
     assert f"follow: rankwise logs -f {job}" in submitted
     followed = command(cluster, tmp_path, "logs", "-f", job)
