@@ -5,9 +5,10 @@ Rank and world size come from one source, before and after joining; collectives 
 
 from __future__ import annotations
 
-from rankwise.compat.vis4d._file_exchange import all_gather_object_cpu, create_tmpdir
+from rankwise.compat.vis4d._folders import create_tmpdir
 from rankwise.compat.vis4d._objects import (
     UnsupportedBackendError,
+    all_gather_object_cpu,
     all_gather_object_gpu,
     broadcast,
     obj2tensor,

@@ -121,6 +121,36 @@ def all_gather_object_gpu(data: Any, rank_zero_return_only: bool = True) -> list
     return rankwise.gather(value) if rank_zero_return_only else rankwise.all_gather(value)
 
 
+def all_gather_object_cpu(
+    data: Any,  # noqa: ANN401 - any value
+    tmpdir: str | None = None,  # noqa: ARG001 - the original's
+    rank_zero_return_only: bool = True,
+    use_system_tmp: bool = False,  # noqa: ARG001 - the original's
+) -> list[Any] | None:
+    """Return every rank's value, as `all_gather_object_gpu`.
+
+    Collective over the session. The original writes files; here values are gathered as by all collectives, which is
+    faster and needs no file system that ranks share.
+
+    Args:
+        data: This rank's value.
+        tmpdir: Ignored: neither made nor removed.
+        rank_zero_return_only: Return the values on rank zero only; the same on all ranks.
+        use_system_tmp: Ignored.
+
+    Raises:
+        NotJoinedError: There are several ranks, and this process has not joined them.
+        PayloadTypeError: The value cannot be pickled.
+        RemoteRankError: The value of another rank cannot be pickled.
+        MismatchError: The ranks call different collectives.
+
+    Example:
+        >>> all_gather_object_cpu("alone")
+        ['alone']
+    """
+    return all_gather_object_gpu(data, rank_zero_return_only=rank_zero_return_only)
+
+
 def obj2tensor(pyobj: Any, device: torch.device = torch.device("cuda")) -> torch.Tensor:  # noqa: ANN401, B008 - the original's
     """Return the pickle of a value as a flat uint8 tensor; without CUDA, a CUDA device is replaced by the CPU.
 
