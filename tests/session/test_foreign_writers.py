@@ -18,7 +18,6 @@ from tests.session.worlds import free_port, garbage_thrown, plain, run_ranks
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("how", ["join", "adopt"])
 def test_what_another_user_writes_into_the_store_leads_no_rank_to_unpickle_it(how: str, tmp_path: Path) -> None:
@@ -29,8 +28,9 @@ def test_what_another_user_writes_into_the_store_leads_no_rank_to_unpickle_it(ho
     assert not (tmp_path / "made").exists()
     assert all((process.returncode, process.stderr) == (0, "") for process in ended), ended
     one = ended[1].stdout
-    assert not one or "rank 0 cannot be reached" in one, "the intruder came too late, or is told from rank zero"
-    assert not one or "it belongs to another user" in one
+    if how == "adopt" or one:  # else the intruder may have come too late
+        assert "rank 0 cannot be reached" in one
+        assert "it belongs to another user" in one
 
 
 @pytest.mark.parametrize(

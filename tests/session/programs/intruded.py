@@ -67,8 +67,9 @@ def intrude() -> None:
         store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False)
         while not store.check(["ended/0", "ended/1"]):
             store.set(f"{world.removesuffix('/rankwise')}/reply/1", answer)
-            for key, value in (("host", "elsewhere"), ("address", said)):
-                store.set(f"{world}/group/0/{key}/0", value)
+            for key, value in (("host", "elsewhere"), ("first", said), ("all", said)):
+                store.set(f"{world}/{key}/0", value)
+            store.set("intruded", "")
         ended.set()
         thread.join()
 
@@ -83,10 +84,12 @@ def join() -> None:
 
 def adopt() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=6))
-    if dist.get_rank() == 1:
-        time.sleep(1.0)  # let others write into the store what they like
+    if dist.get_rank() == 1:  # let others write into the store what they like, once rank zero has written
+        agents = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False)
+        agents.wait(["intruded"], timedelta(seconds=100))
+        time.sleep(0.5)
     try:
-        rw.barrier(timeout=3.0)
+        rw.barrier(timeout=10.0)
     except rw.RankwiseError as error:
         print(type(error).__name__, error)
     dist.destroy_process_group()
