@@ -74,6 +74,8 @@ class RankAgent(SimpleElasticAgent):
             if self._supervisor.ranks and (left := self._memory.wait_until_free(self._supervisor.wait)):
                 self._supervisor.print_message(f"rankwise: {left}; the ranks are restarted all the same")
         with self._forward_stop():
+            if self._hosts is not None:
+                self._hosts.meet()
             self._supervisor.start(requests, world_size=workers[0].world_size)
         return {worker.local_rank: self._supervisor.ranks[worker.global_rank].pid for worker in workers}
 

@@ -66,6 +66,10 @@ class HostFailures:
         """A rank has failed, or a host or the store is lost, as when the launcher of the first host ends."""
         return self._have_failed or bool(self.lost)
 
+    def meet(self) -> None:
+        """Wait until the watchdogs of all hosts have met, or a host is lost."""
+        self._watched.wait_until_met()
+
     def can_go_on(self) -> bool:
         """Return whether the other launchers may meet again in the store; the watchdog then spares this one."""
         answers: list[bool] = []
@@ -83,6 +87,7 @@ class HostFailures:
     def announce(self) -> None:
         """Tell the others that a rank has failed."""
         self._over.set()
+        self._watched.note_failure()
         self._unless_lost(lambda: self._store.set(_FAILED, ""))
 
     def exchange(
@@ -108,6 +113,7 @@ class HostFailures:
             wait_for(self._store, [f"failures/{host}" for host in self._hosts], timeout=_EXCHANGE_SECONDS)
             received = [self._received(host) for host in self._hosts if host != self._host]
         except RuntimeError:
+            self._watched.wait_for_verdict()
             return [], step
         with contextlib.suppress(RuntimeError):  # the launcher of the first host has ended, and the store with it
             self._store.set(f"read/{self._host}", "")

@@ -2,8 +2,9 @@
 
 A launcher or a rank that waits in compiled code for a host that has no power runs neither handlers nor threads that
 need its lock. So this process watches. The watchdog of the first host accepts those of the others; each sends a line
-twice a second. A host is lost if nothing has come for as long as its ranks wait for each other, or if its connection
-was closed without a last line. Then the launcher is told, and killed with its ranks if it does not end.
+twice a second. A host is lost if nothing has come for as long as its ranks wait for each other, or for some seconds
+once a rank has failed, or if its connection was closed without a last line. Then the launcher is told, and killed with
+its ranks if it does not end.
 
 It ends with the connection to its launcher.
 """
@@ -23,16 +24,19 @@ from typing import Any, Final
 
 from rankwise._launch.reaper import kill_launch
 from rankwise._net.acceptor import Client
-from rankwise._net.polling import EventLoop
+from rankwise._net.polling import EventLoop, wait_readable
 from rankwise._net.rank_proof import AcceptedProofs, send_hello, send_proof
 from rankwise.errors import printable
 
 _BEAT_SECONDS: Final = 0.5
 # A rank that waits for another one has its own error first, which names the call.
 _AFTER_RANKS_SECONDS: Final = 0.5
+# How long nothing may come when a rank has failed, perhaps because its call has waited for the lost host long enough.
+_AFTER_FAILURE_SECONDS: Final = 3.0
 # How long a launcher that was told may take until it ends, or starts the next attempt.
 _END_SECONDS: Final = 3.0
-_CONNECT_SECONDS: Final = 30.0
+_MEET_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.1
 _IDENTIFY_SECONDS: Final = 5.0
 _LONGEST_LINE: Final = 4096
 _MOST_STRANGERS: Final = 256
@@ -57,6 +61,9 @@ class HostWatchdog:
         self._settings = settings
         self._host: int = settings["host"]
         self._seconds = float(settings["seconds"])
+        self._has_failed = False
+        self._have_met = False
+        self._meet_until = time.monotonic() + _MEET_SECONDS
         self._from_launcher = b""
         self._lost = ""
         self._has_ended = False
@@ -73,8 +80,8 @@ class HostWatchdog:
             listener = socket.socket(fileno=self._settings["listener"])
             listener.setblocking(False)
             self._loop.register(listener, lambda: self._accept(listener))
-        elif not self._connect():
-            self._lose(0, "cannot be reached by its watchdog")
+        else:
+            self._connect()
         beat = time.monotonic()
         while not self._has_ended:
             self._loop.run_once(max(0.0, min(beat, self._kill_at) - time.monotonic()))
@@ -87,25 +94,36 @@ class HostWatchdog:
                 return
         self._tell({"end": True})
 
-    def _connect(self) -> bool:
+    def _connect(self) -> None:
         """Connect to the watchdog of the first host."""
-        deadline = time.monotonic() + _CONNECT_SECONDS
-        address = self._settings["address"], self._settings["port"]
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
+        address, key = (self._settings["address"], self._settings["port"]), bytes.fromhex(self._settings["key"])
+        why = ""
+        while time.monotonic() < self._meet_until:
+            try:
                 connection = socket.create_connection(address, timeout=_IDENTIFY_SECONDS)
-                if send_proof(connection, bytes.fromhex(self._settings["key"]), send_hello(connection, self._host)):
+                if send_proof(connection, key, send_hello(connection, self._host)):
                     self._add(WatchedHost(connection, 0))
-                    return True
+                    return
                 connection.close()
-            time.sleep(0.1)
-        return False
+                why = "what listens there has another secret, or is another program"
+            except OSError as error:
+                why = error.strerror or str(error)
+            if wait_readable({0: self._launcher}, _PAUSE_SECONDS):  # before it has met the others, it only ends
+                self._hear_launcher()
+        self._lose(
+            0,
+            f"is lost: its watchdog was not reached at {address[0]}:{address[1]} within {_MEET_SECONDS:g} s: {why}; "
+            "hosts of a job have to reach each other at any port",
+        )
 
     def _add(self, peer: WatchedHost) -> None:
         peer.connection.setblocking(False)
         self._peers[peer.number] = peer
         self._loop.register(peer.connection, lambda: self._hear(peer))
         self._tell({"name": socket.gethostname()})
+        if self._host or len(self._peers) == self._settings["hosts"] - 1:
+            self._have_met = True
+            self._report({"met": True})
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -179,10 +197,15 @@ class HostWatchdog:
                 self._drop(client)
         self._tell({"name": socket.gethostname()})
         limit = self._seconds + _AFTER_RANKS_SECONDS
+        if self._has_failed:
+            limit = min(limit, _AFTER_FAILURE_SECONDS)
         for peer in list(self._peers.values()):
-            if now - peer.heard > limit:
+            if (silence := now - peer.heard) > limit:
                 self._remove(peer)
-                self._lose(peer.number, f"is lost: nothing was heard of it for {self._seconds:g} s", peer.name)
+                self._lose(peer.number, f"is lost: nothing was heard of it for {silence:.0f} s", peer.name)
+        if not self._have_met and now > self._meet_until:
+            absent = min(set(range(1, self._settings["hosts"])) - set(self._peers))
+            self._lose(absent, f"is lost: its watchdog did not connect within {_MEET_SECONDS:g} s")
 
     def _tell(self, message: dict[str, Any]) -> None:
         for peer in list(self._peers.values()):
@@ -192,14 +215,18 @@ class HostWatchdog:
 
     def _lose(self, number: int, why: str, name: str = "") -> None:
         """Tell the launcher, and the other hosts, that one is lost."""
-        if self._kill_at != float("inf"):
+        if self._lost:
             return
         self._kill_at = time.monotonic() + _END_SECONDS
         text = f"host {number}{f' ({name})' if name else ''} {why}"
-        with contextlib.suppress(OSError):
-            self._launcher.send(json.dumps({"lost": text}).encode() + b"\n")
+        self._report({"lost": text})
         self._tell({"lost": number, "why": why, "of": name})
         self._lost = text
+
+    def _report(self, message: dict[str, Any]) -> None:
+        """Tell the launcher."""
+        with contextlib.suppress(OSError):
+            self._launcher.send(json.dumps(message).encode() + b"\n")
 
     def _hear_launcher(self) -> None:
         try:
@@ -214,6 +241,7 @@ class HostWatchdog:
             message = json.loads(line)
             self._seconds = float(message.get("seconds", self._seconds))
             self._has_ended = self._has_ended or "end" in message
+            self._has_failed = self._has_failed or "failed" in message
             if "restarts" in message:
                 self._kill_at = float("inf")
 

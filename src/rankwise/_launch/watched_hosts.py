@@ -9,6 +9,7 @@ import secrets
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -29,6 +30,7 @@ _SECONDS: Final = 300.0
 _MEET_SECONDS: Final = 30.0
 _END_SECONDS: Final = 2.0
 _RELAY_SECONDS: Final = 0.2
+_VERDICT_SECONDS: Final = 3.0
 
 
 class WatchedHosts:
@@ -87,11 +89,31 @@ class WatchedHosts:
             listener.close()
         self._send(settings)
         self._timeout = timeout
+        self._has_reported = threading.Event()
         self._over = threading.Event()
         # Threads: the main one may wait in compiled code for a store that does not answer.
         self._relay = threading.Thread(target=self._send_timeouts, daemon=True, name="rankwise-host-timeouts")
         self._relay.start()
         threading.Thread(target=self._listen, daemon=True, name="rankwise-watched-hosts").start()
+
+    def wait_until_met(self) -> None:
+        """Wait until the watchdogs of all hosts have met, or one is lost: from then on a host cannot be lost unnoticed.
+
+        The watchdog itself decides how long that may take.
+        """
+        while not self._has_reported.wait(_RELAY_SECONDS):
+            if self._process.poll() is not None:
+                return
+
+    def wait_for_verdict(self) -> None:
+        """Wait for some seconds for the watchdog to notice why the store of another host has failed."""
+        deadline = time.monotonic() + _VERDICT_SECONDS
+        while not self.lost and time.monotonic() < deadline:
+            time.sleep(_RELAY_SECONDS)
+
+    def note_failure(self) -> None:
+        """Tell the watchdog that a rank has failed: it waits less long for a host of which nothing is heard."""
+        self._send({"failed": True})
 
     def spare_launcher(self) -> None:
         """Tell the watchdog that the launcher runs on, without the host that is lost."""
@@ -127,7 +149,8 @@ class WatchedHosts:
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._connection.makefile("r") as lines:
             for line in lines:
-                self.lost = self.lost or str(json.loads(line)["lost"])
+                self.lost = self.lost or str(json.loads(line).get("lost", ""))
+                self._has_reported.set()
 
 
 def _publish(store: Store, listener: socket.socket) -> tuple[int, bytes]:
