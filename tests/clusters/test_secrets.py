@@ -11,7 +11,8 @@ from tests.clusters.hosts import BIN, HERE, PLACED, check_places, needs_namespac
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
 TEXT = "0123456789abcdef0123456789abcdef"
-LAUNCH = f"{BIN / 'rankwise'} launch -n 2 --no-prefix --nnodes 2 "
+ALONE = f"{BIN / 'rankwise'} launch -n 2 --no-prefix "
+LAUNCH = f"{ALONE} --nnodes 2 "
 STATIC = "--node-rank $HOST --master-addr left --rdzv-conf timeout=60 "
 STRANGER = str(HERE / "programs" / "stranger.py")
 
@@ -44,15 +45,29 @@ def test_a_host_with_another_secret_is_an_error_on_both(tmp_path: Path, start: s
     assert TEXT[::-1] not in ended.stderr
 
 
-@pytest.mark.parametrize("attack", ["write", "connect"])
-def test_strangers_run_no_code_in_ranks(tmp_path: Path, attack: str) -> None:
-    """One writes pickles and addresses of its own into the store, the other connects to the ports first and often."""
-    trace = tmp_path / "code-has-run"
-    shell = f'"$PYTHON" "$2" {attack} "$3" & stranger=$!; {LAUNCH} {STATIC} "$1"; status=$?; kill $stranger; '
+@pytest.mark.parametrize("attack", ["write", "offer", "connect"])
+def test_another_user_of_two_hosts_runs_no_code_in_ranks(tmp_path: Path, attack: str) -> None:
+    said, statuses = meddled_with(tmp_path, attack, f"{LAUNCH} {STATIC}", "left")
+    assert statuses == [0, 0] or ("rankwise: " in said and 0 not in statuses), said
+    assert attack != "connect" or statuses == [0, 0], said
+
+
+@pytest.mark.parametrize("attack", ["write", "offer", "connect"])
+def test_another_user_of_one_host_runs_no_code_in_ranks(tmp_path: Path, attack: str) -> None:
+    """Nothing is signed there: the kernel tells whose the other end of a connection is."""
+    said, statuses = meddled_with(tmp_path, attack, f"[ $HOST = 1 ] || {ALONE}")
+    assert statuses == [0, 0] or "rankwise: " in said, said
+    assert attack != "connect" or statuses == [0, 0], said
+
+
+def meddled_with(folder: Path, attack: str, launch: str, *host: str) -> tuple[str, list[int]]:
+    """Launch while a stranger on each host meddles, who runs no code; return messages, and the exit statuses."""
+    trace = folder / "code-has-run"
+    shell = f'"$PYTHON" "$2" {attack} "$3" "$3-$HOST" {" ".join(host)} & stranger=$!; '
+    shell += f'until [ -e "$3-$HOST" ]; do sleep 0.05; done; {launch} "$1"; status=$?; kill $stranger; '
     shell += 'echo "ended with $status"'
-    ended = on_two_hosts(tmp_path, shell, PLACED, STRANGER, str(trace), RANKWISE_SECRET=TEXT)
+    ended = on_two_hosts(folder, shell, PLACED, STRANGER, str(trace), RANKWISE_SECRET=TEXT, JOIN_SECONDS="20")
     assert not trace.exists()
-    statuses = [line for line in ended.stdout.splitlines() if line.startswith("ended")]
-    assert statuses == ["ended with 0"] * 2 or "not signed with the secret" in ended.stderr, ended.stderr + ended.stdout
-    if attack == "connect":
-        assert statuses == ["ended with 0"] * 2, ended.stderr
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("ended with")]
+    assert len(lines) == 2, ended.stderr
+    return ended.stderr + ended.stdout, [int(line.split()[-1]) for line in lines]
