@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rankwise._environment.detect import detect
 from rankwise._environment.facts import Fact
 from rankwise._net import acceptor
-from rankwise._rendezvous import handshake
+from rankwise._rendezvous import handshake, rank_zero
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise._rendezvous.membership import JoinReply, JoinRequest
 from rankwise.errors import JoinError, JoinTimeoutError
@@ -183,6 +183,22 @@ def test_another_worlds_rank_zero_is_a_stranger() -> None:
         (one,) = meet(endpoint(port), [request(1, 2)], timeout=0.5)
         other.result()
     assert "is not rank zero of this world" in str(one)
+
+
+@pytest.mark.parametrize("has_secret", [True, False])
+def test_a_rank_with_another_secret_does_not_wait(has_secret: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank zero waits on: a stranger could end the job else."""
+    monkeypatch.setattr(rank_zero, "_OTHER_KEY_SECONDS", 0.1)
+    port = free_port()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        zero = pool.submit(meet, endpoint(port, key="another"), [request(0, 2)], timeout=1.0)
+        (one,) = meet(replace(endpoint(port), has_secret=has_secret), [request(1, 2)], timeout=100.0)
+        (waited,) = zero.result()
+    assert isinstance(one, JoinError)
+    assert not isinstance(one, JoinTimeoutError)
+    assert f"rank zero at 127.0.0.1:{port} (from the test) does not belong to the job of this rank" in str(one)
+    assert "give all hosts the same RANKWISE_SECRET" in str(one)
+    assert "rank 1 of 2 did not arrive" in str(waited)
 
 
 def test_another_worlds_store_is_a_stranger_and_is_left_alone() -> None:

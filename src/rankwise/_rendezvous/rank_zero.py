@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from contextlib import closing
+from enum import Enum, auto
 from typing import Final
 
 from rankwise._net.connecting import Target, connections, resolve
@@ -23,8 +24,18 @@ MAX_LINE: Final = 65536
 # How long a listener may take for its proof, and the pause between two rounds over all ports.
 _PROOF_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.05
+# How long the listener on the only port may be rank zero of a world with another key, which is about to end perhaps.
+_OTHER_KEY_SECONDS: Final = 3.0
 # The name of a host may not resolve while the pods of a cluster are still being created.
 _RESOLVE_SECONDS: Final = 30.0
+
+
+class _Answer(Enum):
+    """What a listener answers to the question whether it is rank zero."""
+
+    PROOF = auto()
+    OTHER_KEY = auto()
+    NONE = auto()
 
 
 def find_rank_zero(endpoint: Endpoint, deadline: float, *, timeout: float) -> tuple[socket.socket, int]:
@@ -33,18 +44,28 @@ def find_rank_zero(endpoint: Endpoint, deadline: float, *, timeout: float) -> tu
     If the world has a secret, this side has proven then that it knows it.
 
     Ports that refuse, and those of other programs, are tried again until the deadline: rank zero may start later.
+
+    Raises:
+        JoinError: The host cannot be resolved, or rank zero has another secret.
+        JoinTimeoutError: Rank zero was not found in time.
     """
     foreign_ports: set[int] = set()
+    other_key_since = float("inf")
     failures = ["nobody listens there"]
     resolve_until = min(deadline, time.monotonic() + _RESOLVE_SECONDS)
     while True:
         with closing(connections(_targets(endpoint, resolve_until), _PROOF_SECONDS, failures)) as established:
             for connection in established:
                 port = connection.getpeername()[1]
-                if _proves(connection, endpoint):
+                answer = _ask(connection, endpoint)
+                if answer is _Answer.PROOF:
                     return connection, port
                 connection.close()
                 foreign_ports.add(port)
+                is_other_key = answer is _Answer.OTHER_KEY
+                other_key_since = min(other_key_since, time.monotonic()) if is_other_key else float("inf")
+        if len(endpoint.ports) == 1 and time.monotonic() - other_key_since > _OTHER_KEY_SECONDS:
+            raise _other_key(endpoint)
         if time.monotonic() > deadline:
             break
         del failures[:-1]
@@ -80,24 +101,35 @@ def _targets(endpoint: Endpoint, deadline: float) -> list[Target]:
         raise JoinError(f"host {endpoint.host!r} of {endpoint} is not a valid name of a host: {error}") from error
 
 
-def _proves(connection: socket.socket, endpoint: Endpoint) -> bool:
-    """Return whether the listener proves that it is rank zero of this world."""
+def _other_key(endpoint: Endpoint) -> JoinError:
+    """Return the error that rank zero has another secret. Nobody else can have its only port as long as it runs."""
+    own = f"the {SECRET} of this rank" if endpoint.has_secret else f"this rank, which has no {SECRET}"
+    return JoinError(
+        f"rank zero at {endpoint} does not belong to the job of this rank: it has another secret than {own}, or it is "
+        f"of another job; give all hosts the same {SECRET}, or this job another port"
+    )
+
+
+def _ask(connection: socket.socket, endpoint: Endpoint) -> _Answer:
+    """Return what the listener answers; after a proof, this rank has proven itself too."""
     nonce = os.urandom(16).hex()
     connection.settimeout(_PROOF_SECONDS)
     try:
         send_line(connection, json.dumps({"protocol": PROTOCOL, "nonce": nonce}))
         text = read_line(connection, time.monotonic() + _PROOF_SECONDS)
         fields = parse_object(text) if text else {"proof": ""}
-        answer = fields["proof"]
-        if not isinstance(answer, str) or not hmac.compare_digest(answer, proof(endpoint, nonce)):
-            return False
+        expected, answer = proof(endpoint, nonce), fields["proof"]
+        if not isinstance(answer, str) or len(answer) != len(expected):
+            return _Answer.NONE
+        if not hmac.compare_digest(answer, expected):
+            return _Answer.OTHER_KEY
         if endpoint.has_secret:
             send_line(
                 connection, json.dumps({"protocol": PROTOCOL, "answer": answer_to(endpoint, nonce, fields["nonce"])})
             )
     except (OSError, JoinTimeoutError, ValueError, TypeError, KeyError, AttributeError):
-        return False
-    return True
+        return _Answer.NONE
+    return _Answer.PROOF
 
 
 def proof(endpoint: Endpoint, nonce: str) -> str:
