@@ -24,6 +24,7 @@ from rankwise.errors import JoinError
 IDENTIFY_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 1.0
 _PIECE_BYTES: Final = 65536
+_MOST_AT_ONCE: Final = 64
 _RESOURCE_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -98,10 +99,8 @@ class Acceptor:
         self._ready.clear()
         self._loop.run_once(min(seconds, _POLL_SECONDS))
         latest = time.monotonic() - IDENTIFY_SECONDS
-        for client in list(self._unidentified):
-            if client.since > latest:
-                break
-            self.reject(client)
+        while self._unidentified and (first := next(iter(self._unidentified))).since <= latest:
+            self.reject(first)
         return [client for client in self._ready if client in self._unidentified or client in self._identified]
 
     def identify(self, client: Client) -> None:
@@ -133,12 +132,17 @@ class Acceptor:
         return f" {count} {were} no rank's, from {origin}{' and others' if others else ''}."
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, address = listener.accept()
-        except OSError as error:
-            if error.errno in _RESOURCE_ERRORS:
-                self._free_descriptor(error)
-            return  # otherwise the client has disconnected already
+        """Accept some of the connections that wait: a rank may be behind hundreds of others."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                connection, address = listener.accept()
+            except OSError as error:
+                if error.errno in _RESOURCE_ERRORS:
+                    self._free_descriptor(error)
+                return  # none waits, or the client has disconnected already
+            self._keep(connection, address)
+
+    def _keep(self, connection: socket.socket, address: object) -> None:
         connection.setblocking(False)
         origin = address[0] if isinstance(address, tuple) else "this host"
         if not self._admits(connection):
