@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.hosts import BIN, HERE, needs_namespaces, on_two_hosts
+from tests.lanes import SEED
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
@@ -23,11 +25,11 @@ ELASTIC = "--nnodes 1:2 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint lef
 REDUCED = 'until find "$2" -name "{ranks}-*-{last}" -newer "$2/{since}" | grep -q .; do sleep 0.1; done; '
 # On the host that is lost: what is done to it once all ranks have reduced, then the time.
 WAIT = REDUCED.format(ranks=4, last=0, since="hosts") + REDUCED.format(ranks=4, last=3, since="hosts")
-CUT = WAIT + 'ip link set right0 down; date +%s > "$2/lost"; wait $launcher; '
+CABLE = 'ip link set right0 down; date +%s > "$2/lost"; '
+CUT = WAIT + CABLE + "wait $launcher; "
 # No last packet leaves the host: its processes are killed when nothing can be sent any more.
-POWER_OFF = WAIT + (
-    'ip link set right0 down; date +%s > "$2/lost"; own=$(readlink /proc/self/ns/net); '
-    'for each in /proc/[0-9]*; do if [ "${each#/proc/}" != $$ ] && [ "$(readlink $each/ns/net)" = "$own" ]; '
+POWER_OFF = (
+    CABLE + 'own=$(readlink /proc/self/ns/net); for each in /proc/[0-9]*; do if [ "${each#/proc/}" != $$ ] && [ "$(readlink $each/ns/net)" = "$own" ]; '
     "then kill -9 ${each#/proc/}; fi; done; "
 )
 KILL = WAIT + 'date +%s > "$2/lost"; kill -9 $launcher; '
@@ -61,14 +63,29 @@ def test_a_host_whose_launcher_is_killed_ends_the_other(tmp_path: Path, number: 
     assert f"host {number} ({name}) has ended: its connection was closed" in messages, messages
 
 
-def test_the_host_that_is_left_goes_on_when_the_other_loses_its_power(tmp_path: Path) -> None:
-    """In the next attempt its two ranks are alone, and end as they are told to."""
+@pytest.mark.soak(20)
+def test_the_host_that_is_left_goes_on(seed: int, tmp_path: Path) -> None:
+    """The other loses its power, or is cut off, at any moment of a step. In the next attempt two ranks are alone."""
+    draw = random.Random(seed)  # noqa: S311 - to be repeated
+    has_power = draw.random() < 0.5 and seed != SEED
+    how = WAIT + f"sleep {draw.uniform(0, 0.5):.3f}; " + (CABLE + "wait $launcher; " if has_power else POWER_OFF)
     after = 'if [ $HOST = 0 ]; then until [ -e "$2/lost" ]; do sleep 0.1; done; '
     after += REDUCED.format(ranks=2, last=1, since="lost") + ': > "$2/enough"; fi; '
-    _, statuses, messages = lose(tmp_path, ELASTIC, POWER_OFF, after=after)
+    _, statuses, messages = lose(tmp_path, ELASTIC, how, after=after)
     assert statuses == {"0": "0", "1": "137"}, messages
     said = r"host 1 \(right\) is lost: nothing was heard of it for \d s; the ranks restart on the other hosts"
     assert re.search(said, messages), messages
+
+
+@pytest.mark.soak(20)
+def test_a_cut_at_any_moment_ends_both_sides(seed: int, tmp_path: Path) -> None:
+    """Also while the launchers meet, or the ranks join."""
+    seconds = random.Random(seed).uniform(0, 8)  # noqa: S311 - likewise
+    options = f"{STATIC} --rdzv-conf timeout=10"
+    _, statuses, messages = lose(tmp_path, options, f"sleep {seconds:.3f}; {CABLE} wait $launcher; ")
+    assert sorted(statuses) == ["0", "1"]
+    assert "0" not in statuses.values(), messages
+    assert messages.count("rankwise: ") >= 2, messages
 
 
 def test_a_host_that_comes_back_takes_part_again(tmp_path: Path) -> None:
