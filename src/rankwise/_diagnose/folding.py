@@ -11,7 +11,9 @@ from rankwise._text import ranks_text
 # A worker of a data loader without work waits there.
 _IDLE: Final = "/torch/utils/data/_utils/worker.py"
 _SHOWN: Final = 8
-_NOT_WORKERS: Final = ("/multiprocessing/resource_tracker.py", "/multiprocessing/forkserver.py")
+_TRACKER: Final = "/multiprocessing/resource_tracker.py"
+_FORK_SERVER: Final = "/multiprocessing/forkserver.py"
+_FORKED: Final = "_serve_one"  # in what the fork server has forked
 
 
 def summary(samples: Sequence[RankSample]) -> str:
@@ -63,7 +65,8 @@ def is_busy(worker: ProcessSample) -> bool:
     if worker.stack is None or not worker.stack.frames:
         return worker.state in {"T", "D"}
     files = [frame.file for frame in worker.stack.frames]
-    if any(part in file for part in _NOT_WORKERS for file in files):
+    served = [frame.function for frame in worker.stack.frames if _FORK_SERVER in frame.file]
+    if any(_TRACKER in file for file in files) or (served and _FORKED not in served):
         return False
     user = worker.stack.user_frame
     return user is not None and not _waits_for_work(files)

@@ -41,18 +41,25 @@ class Job:
         launcher: The name of the launcher, as `detect` returns it.
         world_size: The number of ranks on all hosts.
         ranks: The ranks here, in order.
+        one_host: The launcher has started all ranks here, as it says; it need not say that.
         ancestors: The processes that have started all of them, such as the launcher.
     """
 
     launcher: str
     world_size: int
     ranks: tuple[HostRank, ...]
+    one_host: bool = False
     ancestors: frozenset[int] = frozenset()
 
     @property
     def pid(self) -> int:
         """The process id of the lowest rank here, by which the job is named."""
         return self.ranks[0].process.pid
+
+    @property
+    def absent(self) -> list[int]:
+        """The ranks that are not here."""
+        return sorted(set(range(self.world_size)) - {rank.rank for rank in self.ranks})
 
     @property
     def processes(self) -> set[int]:
@@ -68,6 +75,7 @@ class _Identity:
     launcher: str
     world_size: int
     rank: int
+    one_host: bool = False
 
 
 def find_jobs() -> list[Job]:
@@ -79,10 +87,23 @@ def find_jobs() -> list[Job]:
     processes = own_processes()
     claims = {pid: claim for pid in processes if (claim := _identity(pid)) is not None}
     ranks = _without_launchers(claims, processes)
-    jobs: dict[tuple[str, ...], dict[int, int]] = {}
+    jobs: dict[tuple[str, ...], list[int]] = {}
     for pid in sorted(ranks, key=lambda pid: processes[pid].started):
-        jobs.setdefault(claims[pid].job, {}).setdefault(claims[pid].rank, pid)
-    return [_job(list(of_rank.items()), claims, processes) for of_rank in jobs.values()]
+        jobs.setdefault(claims[pid].job, []).append(pid)
+    found = [group for pids in jobs.values() for group in _distinct(pids, claims, processes)]
+    return [_job({claims[pid].rank: pid for pid in reversed(pids)}, claims, processes) for pids in found]
+
+
+def _distinct(
+    pids: list[int], claims: Mapping[int, _Identity], processes: Mapping[int, Process]
+) -> Iterable[list[int]]:
+    """Separate jobs whose variables are the same, such as two of mpiexec, or one beside what is left of another."""
+    if len({claims[pid].rank for pid in pids}) == len(pids):
+        return [pids]
+    by_parent: dict[int, list[int]] = {}
+    for pid in pids:
+        by_parent.setdefault(processes[pid].parent, []).append(pid)
+    return by_parent.values()
 
 
 def find_job(pid: int | None) -> Job:
@@ -115,7 +136,7 @@ def _identity(pid: int) -> _Identity | None:
         job = environ.get(_LAUNCH_ID, "")
         if job:
             return _Identity(("rankwise", job), "rankwise", marked.world_size, marked.rank)
-    if not environ or not is_python(pid):
+    if not environ:
         return None
     try:
         facts = detect(environ)
@@ -124,12 +145,14 @@ def _identity(pid: int) -> _Identity | None:
         launcher = "none"  # half of a launcher's variables: another program's
     if launcher == "none":  # a rank by the arguments of init()
         return None if marked is None else _Identity(("init",), "arguments", marked.world_size, marked.rank)
+    if not is_python(pid):  # after `detect`, since few processes have the variables
+        return None
     if launcher == "rankwise" and _LAUNCH_ID in environ:  # as a marked rank, which may have started this process
         return _Identity((launcher, environ[_LAUNCH_ID]), launcher, facts.world_size.value, facts.rank.value)
     where = [environ.get(name, "") for name in (*_ADDRESS, _LAUNCH_ID)]
     job_id = "" if facts.job is None else str(facts.job.value)
     key = (launcher, job_id, str(facts.world_size.value), *where)
-    return _Identity(key, launcher, facts.world_size.value, facts.rank.value)
+    return _Identity(key, launcher, facts.world_size.value, facts.rank.value, facts.is_one_host)
 
 
 def _without_launchers(claims: Mapping[int, _Identity], processes: Mapping[int, Process]) -> set[int]:
@@ -153,15 +176,21 @@ def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
     return found
 
 
-def _job(of_rank: list[tuple[int, int]], claims: Mapping[int, _Identity], processes: Mapping[int, Process]) -> Job:
-    pids = [pid for _, pid in of_rank]
+def _job(of_rank: Mapping[int, int], claims: Mapping[int, _Identity], processes: Mapping[int, Process]) -> Job:
+    pids = list(of_rank.values())
     ancestors = set.intersection(*(set(_ancestors(pid, processes)) for pid in pids))
     ranks = [
         HostRank(rank=rank, process=processes[pid], workers=tuple(_workers(pid, processes)))
-        for rank, pid in sorted(of_rank)
+        for rank, pid in sorted(of_rank.items())
     ]
     claim = claims[pids[0]]
-    return Job(launcher=claim.launcher, world_size=claim.world_size, ranks=tuple(ranks), ancestors=frozenset(ancestors))
+    return Job(
+        launcher=claim.launcher,
+        world_size=claim.world_size,
+        ranks=tuple(ranks),
+        one_host=claim.one_host,
+        ancestors=frozenset(ancestors),
+    )
 
 
 def _workers(rank: int, processes: Mapping[int, Process]) -> Iterable[Process]:

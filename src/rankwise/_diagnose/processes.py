@@ -17,6 +17,8 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # The errors of a process that ends while it is read, or that the kernel does not let this user read.
 _UNREADABLE: Final = (OSError, ValueError, IndexError)
+# Files that an interpreter maps, whatever its name is.
+_OF_PYTHON: Final = ("/libpython", "/lib-dynload/", "/libtorch_python")
 
 
 class DiagnosisError(RankwiseError, RuntimeError):
@@ -112,11 +114,31 @@ def command_of(pid: int) -> list[str]:
 
 
 def is_python(pid: int) -> bool:
-    """Return whether a process is a Python interpreter."""
+    """Return whether a process is a Python interpreter, by its name, or by the libraries of an embedded one."""
     try:
-        return (_PROC / str(pid) / "exe").readlink().name.startswith(("python", "pypy"))
+        if (_PROC / str(pid) / "exe").readlink().name.startswith(("python", "pypy")):
+            return True
+        return any(part in _mappings(pid) for part in _OF_PYTHON)
     except OSError:
         return False
+
+
+def uses_library(pid: int, name: str) -> bool:
+    """Return whether a process has loaded a library."""
+    try:
+        return f"/{name}" in _mappings(pid)
+    except OSError:
+        return False
+
+
+def _mappings(pid: int) -> str:
+    return (_PROC / str(pid) / "maps").read_text(errors="replace")
+
+
+def inner_pid(pid: int) -> int:
+    """Return the process id that a process has for itself: another one in a container."""
+    ids = _status_field(pid, "NSpid").split()
+    return int(ids[-1]) if ids else pid
 
 
 def wait_channel(pid: int) -> str:

@@ -20,6 +20,10 @@ _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "plat
 _PACKAGE: Final = str(Path(__file__).parents[1]) + "/"
 # Of any interpreter: a job may run with another one than this command.
 _OF_LIBRARIES: Final = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<|/torch/(distributed|autograd|nn)/")
+# Of the programs that pip has made: a few lines that call an installed package.
+_CONSOLE_SCRIPT: Final = re.compile(r"/bin/[^/.]+$")
+_PACKAGE_FOLDER: Final = re.compile(r"/(?:site|dist)-packages/[^/]+")
+_NO_PROGRAM: Final = re.compile(r"/(torch|rankwise|ray|mpi4py|coverage|debugpy)$")
 _COLLECTIVES: Final = (
     "/torch/distributed/distributed_c10d.py", "/torch/distributed/nn/", "/torch/distributed/_functional_collectives.py",
     "/rankwise/_comm/", "/rankwise/_collectives/", "/rankwise/_rendezvous/", "/torch/distributed/rendezvous.py",
@@ -50,9 +54,18 @@ class Stack:
 
     @cached_property
     def user_frame(self) -> StackFrame | None:
-        """The innermost frame of the user's program; else the innermost one of Python; None without any."""
+        """The innermost frame of the user's program; else the innermost one of Python; None without any.
+
+        An installed program, as of `python -m package` or a console script, is the package of the outermost frame.
+        """
         frames = [frame for frame in self.frames if not frame.is_native]
-        return next((frame for frame in frames if not _is_library(frame.file)), frames[0] if frames else None)
+        found = next((frame for frame in frames if not _is_library(frame.file)), None)
+        if found is None or _CONSOLE_SCRIPT.search(found.file):
+            packages = [match[0] for frame in frames if (match := _PACKAGE_FOLDER.search(frame.file))]
+            program = next((package for package in reversed(packages) if not _NO_PROGRAM.search(package)), None)
+            installed = (frame for frame in frames if program is not None and program in frame.file)
+            found = next(installed, found)
+        return found or (frames[0] if frames else None)
 
     @cached_property
     def location(self) -> str:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TextIO
 
-from rankwise._diagnose.processes import catches, descriptors_of
+from rankwise._diagnose.processes import catches, descriptors_of, inner_pid
 
 _NAME: Final = re.compile(r"/memfd:rankwise-rank:(\d+):(\d+):(\d+):(\d+)\b")
 _THREAD: Final = re.compile(r"hread (0x[0-9a-f]+)")
@@ -69,7 +69,7 @@ def marked_rank(pid: int) -> MarkedRank | None:
     """Return the facts of a rank that can write its stacks; None for other processes, also for its children."""
     for descriptor, target in descriptors_of(pid).items():
         match = _NAME.match(target)
-        if match is not None and int(match[1]) == pid:
+        if match is not None and int(match[1]) == inner_pid(pid):
             return MarkedRank(
                 descriptor=descriptor, rank=int(match[2]), world_size=int(match[3]), local_rank=int(match[4])
             )

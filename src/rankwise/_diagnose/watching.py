@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rankwise._diagnose.jobs import Job
 from rankwise._diagnose.processes import allowed_cores
 from rankwise._diagnose.sampling import STATES, ProcessSample, RankSample
 from rankwise._diagnose.stack import StackFrame
@@ -22,6 +23,7 @@ _SECONDS_OF_SAMPLE: Final = 0.001
 _BUSY: Final = 0.5
 _SHARED: Final = 0.25
 _ALIVE: Final = "RSI"
+_ENDED: Final = "ZX"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,14 @@ def _stacks(samples: Sequence[ProcessSample]) -> set[tuple[StackFrame, ...] | No
     return {None if sample.stack is None else tuple(sample.stack.frames) for sample in samples}
 
 
-def verdict(history: Sequence[Sequence[RankSample]], seconds: float) -> str:
+def verdict(job: Job, history: Sequence[Sequence[RankSample]], seconds: float) -> str:
     """Return the verdict on several samples, with a line for each rank that the others wait for."""
-    found = suspects(history, seconds)
-    lines = [str(suspect) for suspect in found] or [_common_place(history, seconds)]
+    lines = [str(suspect) for suspect in suspects(history, seconds)]
+    if job.absent and job.one_host:
+        lines.insert(0, f"{ranks_text(job.absent)}: no process: ended, or not started")
+    lines = lines or [_common_place(history, seconds)]
+    if job.absent and not job.one_host:
+        lines.append(f"{ranks_text(job.absent)}: not on this host: on another one, or ended")
     return "\n".join([*lines, *_shared_cores(history, seconds)])
 
 
@@ -129,8 +135,10 @@ def _common_place(history: Sequence[Sequence[RankSample]], seconds: float) -> st
     places: dict[str, list[int]] = {}
     for rank in last:
         places.setdefault(rank.process.location, []).append(rank.rank)
+    if all(rank.process.state in _ENDED for rank in last):
+        return "all ranks that were here have ended"
     if len(places) == 1:
-        return f"no rank moves, and all ranks here are in {last[0].process.location}: look at the ranks on other hosts"
+        return f"no rank moves, and all ranks here are in {last[0].process.location}"
     texts = [f"{ranks_text(ranks)} in {place}" for place, ranks in places.items()]
     return f"no rank moves, and the ranks are in different calls: {'; '.join(texts)}"
 

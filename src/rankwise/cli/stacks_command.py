@@ -67,5 +67,5 @@ def _watch(job: Job, number: int, interval: float, *, native: bool) -> list[Rank
     for _ in range(number - 1):
         time.sleep(interval)
         history.append(_sample(job, native=native))
-    click.echo(verdict(history, time.monotonic() - start))
+    click.echo(verdict(job, history, time.monotonic() - start))
     return history[-1]
