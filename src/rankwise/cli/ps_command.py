@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -13,6 +15,7 @@ from rankwise.errors import MissingDependencyError, RankwiseError
 
 if TYPE_CHECKING:
     from rankwise._diagnose.jobs import Job
+    from rankwise._diagnose.sampling import ProcessSample
 
 _CPU_SECONDS: Final = 0.2
 _HEAD: Final = ("rank", "process", "state", "since", "CPU", "memory", "where")
@@ -41,27 +44,35 @@ def ps() -> None:
 )  # fmt: skip
 @click.option("--updates", type=click.IntRange(1), metavar="N", help="End after so many updates.")
 def top(*, interval: float, updates: int | None) -> None:
-    """Show what `rankwise ps` shows, and refresh it until Ctrl-C. Needs rich."""
+    """Show what `rankwise ps` shows, and refresh it until Ctrl-C. Needs rich.
+
+    Where the output is no terminal, each update is printed below the last one.
+    """
     try:
-        from rich.live import Live  # noqa: PLC0415 - an optional package
+        from rich.console import Console  # noqa: PLC0415 - an optional package
+        from rich.live import Live  # noqa: PLC0415
     except ImportError:
         fail(
             MissingDependencyError("rankwise top needs rich, which is not installed: pip install 'rankwise[rich]'"),
             EXIT_ERROR,
         )
-    number = 0
+    console = Console()
+    live = Live(console=console, auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), live if console.is_terminal else contextlib.nullcontext():
+        for tables in _updates(interval, updates):
+            if console.is_terminal:
+                live.update(tables, refresh=True)
+            else:
+                console.print(tables)
+
+
+def _updates(interval: float, updates: int | None) -> Iterator[Any]:
     jobs = _jobs()
-    before, since = _cpu_seconds(jobs), time.monotonic()
-    with Live(refresh_per_second=4) as live:
-        while updates is None or number < updates:
-            try:
-                time.sleep(interval)
-            except KeyboardInterrupt:
-                return
-            jobs = _jobs()
-            live.update(_rich_tables(jobs, before, time.monotonic() - since), refresh=True)
-            before, since = _cpu_seconds(jobs), time.monotonic()
-            number += 1
+    for _ in itertools.count() if updates is None else range(updates):
+        before, since = _cpu_seconds(jobs), time.monotonic()
+        time.sleep(interval)
+        jobs = _jobs()
+        yield _rich_tables(jobs, before, time.monotonic() - since)
 
 
 def _jobs() -> list[Job]:
@@ -83,20 +94,36 @@ def _title(job: Job) -> str:
 
 
 def _rows(job: Job, before: dict[int, float], seconds: float) -> list[tuple[str, ...]]:
-    from rankwise._diagnose.sampling import STATES, sample_ranks  # noqa: PLC0415 - not needed for --help
+    from rankwise._diagnose.sampling import sample_ranks  # noqa: PLC0415 - not needed for --help
+    from rankwise._diagnose.sleep_times import sleep_seconds  # noqa: PLC0415
 
+    asleep = sleep_seconds(rank.process.pid for rank in job.ranks)  # before samples, which may wake them
     samples = {sample.rank: sample.process for sample in sample_ranks(job.ranks)}
     rows: list[tuple[str, ...]] = []
     for rank in job.ranks:
         sample, pid = samples[rank.rank], rank.process.pid
         used = max(0.0, sample.cpu_seconds - before.get(pid, sample.cpu_seconds))
-        in_collective = sample.stack is not None and sample.stack.in_collective
-        state = STATES.get(sample.state, "in a collective" if in_collective else "running").partition(" (")[0]
+        state = _state(sample, asleep.get(pid, 0.0))
         where = sample.stack.location if sample.stack is not None else sample.channel or "-"
         memory = f"{rank.process.memory / (1 << 20):.0f} MiB"
         age = _duration(rank.process.age)
         rows.append((str(rank.rank), str(pid), state, age, f"{100 * used / seconds:.0f} %", memory, where))
     return rows
+
+
+def _state(sample: ProcessSample, asleep: float) -> str:
+    """Return the state of a rank; in a collective, with the time for which it has waited, if that is known."""
+    from rankwise._diagnose.sampling import STATES  # noqa: PLC0415 - not needed for --help
+    from rankwise._diagnose.wait_note import read_wait  # noqa: PLC0415
+    from rankwise._diagnose.watching import waits  # noqa: PLC0415
+
+    if sample.state in STATES:
+        return STATES[sample.state].partition(" (")[0]
+    wait = read_wait(sample.pid)
+    if wait is None and not waits(sample):
+        return "running"
+    seconds = asleep if wait is None else wait.seconds
+    return f"in a collective for {seconds:.0f} s" if seconds >= 1 else "in a collective"
 
 
 def _text(rows: Sequence[tuple[str, ...]]) -> str:

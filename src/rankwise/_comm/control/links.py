@@ -19,6 +19,7 @@ from rankwise._comm.control.host_page import HostPage
 from rankwise._comm.control.peer import CLOSED, Peer
 from rankwise._comm.control.rank_state import OngoingCalls, RankState
 from rankwise._comm.control.sockets import admit, listen_locally, local_name
+from rankwise._diagnose.wait_note import WaitNote
 from rankwise._net.polling import SharedEventLoop
 from rankwise.errors import CollectiveError
 
@@ -41,6 +42,7 @@ class Links:
         loop: The event loop of the session.
         page: The page of this host; None if ranks agree over connections.
         channels: The open channels of the groups of which this rank is a member, by the id of the group.
+        wait_note: The collective that this rank waits in, for other processes.
         num_transfers: The number of transfers of data that threads of this rank are in.
         closed: This rank has closed its connections, or is about to, once no thread is in an exchange any more.
     """
@@ -59,8 +61,7 @@ class Links:
         Args:
             rank: The global rank of this process.
             connections: The connections to other ranks, by global rank.
-            hosts: The ids of the hosts of the ranks, by global rank; empty if all are on this host.
-            host_names: Their names.
+            hosts, host_names: Ids and names of the hosts of the ranks, by global rank; empty if all are on this host.
             page: The page of this host, or None.
 
         Raises:
@@ -70,7 +71,8 @@ class Links:
         self.loop = SharedEventLoop()
         self.page = page
         self.channels: dict[int, OngoingCalls] = {}
-        self.closed = False
+        self.closed = self._freed = False
+        self.wait_note = WaitNote()
         self.num_transfers = 0
         self._num_channels = 0
         self._count_lock = threading.Lock()
@@ -80,7 +82,6 @@ class Links:
         self._connects_late = page is not None and not hosts
         self._connecting = threading.Lock()
         self._listener: socket.socket | None = None
-        self._freed = False
         self._unidentified: list[socket.socket] = []  # accepted, but their greeting has not arrived
         self._peers: dict[int, Peer] = {}
         # The interest of the event loop in each peer: whether it reads, and writes. Threads of two groups update it.
@@ -219,6 +220,7 @@ class Links:
             peer.mark_lost("was left by this rank")
             peer.connection.close()
         self.loop.close()
+        self.wait_note.close()
         for connection in (*self._unidentified, *filter(None, [self._listener])):
             connection.close()
         if self.page is not None:
