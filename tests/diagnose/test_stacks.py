@@ -18,6 +18,7 @@ from rankwise._diagnose import py_spy
 from rankwise._diagnose.jobs import Job, find_job
 from rankwise._diagnose.processes import DiagnosisError, command_of, wait_channel
 from rankwise._diagnose.sampling import sample_process, sample_ranks
+from tests.diagnose.jobs import rankwise
 from tests.lanes import variants
 
 ROOT = Path(__file__).parents[2]
@@ -47,19 +48,6 @@ def started(script: Path | str, *launcher: str, nproc: int = 3, ready: str = "tr
                     started_process.kill()
             process.kill()
             psutil.wait_procs(processes, timeout=60)
-
-
-def rankwise(*arguments: str | int, status: int = 0) -> str:
-    """Run the command, and return its output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "rankwise", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def line(script: str, text: str) -> str:

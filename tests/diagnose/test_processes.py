@@ -1,0 +1,208 @@
+"""Which processes are ranks, what is known of them, and how that is shown; without launchers, and without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import rankwise as rw
+from rankwise._diagnose.folding import is_busy
+from rankwise._diagnose.jobs import find_job, find_jobs
+from rankwise._diagnose.processes import is_python, own_processes
+from rankwise._diagnose.sampling import ProcessSample
+from rankwise._diagnose.sleep_times import sleep_seconds
+from rankwise._diagnose.stack import Stack, StackFrame
+from rankwise._diagnose.wait_note import WaitNote, read_wait
+from tests.diagnose.jobs import rankwise
+
+SLEEP = "import time; print(flush=True); time.sleep(600)"
+SITE = "/venv/lib/python3.12/site-packages"
+
+
+@contextlib.contextmanager
+def ranks(
+    *numbers: int, interpreter: str = sys.executable, **variables: str
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run processes that sleep as ranks of a job."""
+    world = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **variables}
+    command = [interpreter, "-c", SLEEP]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for rank in numbers:
+            environ = os.environ | world | {"RANK": str(rank)}
+            processes.append(stack.enter_context(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)))
+            stack.callback(processes[-1].kill)
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield processes
+
+
+def test_an_interpreter_of_another_name_is_found(tmp_path: Path) -> None:
+    trainer = tmp_path / "trainer"
+    shutil.copy(Path(sys.executable).resolve(), trainer)
+    with ranks(0, interpreter=str(trainer), PYTHONHOME=sys.base_prefix) as (process,):
+        assert is_python(process.pid)
+        assert find_job(process.pid).pid == process.pid
+    with subprocess.Popen(["sleep", "600"]) as other:
+        assert not is_python(other.pid)
+        other.kill()
+
+
+def test_jobs_with_the_same_variables_are_told_apart() -> None:
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
+    with ranks(0, 1) as first, subprocess.Popen(["sh", "-c", '"$@" & wait', "sh", sys.executable, "-c", code], env={
+        **os.environ, "RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+    }, stdout=subprocess.PIPE) as shell:  # fmt: skip
+        try:
+            assert shell.stdout is not None
+            shell.stdout.readline()
+            jobs = [job for job in find_jobs() if job.processes & {first[0].pid, first[1].pid}]
+            assert [[rank.process.pid for rank in job.ranks] for job in jobs] == [[process.pid for process in first]]
+            assert [rank.rank for rank in find_job(shell.pid).ranks] == [0]
+        finally:
+            for process in psutil.Process(shell.pid).children(recursive=True):
+                process.kill()
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}, "rank 2: no process: ended, or not started"),
+        pytest.param({}, "rank 2: not on this host: on another one, or ended", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_have_ended_are_named(variables: dict[str, str], text: str) -> None:
+    with ranks(0, 1, **variables) as processes:
+        assert text in rankwise("stacks", processes[0].pid, "--watch", 2, "--interval", 0.1).splitlines()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
+def test_processes_of_other_users_are_not_read() -> None:
+    with subprocess.Popen(["sleep", "600"], user=65534) as other, subprocess.Popen(["sleep", "600"]) as own:
+        found = own_processes()
+        other.kill()
+        own.kill()
+    assert own.pid in found
+    assert other.pid not in found
+
+
+def stack(*frames: tuple[str, str]) -> Stack:
+    """Return a stack, the innermost frame first."""
+    return Stack([StackFrame(function, file, 7) for function, file in frames])
+
+
+def test_the_place_in_an_installed_program() -> None:
+    library = ("all_reduce", f"{SITE}/torch/distributed/distributed_c10d.py")
+    start = [("<module>", "/venv/bin/train"), ("_run_module_as_main", "<frozen runpy>")]
+    program = stack(library, ("step", f"{SITE}/training/loop.py"), ("main", f"{SITE}/training/cli.py"), *start)
+    assert program.location == "all_reduce at loop.py:7"
+    wrapped = stack(
+        library, ("backward", f"{SITE}/accelerate/accelerator.py"), ("main", f"{SITE}/training/cli.py"), *start
+    )
+    assert wrapped.location == "backward at cli.py:7"
+    script = stack(library, ("main", "/home/user/bin/train"), ("<module>", "/home/user/bin/train"))
+    assert script.location == "all_reduce at train:7"
+    assert stack(library).location == "all_reduce at distributed_c10d.py:7"
+
+
+def test_what_a_fork_server_has_forked_is_a_worker() -> None:
+    multiprocessing = sysconfig.get_path("stdlib") + "/multiprocessing"
+    server = [("main", f"{multiprocessing}/forkserver.py"), ("<module>", "<string>")]
+    worker = [("__getitem__", "/home/user/data.py"), ("_main", f"{multiprocessing}/spawn.py"),
+              ("_serve_one", f"{multiprocessing}/forkserver.py"), *server]  # fmt: skip
+    assert is_busy(ProcessSample(pid=1, state="S", stack=stack(*worker)))
+    assert not is_busy(
+        ProcessSample(pid=1, state="S", stack=stack(("select", f"{multiprocessing}/selectors.py"), *server))
+    )
+
+
+def test_how_long_processes_have_slept() -> None:
+    cores = os.sched_getaffinity(0)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        while not (seconds := sleep_seconds([process.pid])):
+            if not Path("/proc/self/sched").exists():
+                process.kill()
+                pytest.skip("this kernel has no /proc/PID/sched")
+        then = time.monotonic()
+        while time.monotonic() < then + 0.05:
+            pass
+        later = sleep_seconds([process.pid, 1 << 30])
+        process.kill()
+    assert later[process.pid] > seconds[process.pid]
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_the_note_of_a_wait() -> None:
+    note = WaitNote()
+    before = time.monotonic()
+    note.write("barrier at train.py:1", before)
+    assert read_wait(os.getpid()) is None  # too short
+    note.write("all_reduce at train.py:88", before - 61)
+    wait = read_wait(os.getpid())
+    assert wait is not None
+    assert wait.call == "all_reduce at train.py:88"
+    assert wait.seconds >= 61
+    note.write("x" * 10_000, before - 61)
+    assert read_wait(os.getpid()) is not None
+    note.close()
+    assert read_wait(os.getpid()) is None
+    note.close()
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_a_rank_that_waits_notes_since_when(session: object) -> None:
+    pids = rw.all_gather(os.getpid())
+    if rw.get_rank() == 1:
+        while (wait := read_wait(pids[0])) is None:
+            time.sleep(0.05)
+        assert wait.call.startswith("barrier at test_processes.py:")
+        assert wait.seconds >= 1
+    rw.barrier()
+    assert read_wait(os.getpid()) is None or rw.get_rank() == 0
+
+
+def test_top_on_a_narrow_terminal_ends_at_ctrl_c() -> None:
+    with ranks(0, 1, 2):
+        main, terminal = pty.openpty()
+        environ = {**os.environ, "COLUMNS": "40", "LINES": "10", "TERM": "xterm"}
+        command = [sys.executable, "-m", "rankwise", "top", "--interval", "0.1"]
+        with subprocess.Popen(
+            command, env=environ, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+        ) as process:
+            os.close(terminal)
+            text, asked = b"", False
+            with contextlib.suppress(OSError):  # the end of the output
+                while select.select([main], [], [], 100)[0]:
+                    text += os.read(main, 4096)
+                    if b"running" in text and not asked:
+                        process.send_signal(signal.SIGINT)
+                        asked = True
+        os.close(main)
+    assert asked, text
+    assert process.returncode == 0, text
+    assert b"Traceback" not in text
+    lines = text.decode(errors="replace").splitlines()
+    assert lines[-1].endswith("\x1b[?25h"), lines[-1]  # the cursor is shown again
+
+
+@pytest.mark.slow
+def test_top_without_a_terminal_prints_each_update() -> None:
+    with ranks(0, 1, 2) as processes:
+        output = rankwise("top", "--interval", 0.1, "--updates", 2)
+        job = find_job(processes[0].pid)
+    assert output.count(f"job {job.pid}: plain, 3 of 3 ranks here") == 2
