@@ -206,3 +206,20 @@ def test_top_without_a_terminal_prints_each_update() -> None:
         output = rankwise("top", "--interval", 0.1, "--updates", 2)
         job = find_job(processes[0].pid)
     assert output.count(f"job {job.pid}: plain, 3 of 3 ranks here") == 2
+
+
+def test_the_first_process_of_lightning_has_no_variables_and_is_a_rank() -> None:
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "NODE_RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    code = code.replace("])", f"], env={{**__import__('os').environ, **{world}}})")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (other,) = psutil.Process(process.pid).children()
+        job = find_job(process.pid)
+        other.kill()
+    assert (job.launcher, job.world_size) == ("lightning", 2)
+    assert [(rank.rank, rank.process.pid, rank.workers) for rank in job.ranks] == [
+        (0, process.pid, ()),
+        (1, other.pid, ()),
+    ]

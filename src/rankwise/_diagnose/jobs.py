@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rankwise._diagnose.processes import DiagnosisError, Process, command_of, environ_of, is_python, own_processes
@@ -16,6 +16,7 @@ _LAUNCH_ID: Final = "RANKWISE_LAUNCH"  # `reaper.LAUNCH_ID`, in a package above 
 # In the command line of the process that watches the ranks.
 WATCHER: Final = "rankwise._diagnose.watcher"
 _ADDRESS: Final = ("MASTER_ADDR", "MASTER_PORT")
+_STARTED_BY_FIRST: Final = "lightning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ class _Identity:
     world_size: int
     rank: int
     one_host: bool = False
+    local_rank: int = 0
 
 
 def find_jobs() -> list[Job]:
@@ -87,11 +89,14 @@ def find_jobs() -> list[Job]:
     processes = own_processes()
     claims = {pid: claim for pid in processes if (claim := _identity(pid)) is not None}
     ranks = _without_launchers(claims, processes)
+    firsts = _firsts(ranks, claims, processes)
+    claims |= firsts
+    ranks |= firsts.keys()
     jobs: dict[tuple[str, ...], list[int]] = {}
     for pid in sorted(ranks, key=lambda pid: processes[pid].started):
         jobs.setdefault(claims[pid].job, []).append(pid)
     found = [group for pids in jobs.values() for group in _distinct(pids, claims, processes)]
-    return [_job({claims[pid].rank: pid for pid in reversed(pids)}, claims, processes) for pids in found]
+    return [_job({claims[pid].rank: pid for pid in reversed(pids)}, ranks, claims, processes) for pids in found]
 
 
 def _distinct(
@@ -152,7 +157,14 @@ def _identity(pid: int) -> _Identity | None:
     where = [environ.get(name, "") for name in (*_ADDRESS, _LAUNCH_ID)]
     job_id = "" if facts.job is None else str(facts.job.value)
     key = (launcher, job_id, str(facts.world_size.value), *where)
-    return _Identity(key, launcher, facts.world_size.value, facts.rank.value, facts.is_one_host)
+    return _Identity(
+        key,
+        launcher,
+        facts.world_size.value,
+        facts.rank.value,
+        one_host=facts.is_one_host,
+        local_rank=0 if facts.local_rank is None else facts.local_rank.value,
+    )
 
 
 def _without_launchers(claims: Mapping[int, _Identity], processes: Mapping[int, Process]) -> set[int]:
@@ -168,6 +180,17 @@ def _without_launchers(claims: Mapping[int, _Identity], processes: Mapping[int, 
     return ranks - {os.getpid()}
 
 
+def _firsts(ranks: set[int], claims: Mapping[int, _Identity], processes: Mapping[int, Process]) -> dict[int, _Identity]:
+    """Return the ranks that have started the other ranks of their host, and have no variables: those of Lightning."""
+    found: dict[int, _Identity] = {}
+    for pid in ranks:
+        claim, parent = claims[pid], processes[pid].parent
+        is_other = claim.launcher == _STARTED_BY_FIRST and claim.local_rank > 0
+        if is_other and parent in processes and parent not in claims and is_python(parent):
+            found[parent] = replace(claim, rank=claim.rank - claim.local_rank, local_rank=0)
+    return found
+
+
 def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
     found: list[int] = []
     while (process := processes.get(pid)) is not None and process.parent not in {0, 1, *found}:
@@ -176,25 +199,28 @@ def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
     return found
 
 
-def _job(of_rank: Mapping[int, int], claims: Mapping[int, _Identity], processes: Mapping[int, Process]) -> Job:
+def _job(
+    of_rank: Mapping[int, int], ranks: Container[int], claims: Mapping[int, _Identity], processes: Mapping[int, Process]
+) -> Job:
     pids = list(of_rank.values())
     ancestors = set.intersection(*(set(_ancestors(pid, processes)) for pid in pids))
-    ranks = [
-        HostRank(rank=rank, process=processes[pid], workers=tuple(_workers(pid, processes)))
+    members = [
+        HostRank(rank=rank, process=processes[pid], workers=tuple(_workers(pid, ranks, processes)))
         for rank, pid in sorted(of_rank.items())
     ]
     claim = claims[pids[0]]
     return Job(
         launcher=claim.launcher,
         world_size=claim.world_size,
-        ranks=tuple(ranks),
+        ranks=tuple(members),
         one_host=claim.one_host,
         ancestors=frozenset(ancestors),
     )
 
 
-def _workers(rank: int, processes: Mapping[int, Process]) -> Iterable[Process]:
+def _workers(rank: int, ranks: Container[int], processes: Mapping[int, Process]) -> Iterable[Process]:
     for pid, process in sorted(processes.items()):
-        is_below = pid != rank and rank in _ancestors(pid, processes) and is_python(pid)
+        above = next((above for above in _ancestors(pid, processes) if above in ranks), None)
+        is_below = above == rank and pid not in ranks and is_python(pid)
         if is_below and not any(WATCHER in word for word in command_of(pid)):
             yield process
