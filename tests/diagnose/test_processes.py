@@ -62,6 +62,11 @@ def test_an_interpreter_of_another_name_is_found(tmp_path: Path) -> None:
         other.kill()
 
 
+def test_ranks_that_an_engine_has_started_by_themselves_are_one_job() -> None:
+    with ranks(0, RANKWISE_LAUNCH="rank-1a") as (zero,), ranks(1, RANKWISE_LAUNCH="rank-2b") as (one,):
+        assert [rank.process.pid for rank in find_job(one.pid).ranks] == [zero.pid, one.pid]
+
+
 def test_jobs_with_the_same_variables_are_told_apart() -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
     with ranks(0, 1) as first, subprocess.Popen(["sh", "-c", '"$@" & wait', "sh", sys.executable, "-c", code], env={

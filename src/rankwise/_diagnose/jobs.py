@@ -13,6 +13,8 @@ from rankwise._environment.detect import detect
 from rankwise.errors import RankwiseError
 
 _LAUNCH_ID: Final = "RANKWISE_LAUNCH"  # `reaper.LAUNCH_ID`, in a package above this one
+# With which its value begins if it is that of one rank alone, as where an engine has started each rank by itself.
+OF_ONE_RANK: Final = "rank-"
 # In the command line of the process that watches the ranks.
 WATCHER: Final = "rankwise._diagnose.watcher"
 _ADDRESS: Final = ("MASTER_ADDR", "MASTER_PORT")
@@ -99,6 +101,12 @@ def find_jobs() -> list[Job]:
     return [_job({claims[pid].rank: pid for pid in reversed(pids)}, ranks, claims, processes) for pids in found]
 
 
+def _launch_id(environ: Mapping[str, str]) -> str:
+    """Return the id of the launch of rankwise that a process belongs to; "" for none."""
+    launch = environ.get(_LAUNCH_ID, "")
+    return "" if launch.startswith(OF_ONE_RANK) else launch
+
+
 def _distinct(
     pids: list[int], claims: Mapping[int, _Identity], processes: Mapping[int, Process]
 ) -> Iterable[list[int]]:
@@ -138,9 +146,9 @@ def _identity(pid: int) -> _Identity | None:
     environ = environ_of(pid)
     marked = marked_rank(pid)
     if marked is not None:
-        job = environ.get(_LAUNCH_ID, "")
-        if job:
-            return _Identity(("rankwise", job), "rankwise", marked.world_size, marked.rank)
+        launch = _launch_id(environ)
+        if launch:
+            return _Identity(("rankwise", launch), "rankwise", marked.world_size, marked.rank)
     if not environ:
         return None
     try:
@@ -152,9 +160,10 @@ def _identity(pid: int) -> _Identity | None:
         return None if marked is None else _Identity(("init",), "arguments", marked.world_size, marked.rank)
     if not is_python(pid):  # after `detect`, since few processes have the variables
         return None
-    if launcher == "rankwise" and _LAUNCH_ID in environ:  # as a marked rank, which may have started this process
-        return _Identity((launcher, environ[_LAUNCH_ID]), launcher, facts.world_size.value, facts.rank.value)
-    where = [environ.get(name, "") for name in (*_ADDRESS, _LAUNCH_ID)]
+    launch = _launch_id(environ)
+    if launcher == "rankwise" and launch:  # as a marked rank, which may have started this process
+        return _Identity((launcher, launch), launcher, facts.world_size.value, facts.rank.value)
+    where = [*(environ.get(name, "") for name in _ADDRESS), launch]
     job_id = "" if facts.job is None else str(facts.job.value)
     key = (launcher, job_id, str(facts.world_size.value), *where)
     return _Identity(

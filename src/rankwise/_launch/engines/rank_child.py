@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rankwise._diagnose.jobs import OF_ONE_RANK
 from rankwise._environment.facts import OVERRIDES
 from rankwise._launch.engines.interface import RankJob, RankOutcome
 from rankwise._launch.engines.no_terminal import BREAKPOINT_HOOK
@@ -48,7 +49,7 @@ class RankChild:
             environ: Its environment, with the variables by which it finds its rank; defaults are added.
         """
         self.was_stopped = False
-        self._job, self._rank, self._launch_id = job, rank, uuid.uuid4().hex
+        self._job, self._rank, self._launch_id = job, rank, f"{OF_ONE_RANK}{uuid.uuid4().hex}"
         self._result: WorkerResult | None = None
         self._ended_ns = 0
         self._killer: threading.Timer | None = None
