@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise._comm.control.channel import Channel, try_lock
-from rankwise._comm.control.connect import connect
+from rankwise._comm.control.connect import HostConnections, connect
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
@@ -51,6 +51,7 @@ class GroupRegistry:
         secret: The secret by which ranks of several hosts prove that they belong to this job; None without one.
         store: Returns the store that all ranks share.
         own_address: Returns the name or address of this host for other hosts.
+        on_hosts: Takes the connections for the processes that watch the hosts; None without a watch.
         find_dead_ranks: Returns the dead ranks among the given ones, with reasons, or ""; does not wait. For the time
             before the first group, which has connections of its own.
         backend: The backends of the session's process group, as torch writes them.
@@ -74,6 +75,7 @@ class GroupRegistry:
     shares_pages: bool = True
     shares_tensors: bool = True
     secret: JobSecret | None = None
+    on_hosts: Callable[[HostConnections], None] | None = None
     num_groups: int = 0
     channels: dict[int, Channel] = field(default_factory=dict)
     process_groups: dict[int, weakref.ref[dist.ProcessGroup]] = field(default_factory=dict)
@@ -146,6 +148,7 @@ class GroupRegistry:
                 secret=self.secret,
                 timeout=self.timeout,
                 check_alive=check_alive,
+                on_hosts=self.on_hosts,
             )
         except RuntimeError as error:
             if isinstance(error, RankwiseError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankwise._diagnose.sampling import ProcessSample, RankSample
-from rankwise._text import ranks_text
+from rankwise._text import ranks_on_hosts_text, ranks_text
 
 # A worker of a data loader without work waits there.
 _IDLE: Final = "/torch/utils/data/_utils/worker.py"
@@ -14,6 +14,7 @@ _SHOWN: Final = 8
 _TRACKER: Final = "/multiprocessing/resource_tracker.py"
 _FORK_SERVER: Final = "/multiprocessing/forkserver.py"
 _FORKED: Final = "_serve_one"  # in what the fork server has forked
+_ONE_HOST: Final[Mapping[int, str]] = {}
 
 
 def summary(samples: Sequence[RankSample]) -> str:
@@ -36,14 +37,15 @@ def by_location(samples: Sequence[RankSample]) -> Mapping[str, list[int]]:
     return ranks
 
 
-def details(samples: Sequence[RankSample]) -> str:
-    """Return one stack for each location, under a line that names the ranks there."""
+def details(samples: Sequence[RankSample], hosts: Mapping[int, str] = _ONE_HOST) -> str:
+    """Return one stack for each location, under a line that names the ranks there, and the given hosts of them."""
     of_rank = {sample.rank: sample for sample in samples}
     blocks = []
     for location, ranks in by_location(samples).items():
         pids = ", ".join(str(of_rank[rank].process.pid) for rank in ranks[:_SHOWN])
         pids += ", ..." if len(ranks) > _SHOWN else ""
-        blocks.append(f"{ranks_text(ranks)} ({'process' if len(ranks) == 1 else 'processes'} {pids}): {location}")
+        who = ranks_on_hosts_text(ranks, hosts)
+        blocks.append(f"{who} ({'process' if len(ranks) == 1 else 'processes'} {pids}): {location}")
         blocks.append(_body(of_rank[ranks[0]].process))
     for sample in samples:
         for worker in sample.workers:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rankwise._diagnose.findings import Findings
 from rankwise._diagnose.folding import by_location, details
-from rankwise._diagnose.jobs import Job
 from rankwise._diagnose.processes import main_thread_times
 from rankwise._diagnose.sampling import RankSample
 from rankwise._diagnose.watching import suspects, waits
-from rankwise._text import ranks_text
+from rankwise._text import ranks_on_hosts_text, ranks_text
 
 # A main thread that runs for less than this part of the time does not move. One that waits in a collective of rankwise
 # wakes up twice a second.
@@ -41,41 +40,55 @@ class QuietTimes:
         return {pid: now - self._since[pid] for pid in pids}
 
 
-def waiting_ranks(samples: Sequence[RankSample], quiet: Mapping[int, float], seconds: float) -> list[RankSample]:
-    """Return the ranks that have been in a collective for at least that many seconds."""
-    return [sample for sample in samples if quiet.get(sample.process.pid, 0.0) >= seconds and waits(sample.process)]
-
-
-def hang_report(job: Job, history: Sequence[Sequence[RankSample]], quiet: Mapping[int, float], spent: float) -> str:
+def hang_report(world_size: int, found: Sequence[Findings], silent: Mapping[str, str]) -> str:
     """Return the report.
 
     Args:
-        job: The job.
-        history: Some samples of its ranks here, the last one of now.
-        quiet: For how long each process has not moved.
-        spent: The seconds between the first and the last sample.
+        world_size: The number of ranks.
+        found: The findings of each host, those of this one first.
+        silent: Why other hosts have not answered, by their names and ranks.
     """
+    history = _merged(found)
     last = history[-1]
-    missing = suspects(history, spent)
+    hosts = {rank: each.host for each in found for rank in each.ranks} if len(found) > 1 or silent else {}
+    missing = suspects(history, max(each.spent for each in found))
     named = {suspect.rank for suspect in missing}
     waiting = [sample for sample in last if waits(sample.process) and sample.rank not in named]
-    here = "" if len(job.ranks) == job.world_size else f" ({len(job.ranks)} of {job.world_size} ranks are here)"
-    lines = [f"hang report of {socket.gethostname()}{here}:"]
+    lines = [_heading(world_size, found, len(last))]
     for location, ranks in by_location(waiting).items():
-        seconds = max(quiet.get(sample.process.pid, 0.0) for sample in waiting if sample.rank in ranks)
-        lines.append(f"  {ranks_text(ranks)}: waiting for {seconds:.0f} s in {location}")
-    lines += [f"  missing: rank {suspect.rank}, {suspect.how}: {suspect.location}" for suspect in missing] or [
-        _nobody(job, history[-1])
-    ]
+        seconds = max(each.quiet.get(rank, 0.0) for each in found for rank in ranks)
+        lines.append(f"  {ranks_on_hosts_text(ranks, hosts)}: waiting for {seconds:.0f} s in {location}")
+    lines += [
+        f"  missing: {ranks_on_hosts_text([suspect.rank], hosts)}, {suspect.how}: {suspect.location}"
+        for suspect in missing
+    ] or [_nobody(world_size, last)]
+    lines += [f"  no answer from {host}: {why}" for host, why in silent.items()]
     if len(last) <= _MOST_RANKS:
-        lines.append(details(last))
+        lines.append(details(last, hosts))
     return "\n".join(lines)
 
 
-def _nobody(job: Job, last: Sequence[RankSample]) -> str:
-    absent = sorted(set(range(job.world_size)) - {sample.rank for sample in last})
+def _heading(world_size: int, found: Sequence[Findings], num_ranks: int) -> str:
+    here = "" if num_ranks == world_size else f" ({num_ranks} of {world_size} ranks)"
+    return f"hang report of {', '.join(each.host for each in found)}{here}:"
+
+
+def _merged(found: Sequence[Findings]) -> list[list[RankSample]]:
+    """Return the samples of all hosts, as if they were of one; of a rank that several hosts have seen, the first."""
+    merged = []
+    for number in range(min(len(each.history) for each in found)):
+        of_rank: dict[int, RankSample] = {}
+        for each in found:
+            for sample in each.history[number]:
+                of_rank.setdefault(sample.rank, sample)
+        merged.append([of_rank[rank] for rank in sorted(of_rank)])
+    return merged
+
+
+def _nobody(world_size: int, last: Sequence[RankSample]) -> str:
+    absent = sorted(set(range(world_size)) - {sample.rank for sample in last})
     if len(by_location(last)) > 1:
         return "  missing: not known; the ranks are in different calls"
     if absent:
-        return f"  missing: none of the ranks here; look at {ranks_text(absent)}: on other hosts, or ended"
+        return f"  missing: none of these ranks; look at {ranks_text(absent)}: on other hosts, or ended"
     return "  missing: none; all ranks are in the same call"

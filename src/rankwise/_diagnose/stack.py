@@ -48,9 +48,10 @@ class StackFrame:
 
 @dataclass(frozen=True)
 class Stack:
-    """The frames of a main thread, the innermost first."""
+    """The frames of a main thread, the innermost first; `known_location` if its program is on another host."""
 
     frames: Sequence[StackFrame]
+    known_location: str = ""
 
     @cached_property
     def user_frame(self) -> StackFrame | None:
@@ -71,6 +72,8 @@ class Stack:
     def location(self) -> str:
         """The function that the user's program calls, and the line: "all_reduce at train.py:88"."""
         frame = self.user_frame
+        if self.known_location:
+            return self.known_location
         if frame is None:
             return "without a stack of Python"
         inner = self.frames[: self.frames.index(frame)]

@@ -2,93 +2,173 @@
 
 It is a child of one rank, and ends with it, or when the rank closes the pipe. It looks at the ranks from outside, so
 that it needs nothing of a rank that hangs, and costs the others no time. It does not import torch.
+
+With several hosts, that of the first one asks the others for their findings, and prints one report. A watcher that it
+does not answer reports alone.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import socket
 import sys
 import time
-from pathlib import Path
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
-from rankwise._diagnose.hang_report import QuietTimes, hang_report, waiting_ranks
+from rankwise._diagnose.findings import Findings
+from rankwise._diagnose.hang_report import QuietTimes, hang_report
 from rankwise._diagnose.jobs import Job, find_job
+from rankwise._diagnose.other_hosts import OtherHost, OtherHosts, RankGoneError
 from rankwise._diagnose.processes import DiagnosisError
+from rankwise._diagnose.report_file import write_report
 from rankwise._diagnose.sampling import RankSample, sample_ranks
-from rankwise._net.polling import wait_readable
 
 _SAMPLES: Final = 4
 _PAUSE_SECONDS: Final = 0.3
 _LONGEST_INTERVAL: Final = 1.0
 # If ranks are quiet but in no collective, their stacks are not read again before.
 _RETRY_SECONDS: Final = 5.0
+# How long other hosts may take for their findings, and the first host to ask for them.
+_ANSWER_SECONDS: Final = 6.0
+# A report is printed when a wait is due, and once more.
+_MOST_REPORTS: Final = 2
 
 
 class Watcher:
-    """The watch over the job of a rank."""
+    """The watch over the job of a rank.
 
-    def __init__(self, parent: int, seconds: float, folder: str) -> None:
-        self._parent = parent
-        self._seconds = seconds
-        self._folder = folder
+    Attributes:
+        hosts: The other hosts.
+        is_first: This is the first host, which reports for all.
+    """
+
+    def __init__(self, hosts: OtherHosts, settings: dict[str, Any]) -> None:
+        self.hosts = hosts
+        self.is_first: bool = settings["is_first"]
+        self._parent: int = settings["parent"]
+        self._num_ranks: int = settings["ranks_here"]
+        self._seconds: float = settings["seconds"]
+        self._folder: str = settings["folder"]
         self._quiet = QuietTimes()
         self._job: Job | None = None
         self._reports = 0
         self._not_before = 0.0
+        self._asked = 0.0
+        self._reported = -self._seconds
 
     def run(self) -> None:
         """Watch until the rank has closed the pipe, or has ended."""
         interval = min(_LONGEST_INTERVAL, self._seconds / 5)
-        while os.getppid() == self._parent and not wait_readable({"rank": 0}, interval):
-            self._look()
+        try:
+            while os.getppid() == self._parent:
+                for _host, message in self.hosts.wait(interval):
+                    self._handle(message)
+                self._look()
+        except RankGoneError:
+            return
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        """Do what the watcher of another host asks for."""
+        if self.is_first and "due" in message:
+            if time.monotonic() - self._reported > self._seconds / 2:  # else it has not known of that report
+                self._report()
+        elif "look" in message:
+            self._asked = 0.0
+            found = self._findings()
+            self.hosts.tell({"findings": None if found is None else found.encode()})
+        elif "reported" in message:
+            self._reports += 1
 
     def _look(self) -> None:
-        if self._job is None or len(self._job.ranks) < self._job.world_size or not self._not_before:
+        """Look at the ranks, and report if one waits for too long."""
+        if self._find_job() is None:
+            return
+        now = time.monotonic()
+        longest = max(self._update_quiet(now).values())
+        if longest < self._seconds:
+            self._reports = 0  # every rank has moved
+            self._asked = 0.0
+        elif self._asked:
+            if now - self._asked > _ANSWER_SECONDS:
+                self._asked = 0.0
+                self._report()
+        elif self._reports < _MOST_REPORTS and longest >= self._due and now >= self._not_before:
+            self._not_before = now + min(_RETRY_SECONDS, self._seconds)
+            found = self._findings(1)
+            if found is None or found.longest_wait() < self._due:
+                return
+            if not self.is_first and self.hosts.tell({"due": longest}):
+                self._asked = now
+            else:
+                self._report()
+
+    @property
+    def _due(self) -> float:
+        return self._seconds * (1 + min(self._reports, 1))
+
+    def _find_job(self) -> Job | None:
+        """Return the job; it is looked for until all of its ranks are found, and once after that."""
+        if self._job is None or len(self._job.ranks) < self._num_ranks or not self._not_before:
             try:
                 self._job = find_job(self._parent)
             except DiagnosisError:
-                return
+                return None
             self._not_before = self._not_before or time.monotonic()
-        now = time.monotonic()
-        quiet = self._quiet.update([rank.process.pid for rank in self._job.ranks], now)
-        due = self._seconds * (1 + min(self._reports, 1))
-        if max(quiet.values()) < self._seconds:
-            self._reports = 0  # every rank has moved
-        elif self._reports < 2 and max(quiet.values()) >= due and now >= self._not_before:  # noqa: PLR2004 - once, and again
-            self._report(self._job, due)
+        return self._job
 
-    def _report(self, job: Job, due: float) -> None:
-        """Report, if ranks are in a collective and stay there."""
+    def _update_quiet(self, now: float) -> dict[int, float]:
+        """Return for how long each rank has not moved."""
+        ranks = () if self._job is None else self._job.ranks
+        quiet = self._quiet.update([rank.process.pid for rank in ranks], now)
+        return {rank.rank: quiet[rank.process.pid] for rank in ranks}
+
+    def _findings(self, samples: int = _SAMPLES) -> Findings | None:
+        job = self._find_job()
+        if job is None:
+            return None
         start = time.monotonic()
-        self._not_before = start + min(_RETRY_SECONDS, self._seconds)
         history: list[list[RankSample]] = []
-        for number in range(_SAMPLES):
+        for number in range(samples):
             if number:
                 time.sleep(_PAUSE_SECONDS)
             history.append(sample_ranks(job.ranks))
-            now = time.monotonic()
-            quiet = self._quiet.update([rank.process.pid for rank in job.ranks], now)
-            if not waiting_ranks(history[-1], quiet, due):
-                return
+        now = time.monotonic()
+        return Findings(history=history, quiet=self._update_quiet(now), spent=now - start)
+
+    def _report(self) -> None:
+        """Report, if ranks are in a collective and stay there."""
+        if self.is_first:
+            self.hosts.tell({"look": True})
+        own = self._findings()
+        if own is None or self._job is None:
+            return
+        answers = self._answers() if self.is_first else {}
+        found = [own, *answers.values()]
+        if max(each.longest_wait() for each in found) < self._seconds:
+            return
         self._reports += 1
-        text = hang_report(job, history, quiet, now - start)
+        self._reported = time.monotonic()
+        if self.is_first:
+            self.hosts.tell({"reported": True})
+        silent = {str(host): host.why_silent for host in self.hosts.hosts if host not in answers}
+        text = hang_report(self._job.world_size, found, silent)
         if self._folder:
-            text += f"\n{self._written(text, job)}"
+            text += f"\n{write_report(self._folder, text, self._job.ranks[0].rank)}"
         os.write(2, "".join(f"rankwise: {line}\n" for line in text.splitlines()).encode())
 
-    def _written(self, text: str, job: Job) -> str:
-        name = f"hang-{socket.gethostname()}-rank{job.ranks[0].rank}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
-        path = Path(self._folder) / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{text}\n")
-        except OSError as error:
-            return f"this report could not be written to {path}: {error.strerror}"
-        return f"this report is in {path}"
+    def _answers(self) -> dict[OtherHost, Findings]:
+        """Return the findings of the other hosts."""
+        found = {}
+        for host, answer in self.hosts.collect("findings", _ANSWER_SECONDS).items():
+            try:
+                found[host] = replace(Findings.decode(answer), host=host.name)
+            except ValueError as error:
+                host.why_silent = str(error)
+        return found
 
 
 def main() -> None:
-    """Watch the job of the parent process, with the settings in the arguments."""
-    Watcher(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]).run()
+    """Watch the job of the parent process, with the settings in the argument."""
+    settings = json.loads(sys.argv[1])
+    Watcher(OtherHosts(settings["hosts"], pipe=0), settings).run()

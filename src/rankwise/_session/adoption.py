@@ -1,4 +1,4 @@
-"""Sessions and groups over process groups that other code opened. This module neither communicates nor closes them."""
+"""Sessions and groups over process groups that other code opened, which are not closed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
 from rankwise._comm.comm import Comm
-from rankwise._comm.opening import open_comm
+from rankwise._comm.control.connect import HostConnections
+from rankwise._comm.opening import open_comm, uses_frames
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards
@@ -34,10 +35,12 @@ def adopt(
     check: bool | None = None,
     close: Callable[[str, bool], None] | None = None,
     pid: int | None = None,
+    on_hosts: Callable[[HostConnections], None] | None = None,
 ) -> Session:
     """Return a session over a process group that other code opened, in this process or in its parent `pid`.
 
-    Its ranks connect to each other in their first collective.
+    Its ranks connect to each other in their first collective; or now, if `on_hosts` takes the connections for the
+    processes that watch the hosts, and there may be several hosts.
 
     Rank and world size are the group's; the other numbers are the launcher's, if it agrees on those two.
     """
@@ -47,6 +50,9 @@ def adopt(
     device = _group_device(group)
     ranks = range(world_size)
     world = _adopted_registry(group, reading, ranks, device, check=read_check() if check is None else check)
+    world.on_hosts = on_hosts
+    if on_hosts is not None and not world.one_host and uses_frames(world, world_size):
+        world.connect()
     return Session(
         reading,
         comm=open_comm(group, ranks=ranks, registry=world),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -70,9 +71,10 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
         address: "host:port" that rank zero listens on, instead of the launcher's.
         check: Check single tensors on accelerators too before they are reduced, which costs the host a
             round trip each; all else is always checked. By default as RANKWISE_CHECK is set, 1 or 0.
-        hang_report: After a collective, of rankwise or of torch, has waited for so many seconds, the first rank of each
-            host prints which rank the others wait for, and where each rank of the host is; 0 for no reports. By default
-            as RANKWISE_HANG_SECONDS is set, else 0. See docs/diagnosis.md.
+        hang_report: After a collective, of rankwise or of torch, has waited for so many seconds, a report on the
+            standard error of rank zero names the rank that the others wait for, and where all ranks are; 0 for no
+            reports. By default as RANKWISE_HANG_SECONDS is set, else 0. Over a process group that is open already, and
+            may span several hosts, ranks then connect now, not in their first collective. See docs/diagnosis.md.
         environ: The variables to read, instead of `os.environ`.
 
     Raises:
@@ -102,37 +104,42 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
     if opened is not None:
         return share_session(opened, backend, device, given)
     group = current.default_group()
-    if group is not None:
-        reading = environment_in_group(group, given, launcher, environ)
-        session = adopt(
-            group,
-            reading,
-            check=checks,
-            pid=current.opening_pid(group),
-            close=lambda reason, _failed: _leave_adopted(comm, reason, watch),
-        )
-        comm = session.comm
-        check_compatible(session, backend, device, given)
-    else:
-        reading = _launch_environment(launcher, environ, given, address)
-        checked = read_check(environ) if checks is None else checks
-
-        def reset() -> None:
-            watch.stop()
-            current.reset_current()
-
-        if wants_xla(reading, backend, device):
-            session = open_xla_session(reading, timeout=timeout, check=checked, reset=reset)
-        else:
-            session = open_session(
+    with contextlib.ExitStack() as undo:
+        undo.callback(watch.stop)
+        if group is not None:
+            reading = environment_in_group(group, given, launcher, environ)
+            session = adopt(
+                group,
                 reading,
-                backend=backend,
-                device=device,
-                timeout=timeout,
-                check=checked,
-                shares_tensors=read_shared_memory(environ),
-                reset=reset,
+                check=checks,
+                pid=current.opening_pid(group),
+                close=lambda reason, _failed: _leave_adopted(comm, reason, watch),
+                on_hosts=watch.on_hosts,
             )
+            comm = session.comm
+            check_compatible(session, backend, device, given)
+        else:
+            reading = _launch_environment(launcher, environ, given, address)
+            checked = read_check(environ) if checks is None else checks
+
+            def reset() -> None:
+                watch.stop()
+                current.reset_current()
+
+            if wants_xla(reading, backend, device):
+                session = open_xla_session(reading, timeout=timeout, check=checked, reset=reset)
+            else:
+                session = open_session(
+                    reading,
+                    backend=backend,
+                    device=device,
+                    timeout=timeout,
+                    check=checked,
+                    shares_tensors=read_shared_memory(environ),
+                    reset=reset,
+                    on_hosts=watch.on_hosts,
+                )
+        undo.pop_all()
     current.set_current(session)
     watch.start(session.reading)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rankwise._arguments import as_seconds
+from rankwise._comm.control.connect import HostConnections
 from rankwise._diagnose.jobs import WATCHER
 from rankwise._diagnose.stack_file import offer_stacks
 from rankwise._environment.facts import LaunchEnvironment
@@ -20,7 +22,8 @@ from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 _SECONDS: Final = "RANKWISE_HANG_SECONDS"
 _FOLDER: Final = "RANKWISE_HANG_DIR"
 # Without the working folder, whose files may have the names of modules. The rank may have found rankwise by `sys.path`.
-_CODE: Final = f"import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[4]]; from {WATCHER} import main; main()"
+_CODE: Final = f"import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[2]]; from {WATCHER} import main; main()"
+_SILENT: Final = "its processes are stopped, or the host or the network is lost"
 _PACKAGES: Final = str(Path(__file__).parents[2])
 
 
@@ -41,9 +44,18 @@ class HangWatch:
         variables = process_variables() if environ is None else environ
         self.seconds = _seconds(variables.get(_SECONDS, "").strip() if argument is None else argument)
         self._folder = variables.get(_FOLDER, "")
+        self._hosts: HostConnections | None = None
         self._withdraw: Callable[[], None] = lambda: None
         self._process: subprocess.Popen[bytes] | None = None
         self._pid = os.getpid()
+
+    @property
+    def on_hosts(self) -> Callable[[HostConnections], None] | None:
+        """The function that takes the connections to other hosts; None without a watch."""
+        return self._take if self.seconds and sys.platform == "linux" else None
+
+    def _take(self, hosts: HostConnections) -> None:
+        self._hosts = hosts
 
     def start(self, reading: LaunchEnvironment) -> None:
         """Begin to watch: the first rank of each host starts the process."""
@@ -52,20 +64,46 @@ class HangWatch:
         rank, local_rank = reading.rank.value, reading.local_rank
         local = rank if local_rank is None else local_rank.value
         self._withdraw = offer_stacks(rank=rank, world_size=reading.world_size.value, local_rank=local)
+        if self._hosts is not None:
+            local = self._hosts.neighbours_of(rank).index(rank)
         if local == 0:
-            arguments = [str(os.getpid()), str(self.seconds), self._folder, _PACKAGES]
-            with contextlib.suppress(OSError):  # no process is left for it; the ranks can do without
-                self._process = subprocess.Popen(  # noqa: S603 - this interpreter
-                    [sys.executable, "-c", _CODE, *arguments],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is not meant for it
-                )
+            self._start_process(self._settings(reading))
+        self._close_connections()
+
+    def _settings(self, reading: LaunchEnvironment) -> dict[str, Any]:
+        hosts, rank = self._hosts, reading.rank.value
+        size = reading.world_size if reading.local_world_size is None else reading.local_world_size
+        return {
+            "parent": os.getpid(),
+            "seconds": self.seconds,
+            "folder": self._folder,
+            "is_first": hosts is None or rank == 0 or not hosts.connections,
+            "ranks_here": size.value if hosts is None else len(hosts.neighbours_of(rank)),
+            "hosts": [] if hosts is None else _other_hosts(hosts, rank),
+        }
+
+    def _start_process(self, settings: dict[str, Any]) -> None:
+        connections = [each["descriptor"] for each in settings["hosts"] if each["descriptor"] >= 0]
+        with contextlib.suppress(OSError):  # no process is left for it; the ranks can do without
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter
+                [sys.executable, "-c", _CODE, json.dumps(settings), _PACKAGES],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=connections,
+                start_new_session=True,  # Ctrl-C is not meant for it
+            )
+
+    def _close_connections(self) -> None:
+        """Close the connections to other hosts, which the process has."""
+        hosts, self._hosts = self._hosts, None
+        for connection in () if hosts is None else hosts.connections.values():
+            connection.close()
 
     def stop(self) -> None:
         """End the watch."""
         if self._pid != os.getpid():
             return
+        self._close_connections()
         self._withdraw()
         self._withdraw = lambda: None
         process, self._process = self._process, None
@@ -73,6 +111,21 @@ class HangWatch:
             process.kill()  # it has no state, and may be reading stacks
             process.stdin.close()
             process.wait()
+
+
+def _other_hosts(hosts: HostConnections, rank: int) -> list[dict[str, Any]]:
+    """Return the other hosts that the process of this rank's host exchanges its findings with, as its settings."""
+    others = [first for first in hosts.neighbours if rank not in hosts.neighbours[first]]
+    unwatched = f"no process watches it: {_SECONDS} is not set there"
+    return [
+        {
+            "name": hosts.hosts[first],
+            "ranks": list(hosts.neighbours[first]),
+            "descriptor": hosts.connections[first].fileno() if first in hosts.connections else -1,
+            "why_silent": _SILENT if first in hosts.connections else unwatched,
+        }
+        for first in (others if rank == 0 else hosts.connections)
+    ]
 
 
 def _seconds(value: object) -> float:

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
+from rankwise._comm.control.connect import HostConnections
 from rankwise._comm.opening import open_comm, uses_frames
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import LaunchEnvironment
@@ -49,8 +50,11 @@ def open_session(
     check: bool,
     shares_tensors: bool,
     reset: Callable[[], None],
+    on_hosts: Callable[[HostConnections], None] | None = None,
 ) -> Session:
     """Open the session of a process that has neither a session nor a process group; closing it calls `reset` first.
+
+    `on_hosts` takes the connections for the processes that watch the hosts, if there are several hosts.
 
     Raises:
         JoinError: The ranks could not meet, or do not form one world.
@@ -72,6 +76,7 @@ def open_session(
     own = select_device(joined, backend, device, timeout=timeout)
     registry = _new_registry(joined, own, timeout=timeout, check=check, endpoint=endpoint)
     registry.shares_tensors = shares_tensors
+    registry.on_hosts = on_hosts
     return _open_group(joined, registry, choose_backend(backend, own), reset)
 
 

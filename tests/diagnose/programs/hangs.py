@@ -30,6 +30,8 @@ def hang() -> None:
 def main() -> None:
     """Train."""
     torch.set_num_threads(1)
+    if COLLECTIVE == "adopted":
+        dist.init_process_group("gloo")
     with rankwise.init(device="cpu", hang_report=SECONDS) as session:
         model = DistributedDataParallel(torch.nn.Linear(4, 1)) if COLLECTIVE == "ddp" else torch.nn.Linear(4, 1)
         for step in range(3):
@@ -37,7 +39,7 @@ def main() -> None:
                 hang()
             if COLLECTIVE == "ddp":
                 model(torch.ones(4)).sum().backward()
-            elif COLLECTIVE == "torch":
+            elif COLLECTIVE in {"torch", "adopted"}:
                 dist.all_reduce(torch.ones(4))
             else:
                 rankwise.all_reduce(torch.ones(4))

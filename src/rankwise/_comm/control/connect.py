@@ -15,7 +15,8 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from torch.distributed import Store
 
@@ -44,6 +45,34 @@ _MAX_HOST_NAME: Final = 64
 _NO_HOSTS: Final[Mapping[int, str]] = {}
 
 
+class _Host(NamedTuple):
+    """The host of a rank, and whether that rank has a watch over hangs."""
+
+    id: str
+    watched: bool
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostConnections:
+    """Connections between hosts for the processes that watch their ranks, which cannot read those of the ranks.
+
+    Attributes:
+        connections: On the first rank, one to the first rank of each other host that has a watch; on these, one to the
+            first rank of all. By global rank.
+        hosts: The name of the host of each rank.
+        neighbours: The ranks of each host, by its first rank.
+    """
+
+    connections: Mapping[int, socket.socket]
+    hosts: Mapping[int, str]
+    neighbours: Mapping[int, Sequence[int]]
+
+    def neighbours_of(self, rank: int) -> Sequence[int]:
+        """Return the ranks of the host of a rank."""
+        return next(ranks for ranks in self.neighbours.values() if rank in ranks)
+
+
 def connect(  # noqa: PLR0913 - keywords only
     *,
     store: Store,
@@ -56,6 +85,7 @@ def connect(  # noqa: PLR0913 - keywords only
     check_alive: Callable[[Callable[[], Sequence[int]]], None],
     shares_pages: bool = True,
     shares_tensors: bool = True,
+    on_hosts: Callable[[HostConnections], None] | None = None,
 ) -> Links:
     """Connect the ranks of a session.
 
@@ -73,6 +103,8 @@ def connect(  # noqa: PLR0913 - keywords only
             rank that has made its connections may have exited already, so ranks that are not awaited do not count.
         shares_pages: Ranks of one host agree through a page of memory, as they can if they are processes.
         shares_tensors: They may use that memory for tensors too, if all of them may.
+        on_hosts: Takes the connections for the processes that watch the hosts, if there are several hosts; None if this
+            rank has no watch.
 
     Raises:
         CollectiveError: A rank could not be reached.
@@ -89,12 +121,16 @@ def connect(  # noqa: PLR0913 - keywords only
         check_alive=check_alive,
     )
     host = f"{host_id()}/{network_id()}"
-    hosts = {} if one_host else _exchange_hosts(group)
-    same_host = all(other == host for other, _ in hosts.values())
-    names = {} if same_host else {other: name for other, (_, name) in hosts.items()}
+    hosts = {} if one_host else _exchange_hosts(group, watched=on_hosts is not None)
+    same_host = all(other.id == host for other in hosts.values())
+    names = {} if same_host else {rank: other.name for rank, other in hosts.items()}
+    neighbours_of = _by_host(hosts) if names else {}
+    if names and hosts[ranks[0]].watched:
+        first_ranks = [ranks.index(first) for first in neighbours_of if hosts[first].watched]
+        group = replace(group, watched=first_ranks[1:])
     if names and secret is None and rank == ranks[0]:
         _warn_without_secret()
-    neighbours = [other for other in ranks if not names or hosts[other][0] == host]
+    neighbours = [other for other in ranks if not names or hosts[other].id == host]
     connections: dict[int, socket.socket] = {}
     try:
         if not names and shares_pages:
@@ -114,7 +150,10 @@ def connect(  # noqa: PLR0913 - keywords only
         if page is None and not names and shares_pages:
             _close_all(connections)
             _connect_all(group, "all", set(range(len(ranks))), connections, names, "")
-        ids = {other: hosts[other][0] for other in names}
+        ids = {other: hosts[other].id for other in names}
+        second = {~number: connections.pop(number) for number in list(connections) if number < 0}
+        if on_hosts is not None and names:
+            on_hosts(HostConnections(second, names, neighbours_of))
         return Links(rank, connections=connections, hosts=ids, host_names=names, page=page)
     except BaseException:
         _close_all(connections)
@@ -135,7 +174,7 @@ def _connect_all(
         group: The arguments.
         key: The key of the addresses in the store.
         servers: The group ranks of the members that accept connections.
-        connections: The connections, by global rank; they are added here.
+        connections: The connections, by global rank, and second ones by the inverted rank; they are added here.
         hosts: The names of the hosts by global rank, or empty.
         own_address: The address of this host for other hosts; "" if all are on this host.
     """
@@ -153,9 +192,13 @@ def _connect_all(
         for member, text in zip(before, _read(group, key, before, hosts), strict=True):
             address = Address.read(text, group.ranks[member])
             is_local = not hosts or address.host == host
-            connection, prove = connect_to(group, member, address, is_local=is_local, has_hosts=bool(hosts))
-            connections[group.ranks[member]] = connection
-            begun.append(prove)
+            for is_second in (False, True) if not member and group.group_rank in group.watched else (False,):
+                connection, prove = connect_to(
+                    group, member, address, is_local=is_local, has_hosts=bool(hosts), is_second=is_second
+                )
+                rank = group.ranks[member]
+                connections[~rank if is_second else rank] = connection
+                begun.append(prove)
         for prove in begun:  # a member answers when it has connected to those before it
             prove()
         if listeners:
@@ -176,14 +219,25 @@ def _close_all(connections: dict[int, socket.socket]) -> None:
         connections.popitem()[1].close()
 
 
-def _exchange_hosts(group: Attempt) -> dict[int, tuple[str, str]]:
-    """Return the id and the name of the host of each rank."""
-    group.store.set(f"host/{group.group_rank}", f"{host_id()}/{network_id()} {socket.gethostname()}")
-    reported = [text.partition(" ") for text in _read(group, "host", range(len(group.ranks)))]
-    return {
-        rank: (host, printable(shortened(name, _MAX_HOST_NAME)))
-        for rank, (host, _, name) in zip(group.ranks, reported, strict=True)
-    }
+def _exchange_hosts(group: Attempt, *, watched: bool) -> dict[int, _Host]:
+    """Return the host of each rank."""
+    group.store.set(f"host/{group.group_rank}", f"{host_id()}/{network_id()} {int(watched)} {socket.gethostname()}")
+    reported = _read(group, "host", range(len(group.ranks)))
+    return {rank: _host(text) for rank, text in zip(group.ranks, reported, strict=True)}
+
+
+def _host(text: str) -> _Host:
+    host, _, rest = text.partition(" ")
+    watched, _, name = rest.partition(" ")
+    return _Host(host, watched == "1", printable(shortened(name, _MAX_HOST_NAME)))
+
+
+def _by_host(hosts: Mapping[int, _Host]) -> dict[int, list[int]]:
+    """Return the ranks of each host, by its first rank."""
+    by_id: dict[str, list[int]] = {}
+    for rank, host in hosts.items():
+        by_id.setdefault(host.id, []).append(rank)
+    return {ranks[0]: ranks for ranks in by_id.values()}
 
 
 def _publish_address(group: Attempt, key: str, listeners: Sequence[socket.socket], host: str, remote: str) -> bytes:

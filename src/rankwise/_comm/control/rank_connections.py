@@ -61,7 +61,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The arguments of connecting the ranks of a session that all of its steps need, and the deadline."""
+    """The arguments of connecting the ranks of a session that all of its steps need, and the deadline.
+
+    `watched` are the group ranks that connect to the first member twice: see `HostConnections`.
+    """
 
     store: Store
     ranks: Sequence[int]
@@ -71,12 +74,19 @@ class Attempt:
     timeout: float
     deadline: float
     check_alive: Callable[[Callable[[], Sequence[int]]], None]
+    watched: Sequence[int] = ()
 
 
 def connect_to(
-    group: Attempt, group_rank: int, address: Address, *, is_local: bool, has_hosts: bool
+    group: Attempt, group_rank: int, address: Address, *, is_local: bool, has_hosts: bool, is_second: bool = False
 ) -> tuple[socket.socket, Callable[[], None]]:
     """Connect to a member, and send the greeting; with several hosts, the first message of the proof.
+
+    Args:
+        group, group_rank, address: The arguments of all, the member, and its address.
+        is_local: It is on this host.
+        has_hosts: There are several hosts.
+        is_second: It is the second connection of a watched member: it gives a number beyond those of members.
 
     Returns:
         The connection, and the function that ends the proof.
@@ -94,7 +104,7 @@ def connect_to(
         if not admit(connection):
             raise ConnectionRefusedError("it belongs to another user")
         if has_hosts:
-            hello = send_hello(connection, group.group_rank)
+            hello = send_hello(connection, group.group_rank + (len(group.ranks) if is_second else 0))
             return connection, partial(_prove, group, group_rank, address, connection, where, hello)
         connection.sendall(_GREETING.pack(bytes.fromhex(address.secret), group.group_rank))
     except OSError as error:
@@ -152,14 +162,17 @@ def accept_others(
     connections: dict[int, socket.socket],
     hosts: Mapping[int, str],
 ) -> None:
-    """Accept the connections of the members after this one."""
-    expected = set(range(group.group_rank + 1, len(group.ranks)))
+    """Accept the connections of the members after this one; second ones are added under the inverted rank, `~rank`."""
+    size = len(group.ranks)
+    expected = set(range(group.group_rank + 1, size))
+    if group.group_rank == 0:
+        expected.update(size + member for member in group.watched)
     proofs = AcceptedProofs(connection_key(group.secret, secret)) if hosts else None
     idle = 0
     with Acceptor(listeners, admits=admit) as acceptor:
         while expected:
             if time.monotonic() > group.deadline:
-                late = [group.ranks[group_rank] for group_rank in sorted(expected)]
+                late = [group.ranks[member] for member in sorted({number % size for number in expected})]
                 raise timeout_error(group, late, hosts, acceptor.rejected_text())
             try:
                 clients = acceptor.wait(_CHECK_SECONDS)
@@ -169,19 +182,14 @@ def accept_others(
             # One wait without clients is no reason to check: a member may have connected and exited meanwhile. That
             # wait accepted its connection, and the next one reads its greeting.
             if idle > 1:
-                group.check_alive(lambda: [group.ranks[group_rank] for group_rank in expected])
+                group.check_alive(lambda: [group.ranks[number % size] for number in expected])
             for client in clients:
-                # Read no more than the greeting: the bytes after it are frames, which the mesh reads.
-                if proofs is None:
-                    is_connected = client.read(_GREETING.size - len(client.received))
-                    group_rank = _greeted(client, secret)
-                else:
-                    is_connected = client.read(proofs.missing(client))
-                    group_rank = proofs.rank_of(client)
-                if group_rank in expected:
-                    expected.remove(group_rank)
-                    connections[group.ranks[group_rank]] = acceptor.release(client)
-                elif not is_connected or group_rank is not None:
+                is_connected, number = _read_number(client, secret, proofs)
+                if number in expected:
+                    expected.remove(number)
+                    rank = group.ranks[number % size]
+                    connections[rank if number < size else ~rank] = acceptor.release(client)
+                elif not is_connected or number is not None:
                     acceptor.reject(client)
                     if proofs is not None:
                         proofs.forget(client)
@@ -201,6 +209,14 @@ def _unreachable_error(group: Attempt, group_rank: int, where: str, error: Excep
         "; the launcher, or an address on loopback, places all ranks on one host: are they?" if group.one_host else ""
     )
     return CollectiveError(f"rank {group.ranks[group_rank]} cannot be reached at {where}: {error}{hint}")
+
+
+def _read_number(client: Client, secret: bytes, proofs: AcceptedProofs | None) -> tuple[bool, int | None]:
+    """Read from a client, and return whether it is connected, and the number that it has identified itself by."""
+    # No more than the greeting: the bytes after it are frames, which the mesh reads.
+    if proofs is None:
+        return client.read(_GREETING.size - len(client.received)), _greeted(client, secret)
+    return client.read(proofs.missing(client)), proofs.rank_of(client)
 
 
 def _greeted(client: Client, secret: bytes) -> int | None:

@@ -1,0 +1,26 @@
+"""A report as a file, with its host, its lowest rank and the time in the name."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+
+def write_report(folder: str, text: str, rank: int, *, kind: str = "hang") -> str:
+    """Write a report into a folder, which is made if it does not exist, and return a line with the path, or the error.
+
+    Args:
+        folder: The folder.
+        text: The report.
+        rank: Its lowest rank on this host.
+        kind: What the name begins with.
+    """
+    name = f"{kind}-{socket.gethostname()}-rank{rank}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
+    path = Path(folder) / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    except OSError as error:
+        return f"this report could not be written to {path}: {error.strerror}"
+    return f"this report is in {path}"

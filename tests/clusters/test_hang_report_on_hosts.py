@@ -1,0 +1,77 @@
+"""The report of a hang of ranks on two hosts: one for both, on the first."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.hosts import BIN, needs_namespaces, on_two_hosts
+
+pytestmark = [needs_namespaces, pytest.mark.slow]
+
+PROGRAM = str(Path(__file__).parents[1] / "diagnose" / "programs" / "hangs.py")
+LAUNCH = f"{BIN / 'rankwise'} launch --nnodes 2 --node-rank $HOST --master-addr left -n 2 --no-prefix"
+TORCHRUN = f"{BIN / 'torchrun'} --nnodes 2 --node-rank $HOST --master-addr left --nproc-per-node 2"
+# Each host has processes of its own, as hosts have.
+PROCESSES = "exec unshare --mount --pid --fork --kill-child --mount-proc sh -c"
+UNTIL_REPORTED = 'until grep -qs "this report is in" "$1"/$HOST.err; do sleep 0.2; done; : > "$1/$HOST.done"'
+UNTIL_WATCHED = 'until pgrep -f "[_]diagnose.watcher" > /dev/null; do sleep 0.1; done'
+# The process opens no listening socket.
+LISTENS = 'ss -Hltnp | grep -q "pid=$(pgrep -f "[_]diagnose.watcher")," && echo listens'
+OTHERS = {
+    0: "rank 1 on left; ranks 2-3 on right",
+    1: "rank 0 on left; ranks 2-3 on right",
+    2: "ranks 0-1 on left; rank 3 on right",
+}
+
+
+def reports(folder: Path, launcher: str, arguments: str, *, before: str = "", both: bool = False) -> list[str]:
+    """Return the standard error of each host, when the first one or `both` have reported.
+
+    Args:
+        folder: For files.
+        launcher: The command line of the launcher; HOST is the number of the host.
+        arguments: Those of the program, in shell.
+        before: What each host does after the job was started.
+        both: Both hosts report.
+    """
+    done = 'until [ -e "$1/0.done" ]; do sleep 0.2; done'
+    wait = UNTIL_REPORTED if both else f"if [ $HOST = 0 ]; then {UNTIL_REPORTED}; else {done}; fi"
+    job = f'{launcher} {PROGRAM} {arguments} 2> "$1/$HOST.err" & {before} {wait}; {LISTENS}; kill -9 %1'
+    ended = on_two_hosts(folder, f"{PROCESSES} '{job}' sh $1", str(folder), RANKWISE_HANG_DIR=str(folder / "reports"))
+    assert (folder / "0.done").exists(), ended.stderr
+    assert "listens" not in ended.stdout
+    return [(folder / f"{host}.err").read_text() for host in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "victim", "how", "collective"),
+    [("rankwise", 0, "lock", "ddp"), ("torchrun", 2, "stopped", "torch"), ("torchrun", 1, "skips", "adopted")],
+)
+def test_one_report_for_two_hosts(tmp_path: Path, launcher: str, victim: int, how: str, collective: str) -> None:
+    command = LAUNCH if launcher == "rankwise" else TORCHRUN
+    text, other = reports(tmp_path, command, f"{victim} {how} {collective} 3")
+    assert text.count("hang report of left, right:") == 1, text
+    assert "hang report" not in other
+    assert f"missing: rank {victim} on {'left' if victim < 2 else 'right'}, not moving" in text
+    assert f"{OTHERS[victim]}: waiting for " in text
+    (file,) = (tmp_path / "reports").iterdir()
+    assert re.fullmatch(r"hang-left-rank0-\d+T\d+\.txt", file.name)
+    for line in file.read_text().splitlines():
+        assert line in text
+
+
+def test_hosts_that_are_cut_off_report_each_for_itself(tmp_path: Path) -> None:
+    cut = f"{UNTIL_WATCHED}; if [ $HOST = 1 ]; then ip link set right0 down; fi;"
+    left, right = reports(tmp_path, TORCHRUN, "3 stopped torch 4", before=cut, both=True)
+    assert "hang report of left (2 of 4 ranks):" in left
+    assert "no answer from right (ranks 2-3): its processes are stopped, or the host or the network" in left
+    assert "hang report of right (2 of 4 ranks):" in right
+    assert "no answer from left (ranks 0-1): its processes are stopped, or the host or the network" in right
+
+
+def test_a_host_without_a_watch_is_named(tmp_path: Path) -> None:
+    text, _ = reports(tmp_path, TORCHRUN, "3 stopped torch $((4 - 4 * HOST))")
+    assert "no answer from right (ranks 2-3): no process watches it: RANKWISE_HANG_SECONDS is not set there" in text
