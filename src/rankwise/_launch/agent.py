@@ -118,6 +118,7 @@ class RankAgent(SimpleElasticAgent):
     def _record_failure(self) -> None:
         """Record how the attempt has failed, and give up if another one would fail too."""
         ranks, world_size = self._supervisor.ranks, self._supervisor.world_size
+        self._history.stacks = self._supervisor.stacks.kept
         failures, step = failures_of(ranks), self._steps.take_highest()
         if self._hosts is not None:
             first = ranks[failures[0].rank] if failures else None
@@ -149,7 +150,7 @@ class RankAgent(SimpleElasticAgent):
         self._history.earlier.append(attempt)
         number, most = len(self._history.earlier), self._history.most
         text = describe_failures(attempt.failures, world_size, oom_text=attempt.oom_text)
-        self._supervisor.print_message(f"rankwise: attempt {number} of {most} failed: {text}")
+        self._supervisor.print_message(f"rankwise: attempt {number} of {most} failed: {text}{self._history.stacks}")
 
     def _end_without_host(self, hosts: HostFailures) -> None:
         """End an attempt with a lost host; another one follows if the launchers of the others can meet again."""

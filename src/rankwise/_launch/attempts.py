@@ -51,6 +51,7 @@ class AttemptHistory:
         elsewhere: The failures of the last attempt on all hosts, if the ranks of this one were only stopped.
         lost: Which host was lost in the current attempt, and why; "" if none was.
         given_up: Why no other attempt follows the current one, although restarts are left; "" if that is not so.
+        stacks: Those of ranks that were killed in the current attempt, as lines of the report.
         oom_kills: The kernel's counters when the current attempt began.
     """
 
@@ -59,6 +60,7 @@ class AttemptHistory:
     elsewhere: Sequence[RankFailure] = ()
     lost: str = ""
     given_up: str = ""
+    stacks: str = ""
     oom_kills: dict[str, int] = field(default_factory=count_oom_kills)
 
     def begin_attempt(self) -> None:
@@ -73,12 +75,12 @@ class AttemptHistory:
 
     @property
     def report(self) -> EarlierAttempts:
-        """The earlier attempts, for the report of the last one."""
+        """The earlier attempts, for the report of the last one, and the stacks of this one."""
         lines = [
             f"\nattempt {number} of {self.most} had failed before: {attempt.cause}"
             for number, attempt in enumerate(self.earlier, 1)
         ]
-        text = "".join(lines) + (f"\nnot restarted again: {self.given_up}" if self.given_up else "")
+        text = "".join(lines) + (f"\nnot restarted again: {self.given_up}" if self.given_up else "") + self.stacks
         return EarlierAttempts([attempt.failures for attempt in self.earlier], text)
 
 

@@ -1,10 +1,10 @@
-"""Signals to the launcher that are meant for its ranks, which get none from a terminal, nor from a scheduler."""
+"""Signals to the launcher that are about its ranks, which get none from a terminal, nor from a scheduler."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
@@ -15,11 +15,15 @@ _FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextmanager
-def forwarded_signals(supervisor: Supervisor) -> Iterator[None]:
+def forwarded_signals(supervisor: Supervisor, stopping: Collection[int]) -> Iterator[None]:
     """Forward signals in this block: for the main thread of a command.
 
     SIGTSTP, as by Ctrl-Z, stops the ranks with the processes that they have started, and then this process; SIGCONT, as
-    by `fg`, continues them.
+    by `fg`, continues them. SIGQUIT, as by Ctrl-\\, prints their stacks.
+
+    Args:
+        supervisor: The ranks.
+        stopping: The signals on which the ranks are stopped.
     """
 
     def forward(number: int, _: FrameType | None) -> None:
@@ -33,9 +37,17 @@ def forwarded_signals(supervisor: Supervisor) -> Iterator[None]:
     def resume(_: int, __: FrameType | None) -> None:
         supervisor.resume()
 
-    handlers = {**dict.fromkeys(_FORWARDED, forward), signal.SIGTSTP: suspend, signal.SIGCONT: resume}
+    def show_stacks(_: int, __: FrameType | None) -> None:
+        supervisor.stacks.request()
+
+    handlers = {
+        **dict.fromkeys(_FORWARDED, forward),
+        signal.SIGTSTP: suspend,
+        signal.SIGCONT: resume,
+        signal.SIGQUIT: show_stacks,
+    }
     # A signal that is ignored at the start stays ignored here and in ranks.
-    handled = [number for number in handlers if signal.getsignal(number) != signal.SIG_IGN]
+    handled = [number for number in handlers if number not in stopping and signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handlers[number]) for number in handled}
     try:
         yield

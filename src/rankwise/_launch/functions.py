@@ -17,6 +17,7 @@ from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.output import Output
 from rankwise._launch.preload import Preload, caller_source, check_preload, preloaded_modules
+from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
 from rankwise._launch.supervisor import Supervisor
@@ -211,7 +212,8 @@ class FunctionLaunch(Generic[R]):
         console = self._output.console(self._nproc)
         reported = reported_by_rank() if self._on_devices else nullcontext()
         modules = preloaded_modules(self._preload, environ, caller_source())
-        supervised = Supervisor(partial(start_fork_server, environ, preload=modules), console=console)
+        start_server = partial(start_fork_server, environ, preload=modules)
+        supervised = Supervisor(start_server, console=console, hang_dir=environ.get(HANG_DIR, ""))
         with convert_resource_errors(), reported, supervised as supervisor:
             from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 

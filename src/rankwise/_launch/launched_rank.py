@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,6 +50,12 @@ class LaunchedRank(RankProcess):
         """The process was ended by a signal that was sent to stop it, and its target had not failed by itself."""
         failed = self.result is not None and self.result.status != 0
         return self.exitcode is not None and -self.exitcode in self.signals and not failed
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Its target has failed because others did not come in time: by its exception, of rankwise or of torch."""
+        failure = None if self.result is None else self.result.failure
+        return failure is not None and re.search("time(d )?out", failure.raised, re.IGNORECASE) is not None
 
     def update_lingers(self, seconds: float) -> None:
         """Set `lingers` if the target failed so many seconds ago that the process should have ended."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Final, Literal
 
@@ -21,6 +22,7 @@ from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise._launch.output import Output
 from rankwise._launch.preload import Preload, check_preload, preloaded_modules, script_source
+from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.report import exit_status
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
@@ -38,7 +40,7 @@ _INTERRUPTED: Final = 130
 
 _KINDS: Final = {"script": TargetKind.SCRIPT, "module": TargetKind.MODULE, "program": TargetKind.PROGRAM}
 _LONGEST_GRACE: Final = 86_400.0
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(SystemExit):
@@ -77,7 +79,10 @@ class ScriptLaunch:
         append_local_rank: Each rank gets --local_rank=N as its last argument.
         role: ROLE_NAME of the ranks.
         virtual_local_rank: LOCAL_RANK is 0 in each rank, and CUDA_VISIBLE_DEVICES names its device alone.
-        signals: The signals on which `run_as_command` stops the ranks.
+        signals: The signals on which `run_as_command` stops the ranks. On SIGQUIT, as by Ctrl-\\, it prints their
+            stacks, unless that is one of these.
+        hang_dir: The folder for files of reports: of hangs, and with the stacks of ranks; "" for that of
+            RANKWISE_HANG_DIR, if it is set.
 
     Raises:
         InvalidArgumentError: An attribute is not as above.
@@ -103,6 +108,7 @@ class ScriptLaunch:
     role: str = "default"
     virtual_local_rank: bool = False
     signals: Sequence[int] = _SIGNALS
+    hang_dir: str = ""
 
     def __post_init__(self) -> None:
         check_nproc(self.nproc)
@@ -110,6 +116,7 @@ class ScriptLaunch:
             raise InvalidArgumentError(f"kind={shown(self.kind)} is none of {', '.join(map(repr, _KINDS))}")
         as_text(self.target, "target")
         as_text(self.role, "role")
+        as_text(self.hang_dir, "hang_dir")
         as_bool(self.virtual_local_rank, "virtual_local_rank")
         if isinstance(self.args, (str, bytes)) or not isinstance(self.args, Sequence):
             raise InvalidArgumentError(f"args={shown(self.args)} is not a sequence of strings")
@@ -143,8 +150,9 @@ class ScriptLaunch:
     def run_as_command(self, name: str) -> int:
         """Run the target as a command does that does nothing else, and return its exit status.
 
-        Local to the caller. While it runs, SIGTERM, SIGHUP and SIGQUIT stop the ranks. Errors are printed, and at the
-        end every process that this one has started is killed: for the main thread of a command, and not for libraries.
+        Local to the caller. While it runs, SIGTERM and SIGHUP stop the ranks, and SIGQUIT prints their stacks. Errors
+        are printed, and at the end every process that this one has started is killed: for the main thread of a command,
+        and not for libraries.
 
         Args:
             name: The name of the command, which its messages begin with.
@@ -180,6 +188,9 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, serv
     kind = checked_target(launch)
     if owns_descendants:
         console.show_status(f"rankwise: starting {launch.nproc} ranks")
+    environ = common_environ(launch.nproc, one_host=launch.nodes is None)
+    if launch.hang_dir:
+        environ[HANG_DIR] = str(Path(launch.hang_dir).absolute())  # a rank may have another working directory
     spec = LaunchSpec(
         nproc=launch.nproc,
         kind=kind,
@@ -191,7 +202,7 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, serv
         grace=launch.grace,
         debug=launch.debug,
         debugpy=launch.debugpy,
-        environ=common_environ(launch.nproc, one_host=launch.nodes is None),
+        environ=environ,
         role=launch.role,
         virtual_local_rank=launch.virtual_local_rank,
         source=read_piped(launch.target) if kind is TargetKind.SCRIPT else None,
@@ -203,12 +214,15 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, serv
         modules = inherited_modules(launch, spec.environ)
         return start_fork_server(spec.environ, preload=modules, owns_descendants=owns_descendants)
 
-    with convert_resource_errors(), Supervisor(start_server, console=console) as supervisor:
+    with (
+        convert_resource_errors(),
+        Supervisor(start_server, console=console, hang_dir=environ.get(HANG_DIR, "")) as supervisor,
+        # Only a command has signals of its own.
+        forwarded_signals(supervisor, launch.signals) if owns_descendants else nullcontext(),
+    ):
         from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
-        # Only a command has signals of its own.
-        with forwarded_signals(supervisor) if owns_descendants else nullcontext():
-            run_ranks(spec, supervisor)
+        run_ranks(spec, supervisor)
 
 
 def checked_target(launch: ScriptLaunch) -> TargetKind:

@@ -23,6 +23,7 @@ from rankwise._launch.grace_period import StopSignals
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.output_pipes import OutputPipes
 from rankwise._launch.rank_process import RankProcesses
+from rankwise._launch.rank_stacks import RankStacks
 from rankwise._launch.reaper import become_subreaper, wait_of
 from rankwise._launch.terminal import Terminal
 from rankwise._net.pausable_timeouts import TimeoutPause
@@ -45,15 +46,17 @@ class Supervisor:
     Attributes:
         ranks: The ranks, by their global rank.
         world_size: The number of ranks on all hosts; 0 before the first start.
+        stacks: The stacks of the ranks, on request, and those of ranks that are killed.
         stopped_ns: When `stop` was called first, on the host's monotonic clock; 0 if it was not.
     """
 
-    def __init__(self, start_server: Callable[[], ForkServer], *, console: Console) -> None:
+    def __init__(self, start_server: Callable[[], ForkServer], *, console: Console, hang_dir: str = "") -> None:
         """Start the fork server.
 
         Args:
             start_server: Returns the fork server.
             console: Shows the output of ranks.
+            hang_dir: The folder for files of the stacks of ranks; "" for none.
         """
         if message := console.logs.create():
             console.print_message(message)
@@ -70,6 +73,7 @@ class Supervisor:
         self._is_suspended = False
         self._processes = RankProcesses[LaunchedRank](self._server, self._loop)
         self.ranks = self._processes.ranks
+        self.stacks = RankStacks(self.ranks, self._loop, self.print_message, hang_dir)
         self.terminal = Terminal(self.ranks, self._pipes, console, self._pause)
 
     def __enter__(self) -> Supervisor:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
@@ -89,6 +93,7 @@ class Supervisor:
         self._release_ranks()
         self._processes.clear()
         self._hurries = False
+        self.stacks.kept = ""
         self.stopped_ns = 0
         self.world_size = world_size
         self._begin_logs(requests)
@@ -163,6 +168,8 @@ class Supervisor:
         self._hurries = True
         self.stopped_ns = self.stopped_ns or time.monotonic_ns()
         for signum, grace in (*gentle, (signal.SIGKILL, _KILL_SECONDS)):
+            if gentle and (signum == signal.SIGKILL or any(rank.has_timed_out for rank in self.ranks.values())):
+                self.stacks.keep(self.running())
             for rank in self.running():
                 self.ranks[rank].signals.add(signum)
                 self._processes.signal(rank, signum, to_group=self.ranks[rank].is_program)
@@ -171,6 +178,8 @@ class Supervisor:
                 self._wait_for_ends(deadline - grace + _SILENT_SECONDS)
                 self._explain_wait(grace)
             self._wait_for_ends(deadline)
+        if explain and self.stacks.kept:
+            self.print_message(f"rankwise: {self.stacks.kept.lstrip()}")
         self._processes.sweep()
         for pid in self._processes.left:
             self._explain_left(pid)
@@ -218,6 +227,7 @@ class Supervisor:
         self.terminal.close()
         self._release_ranks()
         self._pause.close()
+        self.stacks.close()
         self._loop.close()
         if not self._server.owns_descendants:  # else a command, which drains the console after its last message
             lost = self._console.drain(SECONDS_TO_READ if patiently else SECONDS_TO_READ_AFTER_STOP)

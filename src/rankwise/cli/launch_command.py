@@ -120,6 +120,12 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     help="Show the output of these ranks only; errors of all ranks are shown.",
 )
 @_flag("no-prefix", is_flag=True, help="Do not prefix lines of output with [rank].")
+@_flag(
+    "hang-dir",
+    default="",
+    metavar="DIR",
+    help="Folder for reports of hangs, and for the stacks of ranks that are killed; made if it does not exist.",
+)
 @click.option(
     "--debug",
     type=click.IntRange(0),
@@ -217,6 +223,7 @@ def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any]) -
         preload=_preload(flags),
         debug=flags["debug"],
         debugpy=flags["debugpy"],
+        hang_dir=flags["hang_dir"],
         role=flags["role"],
         virtual_local_rank=flags["virtual_local_rank"],
         **({} if flags["signals_to_handle"] is None else {"signals": flags["signals_to_handle"]}),

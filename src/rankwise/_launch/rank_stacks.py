@@ -1,0 +1,124 @@
+"""The stacks of ranks, taken by their launcher: when it is asked for them (Ctrl-\\), and before it kills them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
+
+from rankwise._diagnose.folding import details, summary
+from rankwise._diagnose.jobs import HostRank, find_job
+from rankwise._diagnose.processes import DiagnosisError, read_process
+from rankwise._diagnose.report_file import write_report
+from rankwise._diagnose.sampling import ProcessSample, RankSample, sample_process
+from rankwise._launch.rank_process import RankProcess
+from rankwise._net.polling import EventLoop
+from rankwise._text import ranks_text
+
+# The folder for files of reports, of the launcher and of its ranks.
+HANG_DIR: Final = "RANKWISE_HANG_DIR"
+# How long it may take to read the stacks of all ranks: when it is asked for them, and before ranks are killed.
+_ASKED_SECONDS: Final = 5.0
+_KILL_SECONDS: Final = 1.0
+_THREADS: Final = 8
+_LATE: Final = "its stack was not read in time"
+
+
+class RankStacks:
+    """The stacks of the ranks of one launcher.
+
+    Attributes:
+        kept: The lines of the report on ranks that were about to be killed; "" if none was.
+        folder: The folder for files of such reports; "" for none.
+    """
+
+    def __init__(
+        self, ranks: Mapping[int, RankProcess], loop: EventLoop, print_message: Callable[[str], None], folder: str
+    ) -> None:
+        self.kept = ""
+        self.folder = folder
+        self._ranks = ranks
+        self._loop = loop
+        self._print_message = print_message
+        # A handler of signals writes, and the loop reads: the handler may have interrupted a message.
+        self._requested, self._request = os.pipe()
+        os.set_blocking(self._request, False)
+        loop.register(self._requested, self._show)
+
+    def request(self) -> None:
+        """Let the loop print the stacks of all ranks: for a handler of signals."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._request, b".")
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Take the stacks of ranks that are about to be killed, unless that was done."""
+        if self.kept or not numbers:
+            return
+        report = self._report(numbers, _KILL_SECONDS, kind="killed")
+        self.kept = f"\nstacks of {ranks_text(numbers)} before the end:\n{report}"
+
+    def close(self) -> None:
+        """Take no more requests."""
+        self._loop.unregister(self._requested)
+        os.close(self._requested)
+        os.close(self._request)
+
+    def _show(self) -> None:
+        os.read(self._requested, 1 << 10)
+        running = [number for number, rank in self._ranks.items() if rank.is_running and rank.pid]
+        if not running:
+            self._print_message("rankwise: no rank of this launcher is running")
+            return
+        text = f"rankwise: stacks of {ranks_text(running)} on {socket.gethostname()}:\n"
+        self._print_message(text + self._report(running, _ASKED_SECONDS, kind="stacks"))
+
+    def _report(self, numbers: Sequence[int], seconds: float, *, kind: str) -> str:
+        samples = _samples({number: self._ranks[number].pid for number in numbers}, seconds)
+        text = f"{summary(samples)}\n{details(samples)}"
+        return f"{text}\n{write_report(self.folder, text, min(numbers), kind=kind)}" if self.folder else text
+
+
+def _samples(pids: Mapping[int, int], seconds: float) -> list[RankSample]:
+    """Return samples of ranks and of their workers; those that take too long have no stack."""
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rankwise-stacks")
+    taken = [
+        (
+            rank,
+            pool.submit(sample_process, rank.process.pid),
+            [pool.submit(sample_process, each.pid) for each in rank.workers],
+        )
+        for rank in _ranks(pids)
+    ]
+    wait([future for _, own, workers in taken for future in (own, *workers)], seconds)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return [
+        RankSample(
+            rank=rank.rank,
+            process=_taken(own, rank.process.pid, rank.process.state),
+            workers=tuple(
+                _taken(future, each.pid, each.state) for future, each in zip(workers, rank.workers, strict=True)
+            ),
+        )
+        for rank, own, workers in taken
+    ]
+
+
+def _taken(future: Future[ProcessSample], pid: int, state: str) -> ProcessSample:
+    if future.done() and not future.cancelled():
+        return future.result()
+    return ProcessSample(pid=pid, state=state, reason=_LATE)
+
+
+def _ranks(pids: Mapping[int, int]) -> list[HostRank]:
+    """Return ranks with the processes that they have started."""
+    found: dict[int, HostRank] = {}
+    with contextlib.suppress(DiagnosisError):
+        found = {rank.rank: rank for rank in find_job(next(iter(pids.values()))).ranks}
+    for number, pid in pids.items():
+        process = read_process(pid)
+        if number not in found and process is not None:
+            found[number] = HostRank(rank=number, process=process)
+    return [found[number] for number in pids if number in found]
