@@ -108,6 +108,39 @@ def pg_map() -> None:
     assert not distributed_c10d._world.pg_map
 
 
+@checks("torch.distributed.distributed_c10d._world.pg_group_ranks, torch.distributed.distributed_c10d._world.pg_names")
+def names_of_groups() -> None:
+    """They have every open group by the name that the flight recorder has too."""
+    with gloo_group():
+        dist.new_group([0])
+        assert list(_torch.ranks_of_groups().values()) == [[0], [0]]
+    assert not _torch.ranks_of_groups()
+
+
+@checks("torch._C._distributed_c10d._dump_fr_trace_json, TORCH_FR_BUFFER_SIZE in C's environment")
+def flight_record() -> None:
+    """It has the calls of each group of gloo in their order; the first group reads its size with C's getenv."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    with _torch.flight_recorder(2000):
+        assert getenv(b"TORCH_FR_BUFFER_SIZE") == b"2000"
+        assert "TORCH_FR_BUFFER_SIZE" not in os.environ
+        with gloo_group():
+            dist.barrier()
+            dist.all_reduce(torch.ones(1))
+            (name,) = _torch.ranks_of_groups()
+            entries = _torch.flight_record(collectives=True)["entries"]
+            own = [entry for entry in entries if entry["process_group"][0] == name][-2:]
+            assert [entry["profiling_name"] for entry in own] == ["gloo:barrier", "gloo:all_reduce"]
+            assert own[1]["collective_seq_id"] == own[0]["collective_seq_id"] + 1
+            assert all(entry["retired"] and not entry["is_p2p"] and entry["time_created_ns"] for entry in own)
+            record = _torch.flight_record(collectives=False)
+            assert "entries" not in record
+            numbers = {"last_enqueued_collective": "2", "last_completed_collective": "2"}
+            assert record["pg_status"][max(record["pg_status"], key=int)].items() >= numbers.items()
+    assert getenv(b"TORCH_FR_BUFFER_SIZE") is None
+
+
 @checks("torch.testing._internal.distributed.fake_pg.FakeStore")
 def fake_store() -> None:
     """Importing its module registers the backend `fake`, whose collectives return immediately."""

@@ -59,6 +59,8 @@ CASES = [
     ("torchrun", "sleeps", "ddp"),
     ("mpiexec", "lock", "torch"),
     ("torchrun", "skips", "torch"),
+    ("torchrun", "sleeps", "polls"),
+    ("torchrun", "stopped", "spins"),
 ]
 
 
@@ -74,6 +76,9 @@ def test_a_hang_is_reported_with_the_rank_that_is_missing(launcher: str, how: st
     assert "ranks 0, 2: waiting for " in report
     for line in written.splitlines():
         assert line in report
+    if collective in {"torch", "ddp", "polls"} and how != "lock":
+        absent = "rank 1 did not answer" if how == "stopped" else "rank 1 has not come"
+        assert re.search(rf"collective \d of process group 0: all_?reduce of ranks 0, 2; {absent}", report), report
     if how in PLACES:
         assert f"hangs.py:{PLACES[how]}" in missing[0]
 

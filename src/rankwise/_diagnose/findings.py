@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rankwise._diagnose.flight_record import GroupCalls, decode_calls
 from rankwise._diagnose.sampling import ProcessSample, RankSample
 from rankwise._diagnose.stack import Stack, StackFrame
 from rankwise._diagnose.watching import waits
@@ -26,6 +27,8 @@ class Findings:
         host: The name of the host.
         history: Some samples of the ranks, the last one of now.
         quiet: For how many seconds each rank has not moved.
+        polling: For how many seconds each rank that does not sleep has been in the same collectives.
+        calls: The collectives that ranks have called in each process group of torch, of those that have answered.
         spent: The seconds between the first and the last sample.
     """
 
@@ -33,6 +36,8 @@ class Findings:
     history: Sequence[Sequence[RankSample]]
     quiet: Mapping[int, float]
     spent: float
+    polling: Mapping[int, float] = field(default_factory=dict)
+    calls: Mapping[int, Mapping[str, GroupCalls]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
@@ -42,7 +47,12 @@ class Findings:
     def longest_wait(self) -> float:
         """Return for how long the rank that has been in a collective in all samples has waited; 0 without one."""
         waiting = [{sample.rank for sample in samples if waits(sample.process)} for samples in self.history]
-        return max((self.quiet.get(rank, 0.0) for rank in set.intersection(*waiting)), default=0.0)
+        asleep = (self.quiet.get(rank, 0.0) for rank in set.intersection(*waiting))
+        return max((*asleep, *self.polling.values()), default=0.0)
+
+    def wait_of(self, rank: int) -> float:
+        """Return for how many seconds a rank has waited; 0 if it is not one of this host."""
+        return max(self.quiet.get(rank, 0.0), self.polling.get(rank, 0.0))
 
     def encode(self) -> dict[str, Any]:
         """Return the findings as values of JSON."""
@@ -51,6 +61,10 @@ class Findings:
             "history": [[_encode_rank(sample) for sample in samples] for samples in self.history],
             "quiet": {str(rank): seconds for rank, seconds in self.quiet.items()},
             "spent": self.spent,
+            "polling": {str(rank): seconds for rank, seconds in self.polling.items()},
+            "calls": {
+                str(rank): {group: each.encode() for group, each in calls.items()} for rank, calls in self.calls.items()
+            },
         }
 
     @classmethod
@@ -66,6 +80,8 @@ class Findings:
                 history=[[_decode_rank(sample) for sample in _items(samples)] for samples in _items(value["history"])],
                 quiet={int(rank): float(seconds) for rank, seconds in value["quiet"].items()},
                 spent=float(value["spent"]),
+                polling={int(rank): float(seconds) for rank, seconds in value["polling"].items()},
+                calls={int(rank): decode_calls(calls) for rank, calls in value["calls"].items()},
             )
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"these are no findings: {error!r}") from error

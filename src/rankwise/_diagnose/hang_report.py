@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from rankwise._diagnose.findings import Findings
 from rankwise._diagnose.folding import by_location, details
+from rankwise._diagnose.missing_calls import absent_ranks, missing_calls
 from rankwise._diagnose.processes import main_thread_times
 from rankwise._diagnose.sampling import RankSample
-from rankwise._diagnose.watching import suspects, waits
+from rankwise._diagnose.watching import Suspect, suspect, suspects, waits
 from rankwise._text import ranks_on_hosts_text, ranks_text
 
 # A main thread that runs for less than this part of the time does not move. One that waits in a collective of rankwise
@@ -39,6 +40,10 @@ class QuietTimes:
             self._last[pid] = ran, now
         return {pid: now - self._since[pid] for pid in pids}
 
+    def asleep(self, now: float, seconds: float) -> set[int]:
+        """Return the processes that have not moved for so many seconds."""
+        return {pid for pid, since in self._since.items() if now - since >= seconds}
+
 
 def hang_report(world_size: int, found: Sequence[Findings], silent: Mapping[str, str]) -> str:
     """Return the report.
@@ -51,21 +56,38 @@ def hang_report(world_size: int, found: Sequence[Findings], silent: Mapping[str,
     history = _merged(found)
     last = history[-1]
     hosts = {rank: each.host for each in found for rank in each.ranks} if len(found) > 1 or silent else {}
-    missing = suspects(history, max(each.spent for each in found))
+    calls = {rank: each.calls[rank] for each in found for rank in each.calls}
+    uncalled = missing_calls(calls, [sample.rank for sample in last])
+    missing = _missing(history, found, absent_ranks(uncalled, calls))
     named = {suspect.rank for suspect in missing}
-    waiting = [sample for sample in last if waits(sample.process) and sample.rank not in named]
+    polling = {rank for each in found for rank in each.polling}
+    waiting = [
+        sample for sample in last if (sample.rank in polling or waits(sample.process)) and sample.rank not in named
+    ]
     lines = [_heading(world_size, found, len(last))]
     for location, ranks in by_location(waiting).items():
-        seconds = max(each.quiet.get(rank, 0.0) for each in found for rank in ranks)
+        seconds = max(each.wait_of(rank) for each in found for rank in ranks)
         lines.append(f"  {ranks_on_hosts_text(ranks, hosts)}: waiting for {seconds:.0f} s in {location}")
     lines += [
-        f"  missing: {ranks_on_hosts_text([suspect.rank], hosts)}, {suspect.how}: {suspect.location}"
-        for suspect in missing
+        f"  missing: {ranks_on_hosts_text([each.rank], hosts)}, {each.how}: {each.location}" for each in missing
     ] or [_nobody(world_size, last)]
+    lines += [f"  {each}" for each in uncalled]
     lines += [f"  no answer from {host}: {why}" for host, why in silent.items()]
     if len(last) <= _MOST_RANKS:
         lines.append(details(last, hosts))
     return "\n".join(lines)
+
+
+def _missing(
+    history: Sequence[Sequence[RankSample]], found: Sequence[Findings], absent: Collection[int]
+) -> list[Suspect]:
+    """Return the ranks that the others wait for: by their stacks, else those that have not come to a collective."""
+    spent = max(each.spent for each in found)
+    polling = {rank for each in found for rank in each.polling}
+    ranks = {sample.rank for sample in history[-1]}
+    return suspects(history, spent, polling) or [
+        suspect(rank, history, spent, len(history)) for rank in sorted(ranks & set(absent))
+    ]
 
 
 def _heading(world_size: int, found: Sequence[Findings], num_ranks: int) -> str:

@@ -13,13 +13,17 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
 from rankwise._diagnose.findings import Findings
+from rankwise._diagnose.flight_record import GroupCalls, request_calls
 from rankwise._diagnose.hang_report import QuietTimes, hang_report
 from rankwise._diagnose.jobs import Job, find_job
 from rankwise._diagnose.other_hosts import OtherHost, OtherHosts, RankGoneError
+from rankwise._diagnose.polling_waits import PollingWaits
 from rankwise._diagnose.processes import DiagnosisError
 from rankwise._diagnose.report_file import write_report
 from rankwise._diagnose.sampling import RankSample, sample_ranks
@@ -31,6 +35,9 @@ _LONGEST_INTERVAL: Final = 1.0
 _RETRY_SECONDS: Final = 5.0
 # How long other hosts may take for their findings, and the first host to ask for them.
 _ANSWER_SECONDS: Final = 6.0
+# How long ranks may take to answer which collectives they have called. Those that hold Python's lock do not.
+_CALLS_SECONDS: Final = 1.5
+_THREADS: Final = 8
 # A report is printed when a wait is due, and once more.
 _MOST_REPORTS: Final = 2
 
@@ -51,6 +58,7 @@ class Watcher:
         self._seconds: float = settings["seconds"]
         self._folder: str = settings["folder"]
         self._quiet = QuietTimes()
+        self._polling = PollingWaits(self._seconds)
         self._job: Job | None = None
         self._reports = 0
         self._not_before = 0.0
@@ -85,7 +93,7 @@ class Watcher:
         if self._find_job() is None:
             return
         now = time.monotonic()
-        longest = max(self._update_quiet(now).values())
+        longest = max(*self._update_quiet(now).values(), *self._update_polling(now).values())
         if longest < self._seconds:
             self._reports = 0  # every rank has moved
             self._asked = 0.0
@@ -123,6 +131,12 @@ class Watcher:
         quiet = self._quiet.update([rank.process.pid for rank in ranks], now)
         return {rank.rank: quiet[rank.process.pid] for rank in ranks}
 
+    def _update_polling(self, now: float) -> dict[int, float]:
+        """Return for how long each rank that does not sleep has been in the same collectives."""
+        pids = {} if self._job is None else {rank.process.pid: rank.rank for rank in self._job.ranks}
+        waits = self._polling.update(pids.keys() - self._quiet.asleep(now, _LONGEST_INTERVAL), now)
+        return {pids[pid]: seconds for pid, seconds in waits.items()}
+
     def _findings(self, samples: int = _SAMPLES) -> Findings | None:
         job = self._find_job()
         if job is None:
@@ -134,7 +148,13 @@ class Watcher:
                 time.sleep(_PAUSE_SECONDS)
             history.append(sample_ranks(job.ranks))
         now = time.monotonic()
-        return Findings(history=history, quiet=self._update_quiet(now), spent=now - start)
+        return Findings(
+            history=history,
+            quiet=self._update_quiet(now),
+            spent=now - start,
+            polling=self._update_polling(now),
+            calls=_calls_of(job) if samples == _SAMPLES else {},
+        )
 
     def _report(self) -> None:
         """Report, if ranks are in a collective and stay there."""
@@ -166,6 +186,13 @@ class Watcher:
             except ValueError as error:
                 host.why_silent = str(error)
         return found
+
+
+def _calls_of(job: Job) -> dict[int, Mapping[str, GroupCalls]]:
+    """Return the calls of the ranks that answer."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        answers = pool.map(lambda rank: request_calls(rank.process.pid, _CALLS_SECONDS), job.ranks)
+    return {rank.rank: calls for rank, calls in zip(job.ranks, answers, strict=True) if calls is not None}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,15 +49,19 @@ class Suspect:
         return f"rank {self.rank}: {often}, {self.how}, {self.location}"
 
 
-def apart(samples: Sequence[RankSample]) -> set[int]:
+def apart(samples: Sequence[RankSample], polling: Collection[int] = ()) -> set[int]:
     """Return the ranks of a sample for which the others wait: none, if all are at one place.
 
     A rank that is stopped, or has ended, is one. So are those that are in no collective while others are in one; and
     where all are in collectives, those that are in another one than most.
+
+    Args:
+        samples: The sample.
+        polling: The ranks that are known to wait in a collective, whatever their stacks.
     """
     halted = {sample.rank for sample in samples if sample.process.state not in _ALIVE}
     rest = [sample for sample in samples if sample.rank not in halted]
-    waiting = [sample for sample in rest if waits(sample.process)]
+    waiting = [sample for sample in rest if sample.rank in polling or waits(sample.process)]
     outside = {sample.rank for sample in rest} - {sample.rank for sample in waiting}
     if halted or (outside and waiting):
         return halted | (outside if waiting else set())
@@ -80,20 +84,24 @@ def _minority(locations: dict[int, str]) -> set[int]:
     return {rank for rank, location in locations.items() if location != counts[0][0]}
 
 
-def suspects(history: Sequence[Sequence[RankSample]], seconds: float) -> list[Suspect]:
+def suspects(history: Sequence[Sequence[RankSample]], seconds: float, polling: Collection[int] = ()) -> list[Suspect]:
     """Return the ranks that were apart in at least half of the samples, the most frequent first.
 
     Args:
         history: The samples, in order.
         seconds: The time between the first and the last one.
+        polling: The ranks that are known to wait in a collective, whatever their stacks.
     """
-    counts = Counter(rank for samples in history for rank in apart(samples))
-    found = []
-    for rank, count in counts.most_common():
-        if count >= _OFTEN * len(history):
-            own = _samples_of(rank, history)
-            found.append(Suspect(rank, count, len(history), _movement(own, seconds), own[-1].location))
-    return found
+    counts = Counter(rank for samples in history for rank in apart(samples, polling))
+    return [
+        suspect(rank, history, seconds, count) for rank, count in counts.most_common() if count >= _OFTEN * len(history)
+    ]
+
+
+def suspect(rank: int, history: Sequence[Sequence[RankSample]], seconds: float, count: int) -> Suspect:
+    """Return a rank that was apart from the others in so many samples, with what its own samples show."""
+    own = _samples_of(rank, history)
+    return Suspect(rank, count, len(history), _movement(own, seconds), own[-1].location)
 
 
 def _movement(samples: Sequence[ProcessSample], seconds: float) -> str:

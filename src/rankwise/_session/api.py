@@ -22,6 +22,7 @@ from rankwise._session.init_arguments import check_compatible, check_sources, gi
 from rankwise._session.lifecycle import open_session
 from rankwise._session.session import DEFAULT_TIMEOUT, Session
 from rankwise._session.xla_session import open_xla_session, wants_xla
+from rankwise._torch import flight_recorder
 
 log = logging.getLogger(__name__)
 
@@ -129,19 +130,20 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
             if wants_xla(reading, backend, device):
                 session = open_xla_session(reading, timeout=timeout, check=checked, reset=reset)
             else:
-                session = open_session(
-                    reading,
-                    backend=backend,
-                    device=device,
-                    timeout=timeout,
-                    check=checked,
-                    shares_tensors=read_shared_memory(environ),
-                    reset=reset,
-                    on_hosts=watch.on_hosts,
-                )
+                with flight_recorder(watch.recorded):
+                    session = open_session(
+                        reading,
+                        backend=backend,
+                        device=device,
+                        timeout=timeout,
+                        check=checked,
+                        shares_tensors=read_shared_memory(environ),
+                        reset=reset,
+                        on_hosts=watch.on_hosts,
+                    )
         undo.pop_all()
     current.set_current(session)
-    watch.start(session.reading)
+    watch.start(session.reading, backend=session.backend, adopted=group is not None)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)
     return session
 

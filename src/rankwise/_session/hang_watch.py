@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from rankwise._arguments import as_seconds
 from rankwise._comm.control.connect import HostConnections
+from rankwise._diagnose.flight_record import offer_calls
 from rankwise._diagnose.jobs import WATCHER
 from rankwise._diagnose.stack_file import offer_stacks
 from rankwise._environment.facts import LaunchEnvironment
+from rankwise._session.call_record import CallRecord
 from rankwise._session.environ import process_variables
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 
@@ -23,6 +25,10 @@ _SECONDS: Final = "RANKWISE_HANG_SECONDS"
 _FOLDER: Final = "RANKWISE_HANG_DIR"
 # Without the working folder, whose files may have the names of modules. The rank may have found rankwise by `sys.path`.
 _CODE: Final = f"import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[2]]; from {WATCHER} import main; main()"
+# The default of recent versions of torch.
+_RECORDED: Final = 2000
+# The backends that fill torch's flight recorder.
+_RECORDING: Final = frozenset({"gloo", "nccl"})
 _SILENT: Final = "its processes are stopped, or the host or the network is lost"
 _PACKAGES: Final = str(Path(__file__).parents[2])
 
@@ -45,7 +51,7 @@ class HangWatch:
         self.seconds = _seconds(variables.get(_SECONDS, "").strip() if argument is None else argument)
         self._folder = variables.get(_FOLDER, "")
         self._hosts: HostConnections | None = None
-        self._withdraw: Callable[[], None] = lambda: None
+        self._withdraws: list[Callable[[], None]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._pid = os.getpid()
 
@@ -54,16 +60,30 @@ class HangWatch:
         """The function that takes the connections to other hosts; None without a watch."""
         return self._take if self.seconds and sys.platform == "linux" else None
 
+    @property
+    def recorded(self) -> int:
+        """How many collectives torch should keep a record of; 0 to leave that to torch."""
+        return _RECORDED if self.seconds else 0
+
     def _take(self, hosts: HostConnections) -> None:
         self._hosts = hosts
 
-    def start(self, reading: LaunchEnvironment) -> None:
-        """Begin to watch: the first rank of each host starts the process."""
+    def start(self, reading: LaunchEnvironment, *, backend: str | None, adopted: bool) -> None:
+        """Begin to watch: the first rank of each host starts the process.
+
+        Args:
+            reading: The launch environment.
+            backend: The backends of the process group, as torch writes them; None if there is no group.
+            adopted: Other code has opened the process group, and may have used it.
+        """
         if not self.seconds or reading.world_size.value == 1 or sys.platform != "linux":
             return
         rank, local_rank = reading.rank.value, reading.local_rank
         local = rank if local_rank is None else local_rank.value
-        self._withdraw = offer_stacks(rank=rank, world_size=reading.world_size.value, local_rank=local)
+        self._withdraws = [offer_stacks(rank=rank, world_size=reading.world_size.value, local_rank=local)]
+        if {name.rpartition(":")[2] for name in (backend or "none").split(",")} <= _RECORDING:
+            record = CallRecord(adopted=adopted)
+            self._withdraws.append(offer_calls(record.calls, record.pending))
         if self._hosts is not None:
             local = self._hosts.neighbours_of(rank).index(rank)
         if local == 0:
@@ -104,8 +124,8 @@ class HangWatch:
         if self._pid != os.getpid():
             return
         self._close_connections()
-        self._withdraw()
-        self._withdraw = lambda: None
+        while self._withdraws:
+            self._withdraws.pop()()
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.kill()  # it has no state, and may be reading stacks
