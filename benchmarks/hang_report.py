@@ -1,0 +1,100 @@
+"""What the watch for reports of hangs costs while nothing hangs: a step of examples/digits.py, with it and without.
+
+python benchmarks/hang_report.py
+python benchmarks/hang_report.py --ranks 2 --rounds 10 --seconds 60
+python benchmarks/hang_report.py --ddp
+python benchmarks/hang_report.py --save FOLDER   # also FOLDER/hang_report.json
+
+Sessions with a watch and without alternate in one run. A round of all ranks takes as long as the slowest of them; the
+ratio is that of the medians. The process that watches runs beside the ranks, so its own CPU time is printed too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import rankwise as rw
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import digits
+
+ROUND_SECONDS = 5.0
+# Until the process has been started.
+START_SECONDS = 2.0
+
+
+def step_seconds(ddp: bool) -> float:
+    """Return how long a step takes on the slowest rank, in a session that is open."""
+    images, labels, *_ = digits.load(rw.device())
+    model = digits.build(rw.device())
+    trained = DistributedDataParallel(model) if ddp else model
+    digits.train(trained, images, labels, epochs=1, batch=64, learning_rate=5e-3)
+    steps, start = 0, time.monotonic()
+    while rw.broadcast(time.monotonic() - start < ROUND_SECONDS):
+        digits.train(trained, images, labels, epochs=1, batch=64, learning_rate=5e-3)
+        steps += -(-len(labels) // 64)
+    return max(rw.all_gather((time.monotonic() - start) / steps))
+
+
+def measure(rounds: int, seconds: float, ddp: bool) -> dict[str, list[float]]:
+    """Return the seconds of a step without and with a watch, and the part of a core that the watch takes."""
+    torch.set_num_threads(1)
+    found: dict[str, list[float]] = {"without": [], "with": [], "cores": []}
+    for number in range(2 * rounds):
+        watched = number % 2 == 1
+        shown = contextlib.redirect_stderr(io.StringIO())  # the progress
+        with rw.init(device="cpu", hang_report=seconds if watched else 0) as session, shown:
+            time.sleep(START_SECONDS)
+            before, start = watch_seconds(), time.monotonic()
+            found["with" if watched else "without"].append(step_seconds(ddp))
+            if watched and session.rank == 0:
+                found["cores"].append((watch_seconds() - before) / (time.monotonic() - start))
+    return found
+
+
+def watch_seconds() -> float:
+    """Return the CPU time of the process that watches, and of those that it has waited for."""
+    watchers = [child for child in psutil.Process().children() if any("watcher" in word for word in child.cmdline())]
+    return sum(sum(child.cpu_times()[:4]) for child in watchers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=60.0, help="those of hang_report")
+    parser.add_argument("--ddp", action="store_true", help="let DistributedDataParallel average the gradients")
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args()
+    found = rw.launch(measure, options.rounds, options.seconds, options.ddp, nproc=options.ranks)[0]
+    without, watched = (statistics.median(found[name]) for name in ("without", "with"))
+    row = {
+        "ranks": options.ranks,
+        "step_without": without,
+        "step_with": watched,
+        "ratio": watched / without,
+        "cores": statistics.median(found["cores"]),
+        "load": os.getloadavg()[0],
+    }
+    print(f"step without a watch {without * 1e3:.3f} ms, with one {watched * 1e3:.3f} ms, ratio {row['ratio']:.4f}")
+    print(f"the watch takes {row['cores']:.2%} of a core after its start; load {row['load']:.1f}")
+    if options.save:
+        options.save.mkdir(parents=True, exist_ok=True)
+        (options.save / "hang_report.json").write_text(json.dumps([row | {"rounds": found}]))
+
+
+if __name__ == "__main__":
+    main()
