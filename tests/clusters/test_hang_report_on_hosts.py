@@ -12,19 +12,16 @@ from tests.clusters.hosts import BIN, needs_namespaces, on_two_hosts
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
 PROGRAM = str(Path(__file__).parents[1] / "diagnose" / "programs" / "hangs.py")
-LAUNCH = f"{BIN / 'rankwise'} launch --nnodes 2 --node-rank $HOST --master-addr left -n 2 --no-prefix"
-TORCHRUN = f"{BIN / 'torchrun'} --nnodes 2 --node-rank $HOST --master-addr left --nproc-per-node 2"
+HOSTS = "--nnodes 2 --node-rank $HOST --master-addr left"
+LAUNCH = f"{BIN / 'rankwise'} launch {HOSTS} -n 2 --no-prefix --hang-dir $1/reports"
+TORCHRUN = f"env RANKWISE_HANG_DIR=$1/reports {BIN / 'torchrun'} {HOSTS} --nproc-per-node 2"
+ONE_EACH = TORCHRUN.replace("node 2", "node 1")
 # Each host has processes of its own, as hosts have.
 PROCESSES = "exec unshare --mount --pid --fork --kill-child --mount-proc sh -c"
 UNTIL_REPORTED = 'until grep -qs "this report is in" "$1"/$HOST.err; do sleep 0.2; done; : > "$1/$HOST.done"'
 UNTIL_WATCHED = 'until pgrep -f "[_]diagnose.watcher" > /dev/null; do sleep 0.1; done'
 # The process opens no listening socket.
 LISTENS = 'ss -Hltnp | grep -q "pid=$(pgrep -f "[_]diagnose.watcher")," && echo listens'
-OTHERS = {
-    0: "rank 1 on left; ranks 2-3 on right",
-    1: "rank 0 on left; ranks 2-3 on right",
-    2: "ranks 0-1 on left; rank 3 on right",
-}
 
 
 def reports(folder: Path, launcher: str, arguments: str, *, before: str = "", both: bool = False) -> list[str]:
@@ -40,23 +37,29 @@ def reports(folder: Path, launcher: str, arguments: str, *, before: str = "", bo
     done = 'until [ -e "$1/0.done" ]; do sleep 0.2; done'
     wait = UNTIL_REPORTED if both else f"if [ $HOST = 0 ]; then {UNTIL_REPORTED}; else {done}; fi"
     job = f'{launcher} {PROGRAM} {arguments} 2> "$1/$HOST.err" & {before} {wait}; {LISTENS}; kill -9 %1'
-    ended = on_two_hosts(folder, f"{PROCESSES} '{job}' sh $1", str(folder), RANKWISE_HANG_DIR=str(folder / "reports"))
+    ended = on_two_hosts(folder, f"{PROCESSES} '{job}' sh $1", str(folder))
     assert (folder / "0.done").exists(), ended.stderr
     assert "listens" not in ended.stdout
     return [(folder / f"{host}.err").read_text() for host in (0, 1)]
 
 
 @pytest.mark.parametrize(
-    ("launcher", "victim", "how", "collective"),
-    [("rankwise", 0, "lock", "ddp"), ("torchrun", 2, "stopped", "torch"), ("torchrun", 1, "skips", "adopted")],
+    ("launcher", "missing", "how", "collective", "waiting"),
+    [
+        (LAUNCH, "rank 0 on left", "lock", "ddp", "rank 1 on left; ranks 2-3 on right"),
+        (TORCHRUN, "rank 2 on right", "stopped", "torch", "ranks 0-1 on left; rank 3 on right"),
+        (ONE_EACH, "rank 1 on right", "skips", "adopted", "rank 0 on left"),
+    ],
+    ids=["rankwise", "torchrun", "one rank each"],
 )
-def test_one_report_for_two_hosts(tmp_path: Path, launcher: str, victim: int, how: str, collective: str) -> None:
-    command = LAUNCH if launcher == "rankwise" else TORCHRUN
-    text, other = reports(tmp_path, command, f"{victim} {how} {collective} 3")
+def test_one_report_for_two_hosts(
+    tmp_path: Path, launcher: str, missing: str, how: str, collective: str, waiting: str
+) -> None:
+    text, other = reports(tmp_path, launcher, f"{missing.split()[1]} {how} {collective} 3")
     assert text.count("hang report of left, right:") == 1, text
     assert "hang report" not in other
-    assert f"missing: rank {victim} on {'left' if victim < 2 else 'right'}, not moving" in text
-    assert f"{OTHERS[victim]}: waiting for " in text
+    assert f"missing: {missing}, not moving" in text
+    assert f"{waiting}: waiting for " in text
     (file,) = (tmp_path / "reports").iterdir()
     assert re.fullmatch(r"hang-left-rank0-\d+T\d+\.txt", file.name)
     for line in file.read_text().splitlines():

@@ -109,10 +109,15 @@ def offer_calls(
     thread = threading.Thread(target=answer, daemon=True, name="rankwise-calls")
     thread.start()
 
+    own = os.fstat(write_end)
+
     def withdraw() -> None:
         if os.getpid() != pid:
             return
-        with suppress(OSError):  # the program has closed all descriptors
+        # The program may have closed all descriptors, and opened others.
+        with suppress(OSError):
+            if not os.path.samestat(os.fstat(write_end), own):
+                return
             os.write(write_end, b"-" * _TOKEN_BYTES + _END_REQUEST)
             thread.join(_JOIN_SECONDS)
             for descriptor in (requests, write_end, file):

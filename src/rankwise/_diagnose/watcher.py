@@ -93,7 +93,7 @@ class Watcher:
         if self._find_job() is None:
             return
         now = time.monotonic()
-        longest = max(*self._update_quiet(now).values(), *self._update_polling(now).values())
+        longest = max([*self._update_quiet(now).values(), *self._update_polling(now).values()])
         if longest < self._seconds:
             self._reports = 0  # every rank has moved
             self._asked = 0.0
