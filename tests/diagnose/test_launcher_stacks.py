@@ -46,13 +46,14 @@ def _read(terminal: int, text: str, count: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--keep",), ("--no-preload",)])
+@pytest.mark.parametrize("flags", [(), ("--keep",), ("--no-preload",), ("--no-python",)])
 def test_sigquit_without_a_terminal_does_the_same(tmp_path: Path, flags: tuple[str, ...]) -> None:
     end, reports = tmp_path / "end", tmp_path / "reports"
+    target = ["sh", "-c", '"$@"; :', "sh", sys.executable, PROGRAM] if "--no-python" in flags else [PROGRAM]
     with (
         tempfile.TemporaryDirectory() as sockets,  # the path of a socket is short
         subprocess.Popen(
-            [*LAUNCH, *flags, "--hang-dir", str(reports), PROGRAM, str(end), "waits", "waits"],
+            [*LAUNCH, *flags, "--hang-dir", str(reports), *target, str(end), "waits", "waits"],
             env=clean_environ(XDG_RUNTIME_DIR=sockets),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as launcher,
@@ -74,6 +75,7 @@ def test_sigquit_without_a_terminal_does_the_same(tmp_path: Path, flags: tuple[s
     (file,) = reports.iterdir()
     assert re.fullmatch(r"stacks-.*-rank0-\d+T\d+\.txt", file.name)
     assert file.read_text() in shown
+    assert "ranks 0-1: sleep at ends.py:" in shown
 
 
 def run(folder: Path, *how: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

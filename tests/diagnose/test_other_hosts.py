@@ -46,7 +46,7 @@ def test_messages_arrive_in_pieces_and_what_is_none_is_dropped(connected: Connec
     connected.ends[0].sendall(b'{"due"')
     assert connected.hosts.wait(1) == []
     connected.ends[0].sendall(b": 3.5}\nno JSON\n[1]\n" + b"[" * 100_000 + b'\n{"look": true}\n{')
-    found = []
+    found: list[object] = []
     while len(found) < 2:
         found += connected.hosts.wait(60)
     assert found == [(node1, {"due": 3.5}), (node1, {"look": True})]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from rankwise._diagnose.folding import details, summary
-from rankwise._diagnose.jobs import HostRank, find_job
-from rankwise._diagnose.processes import DiagnosisError, read_process
+from rankwise._diagnose.jobs import HostRank, find_jobs
+from rankwise._diagnose.processes import DiagnosisError, Process, read_process
 from rankwise._diagnose.report_file import write_report
 from rankwise._diagnose.sampling import ProcessSample, RankSample, sample_process
 from rankwise._launch.rank_process import RankProcess
@@ -70,7 +70,7 @@ class RankStacks:
         os.read(self._requested, 1 << 10)
         running = [number for number, rank in self._ranks.items() if rank.is_running and rank.pid]
         if not running:
-            self._print_message("rankwise: no rank of this launcher is running")
+            self._print_message("rankwise: no rank of this launcher is running now")
             return
         text = f"rankwise: stacks of {ranks_text(running)} on {socket.gethostname()}:\n"
         self._print_message(text + self._report(running, _ASKED_SECONDS, kind="stacks"))
@@ -113,12 +113,24 @@ def _taken(future: Future[ProcessSample], pid: int, state: str) -> ProcessSample
 
 
 def _ranks(pids: Mapping[int, int]) -> list[HostRank]:
-    """Return ranks with the processes that they have started."""
+    """Return ranks with the processes that they have started; for a program such as a shell, its Python process."""
     found: dict[int, HostRank] = {}
     with contextlib.suppress(DiagnosisError):
-        found = {rank.rank: rank for rank in find_job(next(iter(pids.values()))).ranks}
+        found = {
+            rank.rank: rank
+            for job in find_jobs()
+            for rank in job.ranks
+            if pids.get(rank.rank, 0) in _with_ancestors(rank.process)
+        }
     for number, pid in pids.items():
         process = read_process(pid)
         if number not in found and process is not None:
             found[number] = HostRank(rank=number, process=process)
     return [found[number] for number in pids if number in found]
+
+
+def _with_ancestors(process: Process) -> Iterator[int]:
+    above: Process | None = process
+    while above is not None:
+        yield above.pid
+        above = read_process(above.parent)
