@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rankwise._diagnose.processes import descriptors_of
+from rankwise._diagnose.processes import descriptors_of, inner_pid
 from rankwise._net.json_lines import parse_object
 from rankwise.errors import printable
 
@@ -143,7 +143,7 @@ def request_pending(pid: int, seconds: float) -> dict[str, int] | None:
 def _request(pid: int, seconds: float, kind: bytes) -> dict[str, Any] | None:
     for descriptor, target in descriptors_of(pid).items():
         match = _NAME.match(target)
-        if match is not None and int(match[1]) == pid:
+        if match is not None and int(match[1]) == inner_pid(pid):
             try:
                 return _ask(f"/proc/{pid}/fd", descriptor, int(match[2]), time.monotonic() + seconds, kind)
             except (OSError, ValueError):  # it has ended
