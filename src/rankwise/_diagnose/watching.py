@@ -137,14 +137,14 @@ def verdict(job: Job, history: Sequence[Sequence[RankSample]], seconds: float) -
 def _common_place(history: Sequence[Sequence[RankSample]], seconds: float) -> str:
     """Return where all ranks are, if none is apart from the others."""
     last = history[-1]
+    if all(rank.process.state in _ENDED for rank in last):
+        return "all ranks that were here have ended"
     moving = [rank.rank for rank in last if _moves(_samples_of(rank.rank, history), seconds)]
     if moving:
         return f"no rank is apart from the others: {ranks_text(moving)} moved"
     places: dict[str, list[int]] = {}
     for rank in last:
         places.setdefault(rank.process.location, []).append(rank.rank)
-    if all(rank.process.state in _ENDED for rank in last):
-        return "all ranks that were here have ended"
     if len(places) == 1:
         return f"no rank moves, and all ranks here are in {last[0].process.location}"
     texts = [f"{ranks_text(ranks)} in {place}" for place, ranks in places.items()]
