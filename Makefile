@@ -43,6 +43,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/testing.py
 	$(BIN)/python -m benchmarks.engines
+	$(BIN)/python -m benchmarks.diagnosis
 
 clean:
 	rm -rf $(VENV) .compat .xla dist

@@ -3,7 +3,7 @@
     python -m benchmarks.diagnosis [--injections 20] [--ranks 64]
 
 Launchers, ranks and the workers of data loaders are chosen at random, the same in each run; no job imports rankwise.
-Then the time of `rankwise stacks` on a job of many ranks, and that of a step while a job is sampled without a pause.
+Then the time of `rankwise stacks` on a job of many ranks, and that of a step while a job is sampled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ LAUNCHERS = ("torchrun", "accelerate", "openmpi", "mpich", "plain", "rankwise")
 PROGRAMS = Path(__file__).parent / "programs"
 LOOKS = 5
 ROUNDS = 5
+SECONDS = 4
 
 
 def main() -> None:
@@ -96,26 +96,25 @@ def print_many_ranks(number: int) -> None:
 
 
 def print_steps() -> None:
-    """Print the median time of a step of two ranks, alone and while they are sampled without a pause, in turn."""
-    times: dict[str, list[float]] = {"alone": [], "sampled": []}
+    """Print the median time of a step of two ranks, alone and while they are sampled, in turn."""
+    intervals = {"alone": None, "each half second": 0.5, "without a pause": 0.001}
+    times: dict[str, list[float]] = {how: [] for how in intervals}
     with started(2, "steps.py") as (launcher, lines):
         for _ in range(ROUNDS):
-            for how, found in times.items():
-                command = [sys.executable, "-m", "rankwise", "stacks", str(launcher.pid), "--watch", "1000000",
-                           "--interval", "0.001"]  # fmt: skip
-                sampler = subprocess.Popen(command, stdout=subprocess.DEVNULL) if how == "sampled" else None
-                deadline = time.monotonic() + 4
+            for how, interval in intervals.items():
+                command = [sys.executable, "-m", "rankwise", "stacks", str(launcher.pid), "--watch", "1000000"]
+                options = ["--interval", str(interval)]
+                sampler = interval and subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
+                deadline = time.monotonic() + SECONDS
                 while time.monotonic() < deadline:
-                    for text in re.findall(r"step ([\d.]+)", lines.readline()):
-                        found.append(float(text))
-                if sampler is not None:
-                    sampler.send_signal(signal.SIGINT)
+                    times[how] += [float(text) for text in re.findall(r"step ([\d.]+)", lines.readline())]
+                if sampler:
+                    sampler.terminate()
                     sampler.wait()
-    alone, sampled = (statistics.median(found) for found in times.values())
-    print(
-        f"a step of two ranks: {alone:.2f} ms alone, {sampled:.2f} ms sampled without a pause, "
-        f"{sampled / alone:.2f} times as long ({ROUNDS} rounds in turn); {load()}"
-    )
+    alone = statistics.median(times["alone"])
+    for how, found in times.items():
+        step = statistics.median(found)
+        print(f"a step of two ranks, {how}: {step:.2f} ms, {step / alone:.2f} times as long; {load()}", flush=True)
 
 
 @contextlib.contextmanager
