@@ -20,7 +20,8 @@ from rankwise._text import ranks_text
 _PIECE_BYTES: Final = 1 << 16
 # 64 ranks with deep stacks are 2 MB.
 _LONGEST_LINE: Final = 1 << 24
-_SEND_SECONDS: Final = 2.0
+# The first host reads when it has taken its own samples.
+_SEND_SECONDS: Final = 6.0
 # The key of the pipe to the rank, among those of hosts.
 _RANK: Final = -1
 
