@@ -15,6 +15,7 @@ from torch.distributed.elastic.agent.server import SimpleElasticAgent, Worker, W
 from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from rankwise._launch.accelerator_memory import AcceleratorMemory
 from rankwise._launch.attempts import AttemptHistory, FailedAttempt, reason_to_give_up
@@ -30,7 +31,7 @@ from rankwise._launch.torchrun_variables import agreed_attempt, rank_variables
 from rankwise._launch.watched_hosts import WatchedHosts
 from rankwise._net.job_secret import find_secret
 from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvous
-from rankwise._rendezvous.nodes import STATIC
+from rankwise._rendezvous.nodes import BY_LAUNCHER, STATIC
 from rankwise._rendezvous.signed_store import part_of
 from rankwise.errors import RankFailedError
 
@@ -128,6 +129,8 @@ class RankAgent(SimpleElasticAgent):
             failures = [*elsewhere, *failures] if follows else [*failures, *elsewhere]
             if was_stopped:
                 self._history.elsewhere = failures
+            elif not follows:
+                self._history.consequences = elsewhere
             if self._hosts.lost:
                 self._end_without_host(self._hosts)
                 return
@@ -156,7 +159,8 @@ class RankAgent(SimpleElasticAgent):
         """End an attempt with a lost host; another one follows if the launchers of the others can meet again."""
         self._history.lost = hosts.lost
         nodes = self._launch_spec.nodes
-        if self._remaining_restarts and nodes is not None and nodes.backend != STATIC and hosts.can_go_on():
+        backend = STATIC if nodes is None else nodes.backend
+        if self._remaining_restarts and backend != STATIC and hosts.can_go_on(needs_store=backend != BY_LAUNCHER):
             self._supervisor.print_message(f"rankwise: {hosts.lost}; the ranks restart on the other hosts")
         else:
             self._remaining_restarts = 0
@@ -210,10 +214,17 @@ class RankAgent(SimpleElasticAgent):
             raise
 
 
-def run_ranks(spec: LaunchSpec, supervisor: Supervisor) -> dict[int, LaunchedRank]:
+def run_ranks(
+    spec: LaunchSpec, supervisor: Supervisor, rendezvous: RendezvousHandler | None = None
+) -> dict[int, LaunchedRank]:
     """Start the ranks of this host, wait until all have ended, and return them.
 
     After the first failure the others are stopped.
+
+    Args:
+        spec: The ranks.
+        supervisor: Starts them.
+        rendezvous: How the hosts meet; None for what the spec says.
 
     Raises:
         RankFailedError: A rank failed.
@@ -222,7 +233,7 @@ def run_ranks(spec: LaunchSpec, supervisor: Supervisor) -> dict[int, LaunchedRan
     """
     history = AttemptHistory(most=spec.max_restarts + 1)
     try:
-        _run_agent(spec, supervisor, history)
+        _run_agent(spec, supervisor, history, rendezvous or _rendezvous_of(spec))
     except (KeyboardInterrupt, SystemExit) as stop:
         try:
             raise_failures(
@@ -245,21 +256,25 @@ def run_ranks(spec: LaunchSpec, supervisor: Supervisor) -> dict[int, LaunchedRan
         returning=spec.kind is TargetKind.FUNCTION,
         oom_text=history.explain_oom(),
         attempts=history.report,
+        consequences=history.consequences,
     )
     return supervisor.ranks
 
 
-def _run_agent(spec: LaunchSpec, supervisor: Supervisor, history: AttemptHistory) -> None:
+def _rendezvous_of(spec: LaunchSpec) -> RendezvousHandler:
+    if spec.nodes is None:
+        return LoopbackRendezvous(uuid.uuid4().hex, spec.ports)
+    return multi_node_rendezvous(spec.nodes, find_secret(spec.environ))
+
+
+def _run_agent(
+    spec: LaunchSpec, supervisor: Supervisor, history: AttemptHistory, rendezvous: RendezvousHandler
+) -> None:
     """Run the agent until all ranks have ended.
 
     The agent and its store are local to this function. The error of a rank is raised outside of it, so that its
     traceback, which a caller may keep, does not keep the store open.
     """
-    rendezvous = (
-        LoopbackRendezvous(uuid.uuid4().hex, spec.ports)
-        if spec.nodes is None
-        else multi_node_rendezvous(spec.nodes, find_secret(spec.environ))
-    )
     worker_spec = WorkerSpec(
         role=spec.role,
         local_world_size=spec.nproc,

@@ -49,6 +49,7 @@ class AttemptHistory:
         most: How many attempts are allowed.
         earlier: Those attempts.
         elsewhere: The failures of the last attempt on all hosts, if the ranks of this one were only stopped.
+        consequences: The failures on other hosts, if the cause of the last attempt's failure is on this one.
         lost: Which host was lost in the current attempt, and why; "" if none was.
         given_up: Why no other attempt follows the current one, although restarts are left; "" if that is not so.
         stacks: Those of ranks that were killed in the current attempt, as lines of the report.
@@ -58,6 +59,7 @@ class AttemptHistory:
     most: int = 1
     earlier: list[FailedAttempt] = field(default_factory=list)
     elsewhere: Sequence[RankFailure] = ()
+    consequences: Sequence[RankFailure] = ()
     lost: str = ""
     given_up: str = ""
     stacks: str = ""
@@ -65,7 +67,7 @@ class AttemptHistory:
 
     def begin_attempt(self) -> None:
         """Note that ranks are started."""
-        self.elsewhere = ()
+        self.elsewhere = self.consequences = ()
         self.lost = ""
         self.oom_kills = count_oom_kills()
 

@@ -109,7 +109,13 @@ class Console:
         return descriptor
 
     def open(
-        self, rank: int, stream: TextIO | None, *, local_rank: int | None = None, log: LogFile | None = None
+        self,
+        rank: int,
+        stream: TextIO | None,
+        *,
+        local_rank: int | None = None,
+        log: LogFile | None = None,
+        host: str = "",
     ) -> RankOutput:
         """Return the display for a rank's output on a stream.
 
@@ -118,6 +124,7 @@ class Console:
             stream: The stream of the launcher where it is shown.
             local_rank: Its local rank; None if it is the same number.
             log: The log file of its stream; None if it has none.
+            host: Its host; "" for this one.
         """
         local_rank = rank if local_rank is None else local_rank
         is_hidden = (self._shown is not None and rank not in self._shown) or (
@@ -126,7 +133,7 @@ class Console:
         if stream is None or is_hidden or (log is not None and not log.is_teed):
             return RankOutput(self, rank, log=log)
         terminal = stream.fileno() if _is_terminal(stream) else None
-        prefix = prefix_maker(self._parts, rank, self._nproc, coloured=terminal is not None)
+        prefix = prefix_maker(self._parts, rank, self._nproc, coloured=terminal is not None, host=host)
         output = RankOutput(self, rank, prefix, self._writer(stream), log=log, terminal=terminal)
         self._outputs.append(output)
         return output

@@ -7,15 +7,29 @@ import signal
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
-
-from rankwise._launch.supervisor import Supervisor
+from typing import Final, Protocol
 
 _FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)
 
 
+class Signalled(Protocol):
+    """The ranks of a launch."""
+
+    def signal_all(self, signum: signal.Signals) -> None:
+        """Send a signal to all ranks."""
+
+    def suspend(self) -> None:
+        """Stop all ranks until `resume`."""
+
+    def resume(self) -> None:
+        """Continue all ranks."""
+
+    def request_stacks(self) -> None:
+        """Let the stacks of all ranks be printed."""
+
+
 @contextmanager
-def forwarded_signals(supervisor: Supervisor, stopping: Collection[int]) -> Iterator[None]:
+def forwarded_signals(ranks: Signalled, stopping: Collection[int]) -> Iterator[None]:
     """Forward signals in this block: for the main thread of a command.
 
     SIGTSTP, as by Ctrl-Z, stops the ranks with the processes that they have started, and then this process; SIGCONT, as
@@ -27,18 +41,18 @@ def forwarded_signals(supervisor: Supervisor, stopping: Collection[int]) -> Iter
     """
 
     def forward(number: int, _: FrameType | None) -> None:
-        supervisor.signal_all(signal.Signals(number))
+        ranks.signal_all(signal.Signals(number))
 
     def suspend(_: int, __: FrameType | None) -> None:
         # Not SIGTSTP: the group of a rank is an orphaned one, for which the kernel discards it.
-        supervisor.suspend()
+        ranks.suspend()
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def resume(_: int, __: FrameType | None) -> None:
-        supervisor.resume()
+        ranks.resume()
 
     def show_stacks(_: int, __: FrameType | None) -> None:
-        supervisor.stacks.request()
+        ranks.request_stacks()
 
     handlers = {
         **dict.fromkeys(_FORWARDED, forward),

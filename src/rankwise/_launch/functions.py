@@ -15,6 +15,7 @@ from rankwise._launch.engines.running import launch_on
 from rankwise._launch.forkserver.client import start_fork_server
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.hosts.launching_hosts import launch_on_hosts
 from rankwise._launch.output import Output
 from rankwise._launch.preload import Preload, caller_source, check_preload, preloaded_modules
 from rankwise._launch.rank_stacks import HANG_DIR
@@ -30,7 +31,7 @@ from rankwise.errors import InvalidArgumentError, shown
 R = TypeVar("R")
 
 
-def launch(
+def launch(  # noqa: PLR0913 - the function of most programs
     fn: Callable[..., R],
     *args: Any,  # noqa: ANN401 - the function's own arguments
     nproc: int | None = None,
@@ -40,6 +41,7 @@ def launch(
     preload: Preload = True,
     nnodes: int | None = None,
     on: str | Engine | None = None,
+    hosts: Sequence[str] | None = None,
 ) -> list[R]:
     """Run a function in `nproc` new processes on this host, as the ranks of one world, and return their results.
 
@@ -63,12 +65,16 @@ def launch(
             script imports at its top level. True for those of RANKWISE_PRELOAD; torch always is one of them. False
             starts each rank as a new interpreter.
         nnodes: The number of nodes that the engine of `on` takes, each with `nproc` ranks; one by default.
+        hosts: Names of hosts, as ssh knows them, on each of which `nproc` ranks run, in this order; "localhost" for
+            this one. This process starts them over ssh, which has to log in without a password; RANKWISE_SSH may name
+            another command, such as "ssh -F config". The interpreter, the working directory and the modules of the
+            function have the same paths there.
         on: What runs the ranks elsewhere, as an object or by its name: "slurm" or a `rankwise.launching.SlurmEngine`,
             "ray" or a `rankwise.launching.RayEngine`, or an engine of another package (`rankwise.extend.engines`). None
             for this host. Ranks have no terminal there, and `nodes`, `output`, `backend` and `preload` have no meaning.
 
     Returns:
-        The results of the ranks of this host, by rank; with `on`, those of all ranks.
+        The results of the ranks of this host, by rank; with `on` or `hosts`, those of all ranks.
 
     Raises:
         InvalidArgumentError: `nproc` is not a number of processes that this host could run, or not the number of its
@@ -77,8 +83,8 @@ def launch(
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
         MissingDependencyError: This interpreter has no torch, no torch_xla for backend="xla", or not the package that
             the engine needs.
-        LaunchError: The ranks could not be started; or this process is a rank that imports the script, where no guard
-            protects this call.
+        LaunchError: The ranks could not be started; a host cannot be used, or is lost; or this process is a rank that
+            imports the script, where no guard protects this call.
 
     Example:
         >>> import rankwise
@@ -86,7 +92,8 @@ def launch(
         [0, 10]
     """
     if on is not None:
-        given = {"nodes": nodes, "output": output, "backend": backend, "preload": None if preload is True else preload}
+        own_preload = None if preload is True else preload
+        given = {"nodes": nodes, "output": output, "backend": backend, "hosts": hosts, "preload": own_preload}
         refused = {name: value is not None for name, value in given.items()}
         return launch_on(fn, [args], on=on, nproc=nproc, nnodes=nnodes, refused=refused)[0]
     if nnodes is not None:
@@ -94,6 +101,11 @@ def launch(
             f"nnodes={shown(nnodes)} needs on=, the engine that finds the nodes; hosts that each make this call are "
             "nodes="
         )
+    if hosts is not None:
+        for name, value in {"nodes": nodes, "backend": backend}.items():
+            if value is not None:
+                raise InvalidArgumentError(f"{name}= and hosts= exclude each other: each starts ranks in its own way")
+        return launch_on_hosts(fn, args, hosts=hosts, nproc=nproc, output=output, preload=preload)
     return FunctionLaunch(fn, args, nproc=nproc, nodes=nodes, output=output, backend=backend, preload=preload).run()
 
 

@@ -37,9 +37,16 @@ def line_prefix(rank: int, nproc: int, *, coloured: bool) -> bytes:
     return _decorated(f"{rank:>{len(str(nproc - 1))}}", rank, coloured=coloured)
 
 
-def prefix_maker(parts: Sequence[str], rank: int, nproc: int, *, coloured: bool) -> Callable[[], bytes]:
-    """Return a function that returns the prefix for lines that are shown now."""
-    texts = {"rank": f"{rank:>{len(str(nproc - 1))}}", "host": socket.gethostname().partition(".")[0]}
+def prefix_maker(parts: Sequence[str], rank: int, nproc: int, *, coloured: bool, host: str = "") -> Callable[[], bytes]:
+    """Return a function that returns the prefix for lines that are shown now.
+
+    Args:
+        parts: The parts of the prefix.
+        rank, nproc: The rank, and the number of ranks.
+        coloured: It has a colour.
+        host: The host of the rank; "" for this one.
+    """
+    texts = {"rank": f"{rank:>{len(str(nproc - 1))}}", "host": (host or socket.gethostname()).partition(".")[0]}
 
     def prefix() -> bytes:
         time = datetime.now().astimezone().isoformat(timespec="milliseconds") if "time" in parts else ""

@@ -78,12 +78,17 @@ class Output:
                     f"{name} names rank {unknown[0]}, and of {nproc} ranks the last is {nproc - 1}"
                 )
 
-    def console(self, nproc: int) -> Console:
-        """Return the console of a launcher with so many ranks on this host."""
+    def console(self, nproc: int, *, in_files: bool = True) -> Console:
+        """Return the console of a launcher.
+
+        Args:
+            nproc: The number of ranks that it shows.
+            in_files: It writes the log files too.
+        """
         return Console(
             nproc=nproc,
             shown=self.show,
             local_ranks=self.local_ranks,
             prefixed=self.prefix,
-            logs=LogFolder(self.log_dir, redirects=self.redirects, tee=self.tee),
+            logs=LogFolder(self.log_dir, redirects=self.redirects, tee=self.tee) if in_files else None,
         )

@@ -39,6 +39,7 @@ def raise_failures(
     returning: bool = False,
     oom_text: str = "",
     attempts: EarlierAttempts,
+    consequences: Sequence[RankFailure] = (),
 ) -> None:
     """Raise an error if any rank has failed.
 
@@ -48,6 +49,7 @@ def raise_failures(
         returning: A rank that ended without a return value has failed too.
         oom_text: The explanation of SIGKILL by the kernel's counters; "" if there is none.
         attempts: The attempts before this one.
+        consequences: The failures on other hosts, which followed those of these ranks.
 
     Raises:
         RankFailedError: A rank has failed. Its cause is the exception of the first one, if that could be pickled.
@@ -55,6 +57,7 @@ def raise_failures(
     failures = failures_of(ranks, returning=returning)
     if not failures:
         return
+    failures += consequences
     first = ranks[failures[0].rank].result
     cause: BaseException | None = None
     if first is not None and first.error:

@@ -38,9 +38,9 @@ _MISUSED: Final = 2
 _NOT_EXECUTABLE: Final = 126
 _INTERRUPTED: Final = 130
 
-_KINDS: Final = {"script": TargetKind.SCRIPT, "module": TargetKind.MODULE, "program": TargetKind.PROGRAM}
+KINDS: Final = {"script": TargetKind.SCRIPT, "module": TargetKind.MODULE, "program": TargetKind.PROGRAM}
 _LONGEST_GRACE: Final = 86_400.0
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(SystemExit):
@@ -107,13 +107,13 @@ class ScriptLaunch:
     append_local_rank: bool = False
     role: str = "default"
     virtual_local_rank: bool = False
-    signals: Sequence[int] = _SIGNALS
+    signals: Sequence[int] = STOP_SIGNALS
     hang_dir: str = ""
 
     def __post_init__(self) -> None:
         check_nproc(self.nproc)
-        if self.kind not in tuple(_KINDS):  # it may be unhashable
-            raise InvalidArgumentError(f"kind={shown(self.kind)} is none of {', '.join(map(repr, _KINDS))}")
+        if self.kind not in tuple(KINDS):  # it may be unhashable
+            raise InvalidArgumentError(f"kind={shown(self.kind)} is none of {', '.join(map(repr, KINDS))}")
         as_text(self.target, "target")
         as_text(self.role, "role")
         as_text(self.hang_dir, "hang_dir")
@@ -177,7 +177,7 @@ def run_as_command(launch: ScriptLaunch, name: str, server: ForkServer | None = 
     def run() -> None:
         open_standard_streams()
         start = time.monotonic()
-        with _terminated_by_signals(launch.signals):
+        with terminated_by_signals(launch.signals):
             _run(launch, console, owns_descendants=True, server=server)
         console.show_status(f"rankwise: {launch.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
 
@@ -232,7 +232,7 @@ def checked_target(launch: ScriptLaunch) -> TargetKind:
         InvalidArgumentError: There is no such target.
         MissingDependencyError: This interpreter has no torch.
     """
-    kind = _KINDS[launch.kind]
+    kind = KINDS[launch.kind]
     check_target(kind, launch.target)
     require_torch("starting ranks")
     return kind
@@ -240,7 +240,7 @@ def checked_target(launch: ScriptLaunch) -> TargetKind:
 
 def inherited_modules(launch: ScriptLaunch, environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the modules that `preload` stands for; None if each rank is a new interpreter, or another program."""
-    kind = _KINDS[launch.kind]
+    kind = KINDS[launch.kind]
     if kind is TargetKind.PROGRAM:  # which replaces what a fork inherits
         return None
     return preloaded_modules(launch.preload, environ, script_source(kind, launch.target))
@@ -278,7 +278,9 @@ def _status(error: RankwiseError) -> int:
 
 
 @contextmanager
-def _terminated_by_signals(signals: Sequence[int]) -> Iterator[None]:
+def terminated_by_signals(signals: Sequence[int]) -> Iterator[None]:
+    """Raise `Terminated` in this block when one of these signals arrives."""
+
     def terminate(number: int, _: FrameType | None) -> None:
         for other in handled:
             signal.signal(other, signal.SIG_IGN)

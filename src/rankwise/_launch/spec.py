@@ -24,6 +24,12 @@ _AT_LEAST: Final = 64
 
 # In a world of one host, libraries listen on loopback too, as the store does, unless the user chose an interface.
 _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+# Those of a host, or of a person's session there, which say nothing on another host.
+_OF_THIS_HOST: Final = frozenset({
+    *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "HOST", "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"),
+    *("_", "SHLVL", "TERM", "COLUMNS", "LINES", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "WINDOWID", "KRB5CCNAME"),
+})  # fmt: skip
+_OF_SESSIONS: Final = ("SSH_", "XDG_", "DBUS_", "TMUX", "GPG_")
 # Variables by which a user describes the launcher's own rank: they do not describe its ranks.
 _NOT_INHERITED: Final = frozenset(OVERRIDES)
 
@@ -105,6 +111,20 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
     environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // nproc)))
     return environ
+
+
+def own_environ() -> Mapping[str, str]:
+    """Return the environment of this process."""
+    return dict(os.environ)
+
+
+def sent_environ() -> dict[str, str]:
+    """Return the variables that the ranks of other hosts get: the launcher's own, but those of this host."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_THIS_HOST and not name.startswith(_OF_SESSIONS)
+    }
 
 
 def parse_nproc(text: str) -> int:

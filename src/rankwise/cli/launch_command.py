@@ -11,10 +11,12 @@ import click
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
 from rankwise.cli.launch_defaults import CommandWithDefaults, is_given, sources_text
+from rankwise.cli.launch_hosts import DEFAULT_SSH, SSH_VARIABLE, ssh_hosts
 from rankwise.cli.torchrun_options import output_settings, torchrun_options
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
+    from rankwise._launch.hosts.launching_hosts import SshHosts
     from rankwise.launching import Nodes, ScriptLaunch
 
 _DEFAULT_PORT: Final = 29500
@@ -166,6 +168,15 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
 )
 @_flag("rdzv-id", default="none", show_default=True, help="Id of the run, the same on all hosts.")
 @_flag("rdzv-conf", default="", callback=_options, metavar="KEY=VALUE,...", help="Options of the rendezvous backend.")
+@click.option(
+    "--ssh",
+    metavar="HOST,...",
+    help="Start the launchers of these hosts from here, over ssh; those beyond --nnodes are spares.",
+)
+@_flag(
+    "ssh-command", envvar=SSH_VARIABLE, default=DEFAULT_SSH, show_default=True, metavar="COMMAND",
+    help="What --ssh runs in place of ssh, such as 'ssh -F cluster.config'.",
+)  # fmt: skip
 @torchrun_options
 @click.argument("target", type=_ANYTHING)
 @click.argument("args", nargs=-1, type=_ANYTHING)
@@ -190,12 +201,17 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
             EXIT_USAGE,
         )
     try:
-        started = _script_launch(target, args, flags)
+        hosts = ssh_hosts(ctx, flags)
+        started = _script_launch(target, args, flags, hosts)
     except InvalidArgumentError as error:
         fail(InvalidArgumentError(f"{error}{sources_text(ctx)}"), EXIT_USAGE)
     except RankwiseError as error:
         fail(error, EXIT_ERROR)
     # A normal exit unloads torch, which takes longer than starting a rank, and a second Ctrl-C would interrupt it.
+    if hosts is not None:
+        from rankwise._launch.hosts.launching_hosts import run_on_hosts_as_command  # noqa: PLC0415 - likewise
+
+        os._exit(run_on_hosts_as_command(started, hosts, "rankwise"))
     if flags["keep"]:
         from rankwise._launch.launchserver.kept_launch import run_in_server  # noqa: PLC0415 - few launches need it
 
@@ -203,7 +219,7 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
     os._exit(started.run_as_command("rankwise"))
 
 
-def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any]) -> ScriptLaunch:
+def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any], hosts: SshHosts | None) -> ScriptLaunch:
     """Return the launch that a command line describes.
 
     Raises:
@@ -216,7 +232,7 @@ def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any]) -
         args,
         nproc=flags["nproc"],
         kind=_kind(flags),
-        nodes=_nodes(flags),
+        nodes=_nodes(flags) if hosts is None else hosts.nodes(),
         output=Output(show=flags["show"], **output_settings(flags)),
         max_restarts=flags["max_restarts"],
         grace=flags["grace"],

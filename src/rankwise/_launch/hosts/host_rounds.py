@@ -1,0 +1,45 @@
+"""Which hosts of a launch meet next, and where. Pure decisions; the launcher carries them out."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from rankwise._launch.hosts.host_connection import HostConnection, HostState
+from rankwise._net.addresses import LOOPBACK, is_loopback
+
+
+def next_round(hosts: Sequence[HostConnection], *, least: int, most: int) -> list[HostConnection]:
+    """Return the hosts that meet now, in the order of the user; [] if some are not ready, or too few are left.
+
+    Those beyond `most` stay spares.
+    """
+    left = [host for host in hosts if not host.is_over]
+    if len(left) < least or not all(host.state is HostState.READY for host in left):
+        return []
+    return left[:most]
+
+
+def can_go_on(hosts: Sequence[HostConnection], *, least: int) -> bool:
+    """Return whether enough hosts are left for another round."""
+    return sum(not host.is_over for host in hosts) >= least
+
+
+def meeting_address(chosen: Sequence[HostConnection]) -> str:
+    """Return the address of the first host for the others.
+
+    Names that only the configuration of ssh knows mean nothing on other hosts. So it is the address at which the first
+    host has accepted the connection of ssh; where the first host is the launcher's own, the one that another host has
+    accepted a connection from.
+    """
+    first, *others = chosen
+    if all(host.command.is_local for host in chosen):
+        return LOOPBACK
+    if not first.command.is_local:
+        return _plain(first.hello.server if first.hello is not None else "") or first.name.rpartition("@")[2]
+    seen = [_plain(host.hello.client) for host in others if host.hello is not None and not host.command.is_local]
+    return next((address for address in seen if address and not is_loopback(address)), socket.gethostname())
+
+
+def _plain(address: str) -> str:
+    return address.removeprefix("::ffff:")

@@ -1,0 +1,101 @@
+"""Hosts over ssh, as far as this host has them: itself, and commands in place of ssh. tests/clusters has an sshd."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankwise as rw
+from tests.lanes import variants
+from tests.session.worlds import clean_environ, run_in
+
+OWN = socket.gethostname()
+LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
+
+
+def who_am_i() -> tuple[int, int, str]:
+    with rw.init(timeout=100.0):
+        return rw.all_reduce(1), rw.get_rank(), os.environ["GROUP_RANK"]
+
+
+@pytest.mark.skipif(OWN in {"", "localhost"}, reason="this host has no name beside localhost")
+def test_two_agents_of_this_host_are_one_world() -> None:
+    assert rw.launch(who_am_i, nproc=1, hosts=["localhost", OWN]) == [(2, 0, "0"), (2, 1, "1")]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ([], "not a list of names of hosts"),
+        ("gpu-01", "not a list of names of hosts"),
+        (["-oProxyCommand=sh"], "not the name of a host"),
+        (["gpu 01"], "not the name of a host"),
+        (["gpu-01", "gpu-01"], "named twice"),
+    ],
+)
+def test_what_is_no_list_of_hosts_is_refused(hosts: list[str], message: str) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match=message):
+        rw.launch(who_am_i, nproc=1, hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    variants(
+        [
+            (["--ssh", "a,b", "--nnodes", "3"], 2, "nnodes=3 is above the number of hosts, 2: a, b"),
+            (
+                ["--ssh", "a,b", "--node-rank", "1"],
+                2,
+                "--node-rank and --ssh exclude each other: the order of the hosts",
+            ),
+            (["--ssh", "a,b", "--debug", "1"], 2, "--debug and --ssh exclude each other: ranks of other hosts"),
+            (
+                ["--ssh", "a", "--ssh-command", "sh -c 'exit 7'"],
+                1,
+                "has ended with exit status 7 before it could answer",
+            ),
+            (["--ssh", "localhost", "no-such.py"], 2, "host localhost: script 'no-such.py' does not exist"),
+        ],
+        fast=[(["--ssh", "a,b", "--debug", "1"], 2, "--debug and --ssh exclude each other: ranks of other hosts")],
+    ),
+)
+def test_the_command_refuses_what_cannot_be(options: list[str], status: int, message: str, tmp_path: Path) -> None:
+    target = [] if options[-1].endswith(".py") else ["--no-python", "true"]
+    ended = run_in(tmp_path, [*LAUNCH, *options, *target])
+    assert (ended.returncode, message in ended.stderr) == (status, True), ended.stderr
+
+
+@pytest.mark.slow
+def test_a_host_of_another_version_is_named(tmp_path: Path) -> None:
+    """Its first line comes after what its shell prints, which is shown."""
+    line = 'rankwise-host {"version": "0.0.1", "folder": "/old", "hostname": "a", "client": "", "server": ""}'
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho 'Welcome!'\necho '{line}'\nexec cat > /dev/null\n")
+    (tmp_path / "ssh").chmod(0o755)
+    ended = run_in(tmp_path, [*LAUNCH, "--ssh", "a", "--ssh-command", str(tmp_path / "ssh"), "--no-python", "true"])
+    assert ended.returncode == 1
+    assert "Welcome!" in ended.stderr
+    assert "host a cannot be used: it has rankwise 0.0.1 in /old, and this launcher has " in ended.stderr
+
+
+@pytest.mark.slow
+def test_output_has_the_prefixes_of_one_host_and_the_status_is_that_of_the_first_failure(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import os, sys\nprint('out', os.environ['FLAG'], 'HOME' in os.environ)\n"
+        "print('no end', end='', file=sys.stderr)\nsys.exit(7)\n"
+    )
+    command = [*LAUNCH, "-n", "2", "--ssh", "localhost", "--prefix", "host", "fails.py"]
+    ended = subprocess.run(
+        command, env=clean_environ(FLAG="flag"), cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ended.returncode == 7
+    name = OWN.partition(".")[0]
+    lines = ended.stdout.splitlines()
+    assert lines
+    assert set(lines) <= {f"[{name} {rank}] out flag True" for rank in range(2)}
+    assert "] no end\n" in ended.stderr
+    assert f"of 2 on {OWN} ended with exit code 7" in ended.stderr
