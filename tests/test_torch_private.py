@@ -67,7 +67,10 @@ def process_group_name() -> None:
         assert other.group_name != "given by rankwise"
 
 
-@checks("torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler._bootstrap_store_info")
+@checks(
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler._bootstrap_store_info, "
+    "DynamicRendezvousHandler._state_holder, DynamicRendezvousHandler._this_node"
+)
 def bootstrap_store_info() -> None:
     """A handler that has forgotten it announces the store of the ranks in each round, where others wait for that."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStoreInfo  # noqa: PLC0415
@@ -79,6 +82,7 @@ def bootstrap_store_info() -> None:
     handler = _torch.announced_each_round(create_handler(store, C10dRendezvousBackend(store, "job"), parameters))
     for _ in range(2):
         assert handler.next_rendezvous().store.check([RendezvousStoreInfo.MASTER_ADDR_KEY])
+    assert _torch.hosts_that_met(handler) == (["127.0.0.1"], False)
     handler.shutdown()
 
 

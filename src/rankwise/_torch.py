@@ -79,6 +79,16 @@ def announced_each_round(handler: RendezvousHandler) -> RendezvousHandler:
     return handler
 
 
+def hosts_that_met(handler: RendezvousHandler) -> tuple[list[str], bool]:
+    """Return the names of the hosts that have joined a c10d rendezvous, and whether this one is beyond their number.
+
+    Checked on 2.13: a handler has the last state that it has read (`_state_holder`), and its own name (`_this_node`).
+    """
+    state = handler._state_holder.state  # type: ignore[attr-defined]
+    own = handler._this_node  # type: ignore[attr-defined]
+    return sorted(node.addr for node in state.participants), own in state.redundancy_list
+
+
 @contextmanager
 def local_group_name(name: str) -> Iterator[None]:
     """Set the name of a process group that is created inside by its members alone, the same on all of them.

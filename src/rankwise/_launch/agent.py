@@ -29,10 +29,11 @@ from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.supervisor import Supervisor
 from rankwise._launch.torchrun_variables import agreed_attempt, rank_variables
 from rankwise._launch.watched_hosts import WatchedHosts
-from rankwise._net.job_secret import find_secret
+from rankwise._net.job_secret import SECRET, find_secret
 from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvous
 from rankwise._rendezvous.nodes import BY_LAUNCHER, STATIC
 from rankwise._rendezvous.signed_store import part_of
+from rankwise._rendezvous.waiting import WaitingReport
 from rankwise.errors import RankFailedError
 
 # How long the agent waits for its ranks before it checks whether other nodes want to join.
@@ -233,7 +234,7 @@ def run_ranks(
     """
     history = AttemptHistory(most=spec.max_restarts + 1)
     try:
-        _run_agent(spec, supervisor, history, rendezvous or _rendezvous_of(spec))
+        _run_agent(spec, supervisor, history, rendezvous or _rendezvous_of(spec, supervisor))
     except (KeyboardInterrupt, SystemExit) as stop:
         try:
             raise_failures(
@@ -261,10 +262,12 @@ def run_ranks(
     return supervisor.ranks
 
 
-def _rendezvous_of(spec: LaunchSpec) -> RendezvousHandler:
+def _rendezvous_of(spec: LaunchSpec, supervisor: Supervisor) -> RendezvousHandler:
     if spec.nodes is None:
         return LoopbackRendezvous(uuid.uuid4().hex, spec.ports)
-    return multi_node_rendezvous(spec.nodes, find_secret(spec.environ))
+    needs_secret = SECRET in spec.environ
+    waiting = WaitingReport(supervisor.print_message, spec.nodes, spec.command, needs_secret=needs_secret)
+    return multi_node_rendezvous(spec.nodes, find_secret(spec.environ), waiting)
 
 
 def _run_agent(

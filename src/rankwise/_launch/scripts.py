@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -206,6 +207,7 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, serv
         role=launch.role,
         virtual_local_rank=launch.virtual_local_rank,
         source=read_piped(launch.target) if kind is TargetKind.SCRIPT else None,
+        command=_own_command() if owns_descendants else (),
     )
 
     def start_server() -> ForkServer:
@@ -223,6 +225,12 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, serv
         from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
         run_ranks(spec, supervisor)
+
+
+def _own_command() -> tuple[str, ...]:
+    """Return the command line of this process, as a user types it."""
+    program = Path(sys.argv[0]).name
+    return (program, *sys.argv[1:]) if program == "rankwise" else tuple(sys.orig_argv)
 
 
 def checked_target(launch: ScriptLaunch) -> TargetKind:

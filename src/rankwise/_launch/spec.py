@@ -55,6 +55,7 @@ class LaunchSpec:
         role: The name of their role.
         virtual_local_rank: Each rank sees one GPU alone, and has the local rank 0.
         source: The source of a script that can be read once only, such as a pipe; None for a file.
+        command: The command line of the launcher, which other hosts need too; () if it is not a command.
     """
 
     nproc: int
@@ -72,6 +73,7 @@ class LaunchSpec:
     role: str = "default"
     virtual_local_rank: bool = False
     source: bytes | None = None
+    command: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

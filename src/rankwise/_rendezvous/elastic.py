@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,11 +23,13 @@ from rankwise._rendezvous.nodes import STATIC, Nodes
 from rankwise._rendezvous.signed_store import SignedStore
 from rankwise._rendezvous.static_rendezvous import FixedNodesRendezvous, StaticRendezvous
 from rankwise._rendezvous.store import serve
-from rankwise._torch import announced_each_round
+from rankwise._rendezvous.waiting import WaitingReport
+from rankwise._torch import announced_each_round, hosts_that_met
 from rankwise.errors import JoinError, LaunchError
 
 _TIMEOUT: Final = 300.0
 _C10D: Final = "c10d"
+_SHOW_SECONDS: Final = 1.0
 
 
 class LoopbackRendezvous(FixedNodesRendezvous):
@@ -68,10 +71,46 @@ def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
     ) from problem
 
 
-def multi_node_rendezvous(nodes: Nodes, secret: JobSecret | None) -> RendezvousHandler:
-    """Return the rendezvous of the launchers of several hosts: rankwise's own for "static", else torch's."""
+def multi_node_rendezvous(nodes: Nodes, secret: JobSecret | None, waiting: WaitingReport) -> RendezvousHandler:
+    """Return the rendezvous of the launchers of several hosts: rankwise's own for "static", else torch's.
+
+    Args:
+        nodes: The hosts.
+        secret: The secret of the job; None without one.
+        waiting: Tells the user which hosts have come, while others are waited for.
+    """
     if nodes.backend == STATIC:
-        return StaticRendezvous(nodes, secret)
+        return StaticRendezvous(nodes, secret, waiting)
+    handler = announced_each_round(_of_torch(nodes, secret))
+    return _shown_while_waiting(handler, waiting) if nodes.backend == _C10D else handler
+
+
+def _shown_while_waiting(handler: RendezvousHandler, waiting: WaitingReport) -> RendezvousHandler:
+    """Make a c10d rendezvous tell which hosts have come, and return it."""
+    usual = handler.next_rendezvous
+
+    def show(over: threading.Event) -> None:
+        while not over.wait(_SHOW_SECONDS):
+            names, is_spare = hosts_that_met(handler)
+            waiting.show_named(names, is_spare=is_spare)
+
+    def next_rendezvous() -> RendezvousInfo:
+        over = threading.Event()
+        # A thread: torch waits for the hosts in this one.
+        thread = threading.Thread(target=show, args=[over], daemon=True, name="rankwise-waiting")
+        waiting.begin()
+        thread.start()
+        try:
+            return usual()
+        finally:
+            over.set()
+            thread.join()
+
+    handler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
+    return handler
+
+
+def _of_torch(nodes: Nodes, secret: JobSecret | None) -> RendezvousHandler:
     options: dict[str, Any] = {**nodes.options}
     parameters = RendezvousParameters(
         backend=nodes.backend,
@@ -83,11 +122,10 @@ def multi_node_rendezvous(nodes: Nodes, secret: JobSecret | None) -> RendezvousH
         **options,
     )
     if secret is None or nodes.backend != _C10D:
-        return announced_each_round(registry.get_rendezvous_handler(parameters))
+        return registry.get_rendezvous_handler(parameters)
     # Torch unpickles the state that is in the store, so only launchers with the secret may have written it.
     parameters.run_id = f"{nodes.run_id}/unsigned"  # the backend writes an empty state, without a code
     _, store = create_backend(parameters)
     parameters.run_id = nodes.run_id
     signed_store = SignedStore(store, secret)
-    handler = create_handler(signed_store, C10dRendezvousBackend(signed_store, nodes.run_id), parameters)
-    return announced_each_round(handler)
+    return create_handler(signed_store, C10dRendezvousBackend(signed_store, nodes.run_id), parameters)

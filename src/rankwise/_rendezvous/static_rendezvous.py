@@ -5,6 +5,7 @@ Like torch's, but its errors name the missing hosts, those that were started twi
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Final
 
@@ -17,11 +18,14 @@ from rankwise._rendezvous.endpoint import parse_address
 from rankwise._rendezvous.nodes import Nodes
 from rankwise._rendezvous.signed_store import part_of, signed
 from rankwise._rendezvous.store import connect, serve, wait_for
+from rankwise._rendezvous.waiting import WaitingReport
 from rankwise._text import ranks_text
 from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, LaunchError, printable
 
 _TIMEOUT: Final = 600.0
 _RETRY_SECONDS: Final = 0.2
+# How often the hosts that have come are looked at, while others are waited for.
+_SHOW_SECONDS: Final = 1.0
 # How much of another host's text an error message shows.
 _SHOWN: Final = 20
 
@@ -52,8 +56,9 @@ class FixedNodesRendezvous(RendezvousHandler):
 class StaticRendezvous(FixedNodesRendezvous):
     """The rendezvous of launchers that are given their node rank and the number of nodes."""
 
-    def __init__(self, nodes: Nodes, secret: JobSecret | None) -> None:
+    def __init__(self, nodes: Nodes, secret: JobSecret | None, waiting: WaitingReport) -> None:
         self._secret = secret
+        self._waiting = waiting
         host, port = parse_address(nodes.address)
         self._nodes = nodes
         self._host, self._port = host.value, port.value
@@ -124,9 +129,13 @@ class StaticRendezvous(FixedNodesRendezvous):
         own, number = self._nodes.node_rank, self._nodes.num_nodes
         if store.add(f"count/{own}", 1) > 1:
             raise LaunchError(f"two launchers are host {own} of {number}; give each its own number")
+        store.set(f"name/{own}", socket.gethostname())
         store.set(f"host/{own}", str(number))
         keys = [f"host/{other}" for other in range(number)]
-        if not wait_for(store, keys, timeout=max(0.0, deadline - time.monotonic())):
+        self._waiting.begin()
+        while not (complete := wait_for(store, keys, timeout=_SHOW_SECONDS)) and time.monotonic() < deadline:
+            self._waiting.show_numbered(self._names(store))
+        if not complete:
             absent = [other for other in range(number) if not store.check([keys[other]])]
             raise LaunchError(
                 f"{ranks_text(absent).replace('rank', 'host')} of {number} did not connect to {self._nodes.address} "
@@ -136,3 +145,8 @@ class StaticRendezvous(FixedNodesRendezvous):
         if set(reported.values()) != {str(number)}:
             text = ", ".join(f"host {other} of {count[:_SHOWN]}" for other, count in reported.items())
             raise LaunchError(f"the hosts were given different numbers of hosts: {text}")
+
+    def _names(self, store: Store) -> dict[int, str]:
+        """Return the names of the hosts that have registered."""
+        numbers = [number for number in range(self._nodes.num_nodes) if store.check([f"host/{number}"])]
+        return {number: printable(store.get(f"name/{number}").decode(errors="replace")) for number in numbers}

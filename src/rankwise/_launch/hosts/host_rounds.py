@@ -20,6 +20,14 @@ def next_round(hosts: Sequence[HostConnection], *, least: int, most: int) -> lis
     return left[:most]
 
 
+def waiting_text(hosts: Sequence[HostConnection]) -> str:
+    """Return which hosts are not ready, and which are; "" if all are."""
+    doing = {HostState.CONNECTING: "ssh has not connected yet", HostState.STARTING: "it starts"}
+    missing = [f"{host.name} ({doing[host.state]})" for host in hosts if host.state in doing]
+    ready = [host.name for host in hosts if host.state is HostState.READY]
+    return f"waiting for {', '.join(missing)}; ready: {', '.join(ready) or 'none'}" if missing else ""
+
+
 def can_go_on(hosts: Sequence[HostConnection], *, least: int) -> bool:
     """Return whether enough hosts are left for another round."""
     return sum(not host.is_over for host in hosts) >= least

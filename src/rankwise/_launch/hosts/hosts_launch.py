@@ -19,7 +19,7 @@ from rankwise._launch.hosts.host_connection import HostConnection, HostState
 from rankwise._launch.hosts.host_guard import ALIVE_SECONDS
 from rankwise._launch.hosts.host_output import HostOutput
 from rankwise._launch.hosts.host_report import HostProblem, error_of, stopped_error
-from rankwise._launch.hosts.host_rounds import can_go_on, meeting_address, next_round
+from rankwise._launch.hosts.host_rounds import can_go_on, meeting_address, next_round, waiting_text
 from rankwise._launch.hosts.messages import (
     Alive,
     Deliver,
@@ -51,6 +51,8 @@ _AFTER_LOSS_SECONDS: Final = 5.0
 _END_SECONDS: Final = 15.0
 _GRACE_AFTER_TERMINATION: Final = 30.0
 _IDLE_SECONDS: Final = 0.5
+# How long nothing is said about hosts that start. Importing torch takes some seconds.
+_SILENT_SECONDS: Final = 10.0
 
 
 class HostsLaunch:
@@ -78,6 +80,7 @@ class HostsLaunch:
         self._hosts: list[HostConnection] = []
         self._server: HostConnection | None = None
         self._num_rounds = 0
+        self._told = ""
         self._problems: list[HostProblem] = []
         self._stop: BaseException | None = None
         # What is done next to hosts that do not end, and when.
@@ -155,8 +158,18 @@ class HostsLaunch:
         for host in self._hosts:
             if host.is_starting and now - host.since > _START_SECONDS:
                 host.give_up(f"it has not started within {_START_SECONDS:g} s")
+        self._show_waiting(now)
         self._begin_round()
         self._take_steps(now)
+
+    def _show_waiting(self, now: float) -> None:
+        """Tell which hosts the others wait for, after some seconds, and whenever that changes."""
+        if self._num_rounds or self._stop is not None or now - self._hosts[0].since < _SILENT_SECONDS:
+            return
+        text = waiting_text(self._hosts)
+        if text and text != self._told:
+            self._told = text
+            self._console.print_message(f"rankwise: {text}")
 
     def _receive(self, host: HostConnection, message: Any) -> None:  # noqa: ANN401 - any message; None at the end
         if isinstance(message, Printed):
