@@ -91,3 +91,10 @@ def test_a_spare_takes_the_place_of_a_lost_host(tmp_path: Path) -> None:
     assert output_of(ended) == ["ended with 0"], ended.stderr
     assert "rankwise: the launch goes on without host gpu-a" in ended.stderr
     assert not list(tmp_path.glob("2-*"))
+
+
+def test_a_host_that_is_cut_off_is_named_and_ends_by_itself(tmp_path: Path) -> None:
+    cut = f'({MEET} ip link set left0 down) & RANKWISE_SSH="$RANKWISE_SSH -o ServerAliveInterval=1" '
+    ended = over_ssh(tmp_path, f'{cut} {LAUNCH} left,gpu-b "$1" 3 "$TMPDIR"; echo "ended with $?"', STEPS)
+    assert output_of(ended) == ["ended with 1"], ended.stderr
+    assert re.search("rankwise: .*(host gpu-b is lost|host 1 .right. is lost)|Missing: rank 2 on right", ended.stderr)

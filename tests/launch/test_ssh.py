@@ -51,7 +51,7 @@ def test_what_is_no_list_of_hosts_is_refused(hosts: list[str], message: str) -> 
             (
                 ["--ssh", "a,b", "--node-rank", "1"],
                 2,
-                "--node-rank and --ssh exclude each other: the order of the hosts",
+                "--node-rank and --ssh exclude each other: the hosts have an order",
             ),
             (["--ssh", "a,b", "--debug", "1"], 2, "--debug and --ssh exclude each other: ranks of other hosts"),
             (
@@ -59,6 +59,7 @@ def test_what_is_no_list_of_hosts_is_refused(hosts: list[str], message: str) -> 
                 1,
                 "has ended with exit status 7 before it could answer",
             ),
+            (["--srun"], 2, "SLURM_JOB_NODELIST is not set: run the command in salloc or sbatch"),
             (["--ssh", "localhost", "no-such.py"], 2, "host localhost: script 'no-such.py' does not exist"),
         ],
         fast=[(["--ssh", "a,b", "--debug", "1"], 2, "--debug and --ssh exclude each other: ranks of other hosts")],

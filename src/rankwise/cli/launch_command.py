@@ -11,12 +11,12 @@ import click
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
 from rankwise.cli.launch_defaults import CommandWithDefaults, is_given, sources_text
-from rankwise.cli.launch_hosts import DEFAULT_SSH, SSH_VARIABLE, ssh_hosts
+from rankwise.cli.launch_hosts import DEFAULT_SSH, SSH_VARIABLE, hosts_of_options
 from rankwise.cli.torchrun_options import output_settings, torchrun_options
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
-    from rankwise._launch.hosts.launching_hosts import SshHosts
+    from rankwise._launch.hosts.launching_hosts import LaunchHosts
     from rankwise.launching import Nodes, ScriptLaunch
 
 _DEFAULT_PORT: Final = 29500
@@ -177,6 +177,11 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     "ssh-command", envvar=SSH_VARIABLE, default=DEFAULT_SSH, show_default=True, metavar="COMMAND",
     help="What --ssh runs in place of ssh, such as 'ssh -F cluster.config'.",
 )  # fmt: skip
+@click.option(
+    "--srun",
+    is_flag=True,
+    help="In salloc or sbatch: start the launchers of all nodes of the job from here, with srun.",
+)
 @torchrun_options
 @click.argument("target", type=_ANYTHING)
 @click.argument("args", nargs=-1, type=_ANYTHING)
@@ -201,7 +206,7 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
             EXIT_USAGE,
         )
     try:
-        hosts = ssh_hosts(ctx, flags)
+        hosts = hosts_of_options(ctx, flags)
         started = _script_launch(target, args, flags, hosts)
     except InvalidArgumentError as error:
         fail(InvalidArgumentError(f"{error}{sources_text(ctx)}"), EXIT_USAGE)
@@ -219,7 +224,9 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
     os._exit(started.run_as_command("rankwise"))
 
 
-def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any], hosts: SshHosts | None) -> ScriptLaunch:
+def _script_launch(
+    target: str, args: Sequence[str], flags: Mapping[str, Any], hosts: LaunchHosts | None
+) -> ScriptLaunch:
     """Return the launch that a command line describes.
 
     Raises:

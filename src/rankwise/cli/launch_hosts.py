@@ -1,4 +1,4 @@
-"""The hosts of `rankwise launch --ssh`, and the options that mean something else there, or nothing."""
+"""The hosts of `rankwise launch --ssh` and `--srun`, and the options that mean something else there, or nothing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rankwise.cli.launch_defaults import is_given
 from rankwise.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from rankwise._launch.hosts.launching_hosts import SshHosts
+    from rankwise._launch.hosts.launching_hosts import LaunchHosts
 
 SSH_VARIABLE: Final = "RANKWISE_SSH"
 DEFAULT_SSH: Final = "ssh"
 
-# What each option would have to mean with --ssh.
+# Why an option has no meaning with --ssh or --srun.
 _EXCLUDED: Final = {
-    "node_rank": "the order of the hosts is that of --ssh",
+    "node_rank": "the hosts have an order already",
     "rdzv_backend": "this launcher tells the hosts where they meet",
     "rdzv_endpoint": "this launcher tells the hosts where they meet; --master-addr names an address of the first one",
     "rdzv_conf": "this launcher tells the hosts where they meet",
@@ -31,23 +31,31 @@ _EXCLUDED: Final = {
 }
 
 
-def ssh_hosts(ctx: click.Context, flags: Mapping[str, Any]) -> SshHosts | None:
-    """Return the hosts of --ssh; None without it.
+def hosts_of_options(ctx: click.Context, flags: Mapping[str, Any]) -> LaunchHosts | None:
+    """Return the hosts of --ssh or --srun; None without these.
 
     Raises:
-        InvalidArgumentError: They are no names of hosts, or another option excludes them.
+        InvalidArgumentError: They are no names of hosts, there is no allocation, or another option excludes them.
+        LauncherEnvironmentError: The list of nodes of the allocation is malformed.
     """
-    if flags["ssh"] is None:
+    if flags["ssh"] is None and not flags["srun"]:
         return None
-    from rankwise._launch.hosts.launching_hosts import SshHosts  # noqa: PLC0415 - other launches do not wait for this
+    # Other launches do not wait for these.
+    from rankwise._launch.hosts.launching_hosts import LaunchHosts  # noqa: PLC0415
+    from rankwise._launch.hosts.srun_command import srun_commands  # noqa: PLC0415
+    from rankwise._launch.hosts.ssh_command import host_commands  # noqa: PLC0415
+    from rankwise._launch.spec import own_environ  # noqa: PLC0415
 
+    own = "--srun" if flags["srun"] else "--ssh"
+    if flags["srun"] and flags["ssh"] is not None:
+        raise InvalidArgumentError("--ssh and --srun exclude each other: a host is reached in one way")
     for name, why in _EXCLUDED.items():
         if is_given(ctx, name):
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} and --ssh exclude each other: {why}")
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} and {own} exclude each other: {why}")
     least, most = flags["nnodes"] if is_given(ctx, "nnodes") else (0, 0)
-    return SshHosts(
-        names=[name.strip() for name in flags["ssh"].split(",")],
-        ssh=flags["ssh_command"],
+    names = [name.strip() for name in (flags["ssh"] or "").split(",")]
+    return LaunchHosts(
+        commands=srun_commands(own_environ()) if flags["srun"] else host_commands(names, flags["ssh_command"]),
         least=least,
         most=most,
         address=flags["master_addr"],

@@ -141,6 +141,9 @@ def main(search_path: Sequence[str]) -> None:  # noqa: ARG001 - of processes tha
     become_subreaper()
     # The launcher may have gone: the end of its connection is noticed below, and not by a signal.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # Slurm sends signals to all processes of a step: the agent has its own, and this one goes on to guard it.
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)
     os.write(1, hello.line())
     guard = HostGuard()
     try:

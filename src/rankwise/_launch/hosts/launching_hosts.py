@@ -1,4 +1,4 @@
-"""A script, a module, a program or a function in ranks of several hosts, over ssh."""
+"""A script, a module, a program or a function in ranks of several hosts, started from one terminal."""
 
 from __future__ import annotations
 
@@ -31,39 +31,33 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SshHosts:
-    """The hosts of a launch over ssh.
+class LaunchHosts:
+    """The hosts of a launch from one terminal.
 
     Attributes:
-        names: Their names, in the order of their ranks, as ssh knows them; this host's own needs no ssh.
-        ssh: The command that stands for ssh; "" for RANKWISE_SSH, or ssh.
+        commands: How their guards are started, in the order of their ranks.
         least, most: How many of them have ranks; 0 for all. The others are spares.
         address: The address of the first host for the others; "" for the one that ssh has reached it at.
 
     Raises:
-        InvalidArgumentError: They are no names of hosts, or too few.
+        InvalidArgumentError: They are too few.
     """
 
-    names: Sequence[str]
-    ssh: str = ""
+    commands: Sequence[HostCommand]
     least: int = 0
     most: int = 0
     address: str = ""
 
     def __post_init__(self) -> None:
-        number = len(self.commands())
-        if self.most > number:
+        names = [command.name for command in self.commands]
+        if self.most > len(names):
             raise InvalidArgumentError(
-                f"nnodes={self.most} is above the number of hosts, {number}: {', '.join(self.names)}"
+                f"nnodes={self.most} is above the number of hosts, {len(names)}: {', '.join(names)}"
             )
-
-    def commands(self) -> list[HostCommand]:
-        """Return how their guards are started."""
-        return host_commands(self.names, self.ssh or own_environ().get(SSH_VARIABLE) or DEFAULT_SSH)
 
     def nodes(self) -> Nodes:
         """Return the hosts as each of them sees them, with a run id of their own."""
-        most = self.most or len(self.names)
+        most = self.most or len(self.commands)
         return Nodes(
             num_nodes=most,
             min_nodes=self.least or most,
@@ -76,7 +70,7 @@ class SshHosts:
         """Return a launch of a job on them."""
         return HostsLaunch(
             job,
-            self.commands(),
+            self.commands,
             console=console,
             least=nodes.min_nodes,
             most=nodes.num_nodes,
@@ -84,7 +78,7 @@ class SshHosts:
         )
 
 
-def run_on_hosts_as_command(launch: ScriptLaunch, hosts: SshHosts, name: str) -> int:
+def run_on_hosts_as_command(launch: ScriptLaunch, hosts: LaunchHosts, name: str) -> int:
     """Run a target in ranks of several hosts, as `ScriptLaunch.run_as_command` does on one; return the exit status.
 
     Args:
@@ -121,7 +115,7 @@ def launch_on_hosts(
         LaunchError: A host cannot be used, or is lost.
     """
     number = check_nproc(nproc)  # type: ignore[arg-type]  # None is refused
-    placed = SshHosts(names=hosts)
+    placed = LaunchHosts(commands=host_commands(hosts, own_environ().get(SSH_VARIABLE) or DEFAULT_SSH))
     if not callable(fn):
         raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
     check_preload(preload)

@@ -55,6 +55,11 @@ class HostCommand:
     ssh: tuple[str, ...]
 
     @property
+    def program(self) -> str:
+        """What starts it."""
+        return "ssh"
+
+    @property
     def is_local(self) -> bool:
         """It is this host, which needs no ssh."""
         own = socket.gethostname()
@@ -96,7 +101,8 @@ class HostCommand:
             lines = "\n".join(f"  {line}" for line in text.splitlines()) or "  (ssh has printed nothing)"
             why = f"ssh cannot connect to it{f'; {remedy}' if remedy else ''}\n{lines}"
         else:
-            why = f"the process that ssh starts there {_ended(status)} before it could answer: {text or 'no output'}"
+            how = f"{_ended(status)} before it could answer: {text or 'no output'}"
+            why = f"the process that {self.program} starts there {how}"
         return LaunchError(f"host {self.name} cannot be used: {why}")
 
     def explain_loss(self, status: int | None, printed: str) -> str:
@@ -111,7 +117,7 @@ class HostCommand:
         if self.is_local:
             how = f"its agent {'has closed its output' if status is None else _ended(status)}"
         elif status is not None and (status == _SSH_FAILED or status < 0):
-            how = f"the connection to it is lost: ssh {_ended(status)}{last}"
+            how = f"the connection to it is lost: {self.program} {_ended(status)}{last}"
         else:
             how = f"its agent {'has closed its output' if status is None else _ended(status)}, and has reported nothing"
         return f"host {self.name} is lost: {how}"

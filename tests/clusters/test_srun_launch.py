@@ -1,0 +1,38 @@
+"""`rankwise launch --srun` in an allocation of a real Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+from tests.clusters.hosts import BIN
+from tests.session.worlds import clean_environ
+
+pytestmark = pytest.mark.slow
+
+# The nodes are on one machine, and their names do not resolve.
+LAUNCH = f"{BIN / 'rankwise'} launch --srun --master-addr 127.0.0.1"
+WHERE = """--no-python sh -c 'echo "$RANK of $WORLD_SIZE on $SLURMD_NODENAME"'"""
+
+
+def in_allocation(cluster: Mapping[str, str], nodes: str, shell: str) -> subprocess.CompletedProcess[str]:
+    command = ["salloc", "-Q", *nodes.split(), "sh", "-c", shell]
+    environ = clean_environ(**cluster)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_each_node_has_its_ranks_in_the_order_of_the_job(cluster: dict[str, str]) -> None:
+    ended = in_allocation(cluster, "-N3 --ntasks-per-node=2", f"{LAUNCH} --nnodes 2 -n 2 --no-prefix {WHERE}")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"{rank} of 4 on node{rank // 2}" for rank in range(4)]
+
+
+def test_a_failure_ends_all_nodes_and_a_step_has_no_steps(cluster: dict[str, str]) -> None:
+    fails = "--no-python sh -c '[ \"$RANK\" = 1 ] && exit 7; exec sleep 1000'"
+    shell = f'{LAUNCH} -n 1 {fails}; echo "ended with $?"; squeue -h -s -o %i | grep -c "[.][0-9]"; '
+    ended = in_allocation(cluster, "-N2", shell + f'srun -N1 -n1 --overlap {LAUNCH} true; echo "ended with $?"')
+    assert ended.stdout.splitlines() == ["ended with 7", "0", "ended with 2"], ended.stderr
+    assert "rank 1 of 2 on " in ended.stderr
+    assert "--srun starts steps from the shell of a job, and this process is a task of one" in ended.stderr
