@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 import rankwise as rw
@@ -100,3 +104,34 @@ def test_output_has_the_prefixes_of_one_host_and_the_status_is_that_of_the_first
     assert set(lines) <= {f"[{name} {rank}] out flag True" for rank in range(2)}
     assert "] no end\n" in ended.stderr
     assert f"of 2 on {OWN} ended with exit code 7" in ended.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_z_stops_the_ranks_and_fg_continues_them(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(
+        "import os, pathlib, time\npathlib.Path(f'pid-{os.getpid()}').touch()\n"
+        "while not pathlib.Path('enough').exists(): time.sleep(0.05)\n"
+    )
+    launcher = subprocess.Popen(
+        [*LAUNCH, "-n", "2", "--ssh", "localhost", "waits.py"], env=clean_environ(), cwd=tmp_path
+    )
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+        ranks = [psutil.Process(int(path.name.removeprefix("pid-"))) for path in tmp_path.glob("pid-*")]
+        processes = [psutil.Process(launcher.pid), *ranks]
+        launcher.send_signal(signal.SIGTSTP)
+        wait_until(lambda: {process.status() for process in processes} == {psutil.STATUS_STOPPED})
+        launcher.send_signal(signal.SIGCONT)
+        wait_until(lambda: psutil.STATUS_STOPPED not in {process.status() for process in processes})
+        (tmp_path / "enough").touch()
+        assert launcher.wait(200) == 0
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 100
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from rankwise.cli.launch_defaults import is_given
 from rankwise.errors import InvalidArgumentError
@@ -52,7 +53,8 @@ def hosts_of_options(ctx: click.Context, flags: Mapping[str, Any]) -> LaunchHost
     for name, why in _EXCLUDED.items():
         if is_given(ctx, name):
             raise InvalidArgumentError(f"--{name.replace('_', '-')} and {own} exclude each other: {why}")
-    least, most = flags["nnodes"] if is_given(ctx, "nnodes") else (0, 0)
+    has_number = ctx.get_parameter_source("nnodes") is not ParameterSource.DEFAULT
+    least, most = flags["nnodes"] if has_number else (0, 0)
     names = [name.strip() for name in (flags["ssh"] or "").split(",")]
     return LaunchHosts(
         commands=srun_commands(own_environ()) if flags["srun"] else host_commands(names, flags["ssh_command"]),

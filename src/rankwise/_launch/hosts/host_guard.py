@@ -30,6 +30,7 @@ from rankwise.errors import LaunchError
 # How often the launcher says that it is there, and after how long a silence it is not.
 ALIVE_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = 0.05
 # "CLIENT PORT SERVER PORT", set by sshd.
 _CONNECTION: Final = "SSH_CONNECTION"
 
@@ -59,7 +60,8 @@ class HostGuard:
             events = {0: READABLE}
             if self._agent is not None:
                 events[self._connection.fileno()] = READABLE
-            ready = dict(poll(events, self._silent_from - time.monotonic() if not self._unsent else 0.05))
+            left = min(ALIVE_SECONDS, self._silent_from - time.monotonic())
+            ready = dict(poll(events, _RETRY_SECONDS if self._unsent else max(0.0, left)))
             if self._connection.fileno() in ready:
                 return  # the agent has ended: it sends nothing here
             if 0 in ready and not self._receive():
