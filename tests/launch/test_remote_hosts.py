@@ -107,14 +107,15 @@ def test_output_has_the_prefixes_of_one_host_and_the_status_is_that_of_the_first
 
 
 @pytest.mark.slow
-def test_ctrl_z_stops_the_ranks_and_fg_continues_them(tmp_path: Path) -> None:
+def test_ctrl_z_stops_the_ranks_and_fg_continues_them_and_ctrl_backslash_shows_them(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(
         "import os, pathlib, time\npathlib.Path(f'pid-{os.getpid()}').touch()\n"
         "while not pathlib.Path('enough').exists(): time.sleep(0.05)\n"
     )
-    launcher = subprocess.Popen(
-        [*LAUNCH, "-n", "2", "--ssh", "localhost", "waits.py"], env=clean_environ(), cwd=tmp_path
-    )
+    shown = tmp_path / "shown"
+    with shown.open("w") as stream:
+        command = [*LAUNCH, "-n", "2", "--ssh", "localhost", "waits.py"]
+        launcher = subprocess.Popen(command, env=clean_environ(), cwd=tmp_path, stderr=stream)
     try:
         wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
         ranks = [psutil.Process(int(path.name.removeprefix("pid-"))) for path in tmp_path.glob("pid-*")]
@@ -123,6 +124,8 @@ def test_ctrl_z_stops_the_ranks_and_fg_continues_them(tmp_path: Path) -> None:
         wait_until(lambda: {process.status() for process in processes} == {psutil.STATUS_STOPPED})
         launcher.send_signal(signal.SIGCONT)
         wait_until(lambda: psutil.STATUS_STOPPED not in {process.status() for process in processes})
+        launcher.send_signal(signal.SIGQUIT)
+        wait_until(lambda: "rankwise: stacks of ranks 0-1 on " in shown.read_text())
         (tmp_path / "enough").touch()
         assert launcher.wait(200) == 0
     finally:

@@ -36,7 +36,7 @@ def forwarded_signals(ranks: Signalled, stopping: Collection[int]) -> Iterator[N
     by `fg`, continues them. SIGQUIT, as by Ctrl-\\, prints their stacks.
 
     Args:
-        supervisor: The ranks.
+        ranks: The ranks.
         stopping: The signals on which the ranks are stopped.
     """
 

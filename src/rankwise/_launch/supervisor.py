@@ -140,6 +140,10 @@ class Supervisor:
             self._pause.end()
         self.signal_all(signal.SIGCONT, to_groups=True)
 
+    def request_stacks(self) -> None:
+        """Let the stacks of all ranks be printed: for a handler of signals."""
+        self.stacks.request()
+
     def pause_timeouts(self) -> None:
         """Pause the timeouts of the ranks, to the end."""
         self._pause.begin()

@@ -18,6 +18,7 @@ from rankwise._launch.hosts.messages import HostEnded, HostJob
 from rankwise._launch.hosts.relay_console import Relay, RelayConsole
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.preload import preloaded_modules, script_source
+from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.reaper import set_parent_death_signal
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.scripts import Terminated, terminated_by_signals
@@ -78,7 +79,8 @@ def _run(
         ranks: Gets the ranks.
     """
     require_torch("starting ranks")
-    spec = replace(job.spec, environ=common_environ(job.spec.nproc, one_host=False))
+    environ = common_environ(job.spec.nproc, one_host=False) | dict(job.spec.environ)
+    spec = replace(job.spec, environ=environ)
     if spec.kind is not TargetKind.FUNCTION and spec.source is None:
         check_target(spec.kind, spec.argv[0])
     secret = find_secret(spec.environ)
@@ -88,13 +90,14 @@ def _run(
     def start_server() -> ForkServer:
         return start_fork_server(spec.environ, preload=_inherited(job, spec), owns_descendants=True)
 
-    with convert_resource_errors(), Supervisor(start_server, console=console) as supervisor:
+    hang_dir = environ.get(HANG_DIR, "")
+    with convert_resource_errors(), Supervisor(start_server, console=console, hang_dir=hang_dir) as supervisor:
         from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
         from rankwise._launch.hosts.launcher_rendezvous import LauncherRendezvous  # noqa: PLC0415 - likewise
 
         run_id = "none" if spec.nodes is None else spec.nodes.run_id
         try:
-            with forwarded_signals(supervisor):
+            with forwarded_signals(supervisor, job.signals):
                 run_ranks(spec, supervisor, LauncherRendezvous(connection, relay, run_id, secret))
         finally:
             ranks.update(supervisor.ranks)

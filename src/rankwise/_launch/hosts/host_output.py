@@ -14,7 +14,7 @@ class HostOutput:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._outputs: dict[tuple[str, int, bool], RankOutput] = {}
-        self._told: set[str] = set()
+        self._told: dict[str, set[str]] = {}
         self._text: dict[str, bytes] = {}
 
     @property
@@ -30,11 +30,13 @@ class HostOutput:
             self._outputs[key] = self._console.open(printed.rank, stream, local_rank=printed.local_rank, host=host)
         self._outputs[key].write(printed.text)
 
-    def tell(self, text: str) -> None:
-        """Show a message of an agent, once if others have sent the same."""
-        if text not in self._told:
-            self._told.add(text)
+    def tell(self, host: str, text: str) -> None:
+        """Show a message of an agent, unless that of another host has sent the same."""
+        hosts = self._told.setdefault(text, set())
+        if not hosts or host in hosts:  # its first, or the same event again
+            hosts.clear()
             self._console.print_message(text)
+        hosts.add(host)
 
     def show_text(self, host: str, text: bytes) -> None:
         """Show what a process that is no rank has printed on a host, by whole lines."""

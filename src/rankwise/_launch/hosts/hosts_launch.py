@@ -126,6 +126,10 @@ class HostsLaunch:
         """Continue all ranks."""
         self.signal_all(signal.SIGCONT)
 
+    def request_stacks(self) -> None:
+        """Let each host print the stacks of its ranks."""
+        self.signal_all(signal.SIGQUIT)
+
     def _start_hosts(self) -> None:
         for end in (self._wakeup, self._waker):
             end.setblocking(False)
@@ -175,7 +179,7 @@ class HostsLaunch:
         if isinstance(message, Printed):
             self._output.show(host.hostname, message)
         elif isinstance(message, Told):
-            self._output.tell(message.text)
+            self._output.tell(host.name, message.text)
         elif isinstance(message, Ready):
             host.state = HostState.READY
         elif isinstance(message, Serving):

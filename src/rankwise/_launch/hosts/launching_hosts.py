@@ -7,6 +7,7 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rankwise._launch.console import SECONDS_TO_READ, Console
@@ -18,6 +19,7 @@ from rankwise._launch.hosts.messages import HostJob
 from rankwise._launch.hosts.ssh_command import DEFAULT_SSH, SSH_VARIABLE, HostCommand, host_commands
 from rankwise._launch.output import Output
 from rankwise._launch.preload import Preload, caller_source, check_preload
+from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.scripts import KINDS, STOP_SIGNALS, ScriptLaunch, command_status, terminated_by_signals
 from rankwise._launch.spec import LaunchSpec, check_nproc, own_environ
@@ -92,7 +94,11 @@ def run_on_hosts_as_command(launch: ScriptLaunch, hosts: LaunchHosts, name: str)
     def run() -> None:
         open_standard_streams()
         started = hosts.launch(_script_job(launch, nodes), nodes, console)
-        with convert_resource_errors(), terminated_by_signals(launch.signals), forwarded_signals(started):
+        with (
+            convert_resource_errors(),
+            terminated_by_signals(launch.signals),
+            forwarded_signals(started, launch.signals),
+        ):
             started.run()
 
     return command_status(run, name=name, console=console)
@@ -149,6 +155,7 @@ def _script_job(launch: ScriptLaunch, nodes: Nodes) -> HostJob:
         grace=launch.grace,
         role=launch.role,
         virtual_local_rank=launch.virtual_local_rank,
+        environ={HANG_DIR: str(Path(launch.hang_dir).absolute())} if launch.hang_dir else {},
         source=read_piped(launch.target) if kind is TargetKind.SCRIPT else None,
     )
     return HostJob(

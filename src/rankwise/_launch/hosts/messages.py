@@ -84,7 +84,7 @@ class HostJob:
     """To the agent, first: what to launch.
 
     Attributes:
-        spec: The ranks, without the environment.
+        spec: The ranks; its environment is what they have beside that of the agent.
         preload: The modules that ranks inherit, as users name them.
         main: The program of ranks, where `preload` is about the caller's; None for that of the target.
         output: Where their output goes; what is shown, the launcher shows.
