@@ -9,14 +9,15 @@ import pytest
 from tests.clusters.hosts import needs_namespaces, on_two_hosts
 from tests.diagnose.jobs import PROGRAM, Injection, hanging, named, place, watch
 
-# Two ranks on each host, in its own process namespace; the last one does not come. The hosts end when both have looked.
+# Two ranks on one host and three on the other, each in its own process namespace; the last one does not come. The hosts
+# end when both have looked.
 TWO_HOSTS = """
 exec unshare --pid --fork --kill-child --mount-proc sh -c '
-export WORLD_SIZE=4 MASTER_ADDR=left MASTER_PORT=29500
-for LOCAL in 0 1; do
-    RANK=$((2 * HOST + LOCAL)) "$PYTHON" "$0" 3 "$1" > "$2/$HOST.$LOCAL" 2>&1 &
+export WORLD_SIZE=5 MASTER_ADDR=left MASTER_PORT=29500
+for LOCAL in $(seq 0 $((HOST + 1))); do
+    RANK=$((2 * HOST + LOCAL)) "$PYTHON" "$0" 4 "$1" > "$2/$HOST.$LOCAL" 2>&1 &
 done
-until grep -q training "$2/$HOST.0" && grep -q training "$2/$HOST.1"; do sleep 0.1; done
+until [ $(cat "$2/$HOST".? | grep -o training | wc -l) = $((HOST + 2)) ]; do sleep 0.1; done
 "$PYTHON" -m rankwise stacks --watch 6 --interval 0.3 > "$2/$HOST.verdict" 2>&1
 : > "$2/$HOST.seen"
 until [ -e "$2/0.seen" ] && [ -e "$2/1.seen" ]; do sleep 0.1; done
@@ -42,9 +43,9 @@ def test_each_of_two_hosts_shows_its_ranks(tmp_path: Path, seed: int) -> None:
     ended = on_two_hosts(tmp_path, TWO_HOSTS, str(PROGRAM), how, str(tmp_path), OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stderr
     left, right = ((tmp_path / f"{host}.verdict").read_text() for host in (0, 1))
-    assert named(right) == [3], right
+    assert named(right) == [4], right
     assert place(how) in right
     assert "ranks 0-1: not on this host: on another one, or ended" in right
     assert named(left) == [], left
     assert "no rank moves, and all ranks here are in backward at train_ddp.py:" in left
-    assert "ranks 2-3: not on this host: on another one, or ended" in left
+    assert "ranks 2-4: not on this host: on another one, or ended" in left
