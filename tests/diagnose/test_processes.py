@@ -124,6 +124,13 @@ def test_the_place_in_an_installed_program() -> None:
     assert stack(library).location == "all_reduce at distributed_c10d.py:7"
 
 
+def test_functions_of_c_with_debug_information_are_no_place_of_the_program() -> None:
+    frames = [StackFrame("sleep", "libc.so.6", 0), StackFrame("_call_function_pointer", "callproc.c", 943)]
+    program = Stack([*frames, StackFrame("hang", "/home/user/train.py", 7)])
+    assert program.location == "hang at train.py:7"
+    assert str(program).splitlines()[:2] == ["  sleep (native)", "  _call_function_pointer (native)"]
+
+
 def test_what_a_fork_server_has_forked_is_a_worker() -> None:
     multiprocessing = sysconfig.get_path("stdlib") + "/multiprocessing"
     server = [("main", f"{multiprocessing}/forkserver.py"), ("<module>", "<string>")]

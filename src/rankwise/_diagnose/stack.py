@@ -28,6 +28,7 @@ _COLLECTIVES: Final = (
     "/torch/distributed/distributed_c10d.py", "/torch/distributed/nn/", "/torch/distributed/_functional_collectives.py",
     "/rankwise/_comm/", "/rankwise/_collectives/", "/rankwise/_rendezvous/", "/torch/distributed/rendezvous.py",
 )  # fmt: skip
+_NATIVE_SOURCES: Final = frozenset({".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".S", ".rs", ".pyx"})
 _LAUNCHER: Final = "/rankwise/_launch/forkserver/"  # below the user's program
 _BACKWARD: Final = "/torch/autograd/graph.py"
 
@@ -42,8 +43,8 @@ class StackFrame:
 
     @property
     def is_native(self) -> bool:
-        """It is a function of C++."""
-        return not self.file.endswith(".py") and not self.line
+        """It is a function of C++; with a line where the library has debug information."""
+        return Path(self.file).suffix in _NATIVE_SOURCES or (not self.file.endswith(".py") and not self.line)
 
 
 @dataclass(frozen=True)
