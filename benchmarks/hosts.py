@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def on_hosts(folder: Path, hosts: int, shell: str) -> None:
     (folder / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
     spaces = ["--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     subprocess.run(
-        ["unshare", *spaces, "sh", str(HERE / "hosts.sh"), str(hosts), str(folder), shell],
+        [shutil.which("unshare") or "unshare", *spaces, "sh", str(HERE / "hosts.sh"), str(hosts), str(folder), shell],
         env=clean_environ(TMPDIR=str(folder), OMP_NUM_THREADS="1", RANKWISE_SECRET="0123456789abcdef" * 4),
         stdout=subprocess.DEVNULL,
         stderr=(folder / "messages").open("w"),

@@ -21,16 +21,16 @@ SLOW = 40
 LAUNCH = f"{BIN / 'rankwise'} launch -n 2 --no-prefix "
 STATIC = "--nnodes 2 --node-rank $HOST --master-addr left"
 ELASTIC = "--nnodes 1:2 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint left:29400 --rdzv-conf last_call_timeout=1"
-# Waits until so many ranks have reduced after a file was made; the first attempt may have fewer hosts on a busy machine.
+# Waits until so many ranks have reduced after a file was made: the first attempt may be without a host that is late.
 REDUCED = 'until find "$2" -name "{ranks}-*-{last}" -newer "$2/{since}" | grep -q .; do sleep 0.1; done; '
 # On the host that is lost: what is done to it once all ranks have reduced, then the time.
 WAIT = REDUCED.format(ranks=4, last=0, since="hosts") + REDUCED.format(ranks=4, last=3, since="hosts")
 CABLE = 'ip link set right0 down; date +%s > "$2/lost"; '
 CUT = WAIT + CABLE + "wait $launcher; "
 # No last packet leaves the host: its processes are killed when nothing can be sent any more.
-POWER_OFF = (
-    CABLE + 'own=$(readlink /proc/self/ns/net); for each in /proc/[0-9]*; do if [ "${each#/proc/}" != $$ ] && [ "$(readlink $each/ns/net)" = "$own" ]; '
-    "then kill -9 ${each#/proc/}; fi; done; "
+POWER_OFF = CABLE + (
+    "own=$(readlink /proc/self/ns/net); for each in /proc/[0-9]*; do "
+    'if [ "${each#/proc/}" != $$ ] && [ "$(readlink $each/ns/net)" = "$own" ]; then kill -9 ${each#/proc/}; fi; done; '
 )
 KILL = WAIT + 'date +%s > "$2/lost"; kill -9 $launcher; '
 
@@ -72,7 +72,7 @@ def test_the_host_that_is_left_goes_on(seed: int, tmp_path: Path) -> None:
     after = 'if [ $HOST = 0 ]; then until [ -e "$2/lost" ]; do sleep 0.1; done; '
     after += REDUCED.format(ranks=2, last=1, since="lost") + ': > "$2/enough"; fi; '
     _, statuses, messages = lose(tmp_path, ELASTIC, how, after=after)
-    assert statuses == {"0": "0", "1": "137"}, messages
+    assert statuses == {"0": "0", "1": "1" if has_power else "137"}, messages
     said = r"host 1 \(right\) is lost: nothing was heard of it for \d s; the ranks restart on the other hosts"
     assert re.search(said, messages), messages
 
@@ -89,7 +89,7 @@ def test_a_cut_at_any_moment_ends_both_sides(seed: int, tmp_path: Path) -> None:
 
 
 def test_a_host_that_comes_back_takes_part_again(tmp_path: Path) -> None:
-    back = CUT + 'ip link set right0 up; ' + REDUCED.format(ranks=2, last=1, since="lost") + ': > "$2/back"; '
+    back = CUT + "ip link set right0 up; " + REDUCED.format(ranks=2, last=1, since="lost") + ': > "$2/back"; '
     back += f'{LAUNCH} {ELASTIC} "$1" {TIMEOUT} "$2" & launcher=$!; '
     after = 'if [ $HOST = 0 ]; then until [ -e "$2/back" ]; do sleep 0.1; done; '
     after += REDUCED.format(ranks=4, last=3, since="back") + ': > "$2/enough"; fi; '

@@ -52,12 +52,11 @@ def test_another_user_of_two_hosts_runs_no_code_in_ranks(tmp_path: Path, attack:
     assert attack != "connect" or statuses == [0, 0], said
 
 
-@pytest.mark.parametrize("attack", ["write", "offer", "connect"])
+@pytest.mark.parametrize("attack", ["write", "offer"])
 def test_another_user_of_one_host_runs_no_code_in_ranks(tmp_path: Path, attack: str) -> None:
     """Nothing is signed there: the kernel tells whose the other end of a connection is."""
     said, statuses = meddled_with(tmp_path, attack, f"[ $HOST = 1 ] || {ALONE}")
     assert statuses == [0, 0] or "rankwise: " in said, said
-    assert attack != "connect" or statuses == [0, 0], said
 
 
 def meddled_with(folder: Path, attack: str, launch: str, *host: str) -> tuple[str, list[int]]:

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from rankwise._launch.reaper import kill_launch
 from rankwise._net.acceptor import Client
+from rankwise._net.connecting import connect_to_any, resolved_text
 from rankwise._net.polling import EventLoop, wait_readable
 from rankwise._net.rank_proof import AcceptedProofs, send_hello, send_proof
 from rankwise.errors import printable
@@ -96,11 +97,12 @@ class HostWatchdog:
 
     def _connect(self) -> None:
         """Connect to the watchdog of the first host."""
-        address, key = (self._settings["address"], self._settings["port"]), bytes.fromhex(self._settings["key"])
+        address, port, key = self._settings["address"], self._settings["port"], bytes.fromhex(self._settings["key"])
         why = ""
         while time.monotonic() < self._meet_until:
             try:
-                connection = socket.create_connection(address, timeout=_IDENTIFY_SECONDS)
+                connection = connect_to_any(address, port, _IDENTIFY_SECONDS)
+                connection.settimeout(_IDENTIFY_SECONDS)
                 if send_proof(connection, key, send_hello(connection, self._host)):
                     self._add(WatchedHost(connection, 0))
                     return
@@ -112,8 +114,8 @@ class HostWatchdog:
                 self._hear_launcher()
         self._lose(
             0,
-            f"is lost: its watchdog was not reached at {address[0]}:{address[1]} within {_MEET_SECONDS:g} s: {why}; "
-            "hosts of a job have to reach each other at any port",
+            f"is lost: its watchdog was not reached at {address}:{port} within {_MEET_SECONDS:g} s: {why}"
+            f"{resolved_text(address)}; hosts of a job have to reach each other at any port",
         )
 
     def _add(self, peer: WatchedHost) -> None:

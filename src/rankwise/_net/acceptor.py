@@ -25,6 +25,8 @@ IDENTIFY_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 1.0
 _PIECE_BYTES: Final = 65536
 _MOST_AT_ONCE: Final = 64
+# How long a rank may take to identify itself where there are too few descriptors.
+_AT_ONCE_SECONDS: Final = 0.25
 _RESOURCE_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -76,6 +78,7 @@ class Acceptor:
         self._unidentified: dict[Client, None] = {}
         self._identified: dict[Client, None] = {}
         self._rejected: Counter[str] = Counter()
+        self._shortage: OSError | None = None
         for listener in listeners:
             listener.setblocking(False)
             self._loop.register(listener, partial(self._accept, listener))
@@ -97,7 +100,10 @@ class Acceptor:
             JoinError: No file descriptors are left for new connections.
         """
         self._ready.clear()
+        self._shortage = None
         self._loop.run_once(min(seconds, _POLL_SECONDS))
+        if self._shortage is not None:
+            self._free_descriptor(self._shortage)
         latest = time.monotonic() - IDENTIFY_SECONDS
         while self._unidentified and (first := next(iter(self._unidentified))).since <= latest:
             self.reject(first)
@@ -138,7 +144,7 @@ class Acceptor:
                 connection, address = listener.accept()
             except OSError as error:
                 if error.errno in _RESOURCE_ERRORS:
-                    self._free_descriptor(error)
+                    self._shortage = error
                 return  # none waits, or the client has disconnected already
             self._keep(connection, address)
 
@@ -160,7 +166,9 @@ class Acceptor:
                 f"no more ranks can connect: {error.strerror}, with {len(self._identified)} of them connected; raise "
                 "the limit of file descriptors (ulimit -n)"
             ) from error
-        self.reject(next(iter(self._unidentified)))
+        first = next(iter(self._unidentified))
+        if time.monotonic() - first.since > _AT_ONCE_SECONDS and first not in self._ready:
+            self.reject(first)
 
 
 def listen(port: int, *, one_host: bool) -> socket.socket:

@@ -20,6 +20,7 @@ def address_for_others(connections: Iterable[socket.socket]) -> str:
     for connection in connections:
         with contextlib.suppress(OSError):  # it was closed
             address = str(connection.getsockname()[0]).removeprefix("::ffff:")
-            if not is_loopback(address):
+            # Within a host, both ends have the same address, which others may not be able to reach.
+            if not is_loopback(address) and connection.getpeername()[0].removeprefix("::ffff:") != address:
                 return address
     return ""

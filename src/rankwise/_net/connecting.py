@@ -10,10 +10,11 @@ import os
 import socket
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rankwise._net.addresses import is_loopback
 from rankwise._net.polling import WRITABLE, poll
 
 _IN_PROGRESS: Final = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK})
@@ -90,6 +91,37 @@ def connections(targets: Sequence[Target], seconds: float, failures: list[str]) 
                 else:
                     yield _released(connection)
         failures.extend(os.strerror(errno.ETIMEDOUT) for _ in pending)
+
+
+def connect_to_any(host: str, port: int, seconds: float) -> socket.socket:
+    """Connect to a host at the address that answers first.
+
+    Raises:
+        OSError: None has answered; a ConnectionRefusedError if all have refused.
+        UnicodeError: The host is not a valid name.
+    """
+    failures: list[str] = []
+    with closing(connections(resolve([host], [port]), seconds, failures)) as established:
+        for connection in established:
+            connection.setblocking(True)
+            return connection
+    if set(failures) == {os.strerror(errno.ECONNREFUSED)}:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, failures[0])
+    raise OSError(errno.EHOSTUNREACH, ", ".join(dict.fromkeys(failures)))
+
+
+def resolved_text(host: str) -> str:
+    """Return the addresses that the name of a host has on this one, in parentheses, for messages; "" for an address."""
+    try:
+        addresses = [str(target.address[0]) for target in resolve([host], [0])]
+    except (OSError, UnicodeError):
+        return ""
+    if host in {"localhost", *addresses}:
+        return ""
+    text = f"{host} is {' and '.join(addresses)} on {socket.gethostname()}"
+    if all(map(is_loopback, addresses)):
+        text += ", which no other host can reach: correct /etc/hosts there, or give its address in place of its name"
+    return f" ({text})"
 
 
 def _released(connection: socket.socket) -> socket.socket:

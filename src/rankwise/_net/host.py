@@ -65,13 +65,15 @@ def interface_towards_others(own_address: str) -> str:
         own_address: The address of this host for other hosts, or a name of it.
 
     Returns:
-        "" if the address of its name can be used: it is one of an interface, and not loopback's. Else the interface of
-        `own_address`; or of the only address that this host has, if that is not one of them either.
+        "" if the first address of its name can be used: it is `own_address`, or that is not known and it is one of an
+        interface, and not loopback's. Else the interface of `own_address`; or of the only address that this host has,
+        if that is not one of them either.
     """
     own = own_addresses()
-    if set(_resolved(socket.gethostname())) & set(own):
-        return ""
+    named = [address for address in _resolved(socket.gethostname()) if address in own]
     found = [address for address in (own_address, *_resolved(own_address)) if address in own]
+    if named and (not found or named[0] in found):
+        return ""
     if not found and len(own) == 1:
         found = own
     names = [name for name, every in psutil.net_if_addrs().items() for each in every if each.address in found[:1]]

@@ -7,12 +7,15 @@ answers, that takes 10 s a connection, with the usual settings of the resolver.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 
+log = logging.getLogger(__name__)
 
-def is_slow(address: str, seconds: float) -> bool:
-    """Return whether a lookup of the name of a numeric address has no result after so many seconds.
+
+def warn_if_slow(address: str, seconds: float) -> bool:
+    """Log a warning if a lookup of the name of a numeric address has no result after so many seconds; return whether.
 
     In a thread, since a lookup cannot be interrupted; the thread is abandoned if it is slow.
     """
@@ -25,4 +28,12 @@ def is_slow(address: str, seconds: float) -> bool:
     thread = threading.Thread(target=look_up, daemon=True, name="rankwise-reverse-lookup")
     thread.start()
     thread.join(seconds)
-    return thread.is_alive()
+    if thread.is_alive():
+        log.warning(
+            "joining is slow: torch looks up the name of %s (reverse DNS) for each connection to its store, and the "
+            "name server of this host does not answer; set RES_OPTIONS='timeout:1 attempts:1' for all ranks, or "
+            "correct the name servers in /etc/resolv.conf",
+            address,
+        )
+        return True
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
@@ -19,6 +20,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.job_secret import JobSecret
+from rankwise._rendezvous.c10d_endpoint import at_endpoint
 from rankwise._rendezvous.nodes import STATIC, Nodes
 from rankwise._rendezvous.signed_store import SignedStore
 from rankwise._rendezvous.static_rendezvous import FixedNodesRendezvous, StaticRendezvous
@@ -30,6 +32,8 @@ from rankwise.errors import JoinError, LaunchError
 _TIMEOUT: Final = 300.0
 _C10D: Final = "c10d"
 _SHOW_SECONDS: Final = 1.0
+# How long the agent waits for the number of nodes that wait.
+_ANSWER_SECONDS: Final = 0.5
 
 
 class LoopbackRendezvous(FixedNodesRendezvous):
@@ -81,7 +85,7 @@ def multi_node_rendezvous(nodes: Nodes, secret: JobSecret | None, waiting: Waiti
     """
     if nodes.backend == STATIC:
         return StaticRendezvous(nodes, secret, waiting)
-    handler = announced_each_round(_of_torch(nodes, secret))
+    handler = _asked_without_waiting(announced_each_round(_of_torch(nodes, secret)))
     return _shown_while_waiting(handler, waiting) if nodes.backend == _C10D else handler
 
 
@@ -121,11 +125,47 @@ def _of_torch(nodes: Nodes, secret: JobSecret | None) -> RendezvousHandler:
         local_addr=nodes.local_address or None,
         **options,
     )
-    if secret is None or nodes.backend != _C10D:
+    if nodes.backend != _C10D:
         return registry.get_rendezvous_handler(parameters)
+    if secret is None:
+        return at_endpoint(parameters, registry.get_rendezvous_handler)
     # Torch unpickles the state that is in the store, so only launchers with the secret may have written it.
     parameters.run_id = f"{nodes.run_id}/unsigned"  # the backend writes an empty state, without a code
-    _, store = create_backend(parameters)
+    _, store = at_endpoint(parameters, create_backend)
     parameters.run_id = nodes.run_id
     signed_store = SignedStore(store, secret)
     return create_handler(signed_store, C10dRendezvousBackend(signed_store, nodes.run_id), parameters)
+
+
+def _asked_without_waiting(handler: RendezvousHandler) -> RendezvousHandler:
+    """Let a handler answer at once how many nodes wait: as far as it knows, if its store does not answer.
+
+    The agent asks all the time. A store on a host that is lost keeps it in compiled code, where it does not notice
+    that its ranks have failed.
+    """
+    ask = handler.num_nodes_waiting
+    answers: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
+    is_asking = False
+
+    def attempt() -> None:
+        try:
+            answers.put(ask())
+        except Exception as error:  # noqa: BLE001 - raised again in the agent's thread
+            answers.put(error)
+
+    def num_nodes_waiting() -> int:
+        nonlocal is_asking
+        if not is_asking:
+            is_asking = True
+            threading.Thread(target=attempt, daemon=True, name="rankwise-nodes-waiting").start()
+        try:
+            answer = answers.get(timeout=_ANSWER_SECONDS)
+        except queue.Empty:
+            return 0
+        is_asking = False
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    handler.num_nodes_waiting = num_nodes_waiting  # type: ignore[method-assign]
+    return handler

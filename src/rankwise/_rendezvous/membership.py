@@ -34,6 +34,7 @@ class JoinRequest:
         check: Whether the rank checks single tensors on accelerators.
         job: The id of its job, if the launcher sets one; "" if unknown.
         problem: Why this rank cannot join; "" if it can.
+        reached: The address of another host at which it has reached the store there; "" if the store is on its own.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class JoinRequest:
     check: bool = False
     job: str = ""
     problem: str = ""
+    reached: str = ""
 
     @classmethod
     def of(
@@ -99,7 +101,7 @@ class JoinReply:
         local_rank, local_world_size, node_rank, num_nodes: The topology of the rank, beside rank and world
             size.
         store_port: The port of the store that rank zero serves; 0 if it serves none.
-        host_address: The address of rank zero's host that ranks of other hosts have connected to; "" if unknown.
+        host_address: The address of the store's host that ranks of other hosts have connected to; "" if unknown.
     """
 
     error: str = ""

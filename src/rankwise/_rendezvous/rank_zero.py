@@ -11,7 +11,7 @@ from contextlib import closing
 from enum import Enum, auto
 from typing import Final
 
-from rankwise._net.connecting import Target, connections, resolve
+from rankwise._net.connecting import Target, connections, resolve, resolved_text
 from rankwise._net.job_secret import SECRET, code
 from rankwise._net.json_lines import parse_object
 from rankwise._rendezvous.endpoint import Endpoint
@@ -77,7 +77,7 @@ def find_rank_zero(endpoint: Endpoint, deadline: float, *, timeout: float) -> tu
         if endpoint.has_secret:
             failure += f", or has another {SECRET}"
     raise JoinTimeoutError(
-        f"rank zero was not found at {endpoint} within {timeout:g} s: {failure}. "
+        f"rank zero was not found at {endpoint} within {timeout:g} s: {failure}{resolved_text(endpoint.host)}. "
         "Was it started, and can this host reach it?"
     )
 

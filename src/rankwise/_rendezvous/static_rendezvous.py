@@ -112,7 +112,7 @@ class StaticRendezvous(FixedNodesRendezvous):
         """Connect to the store of the first host, whose launcher may be started later than this one."""
         while True:
             try:
-                return connect(self._host, self._port, timeout=max(0.1, deadline - time.monotonic()))
+                return connect(self._host, self._port, timeout=max(0.1, deadline - time.monotonic())).store
             except JoinError as error:
                 if isinstance(error, JoinTimeoutError) or time.monotonic() > deadline:
                     raise LaunchError(

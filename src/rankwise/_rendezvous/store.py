@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -10,20 +9,19 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from torch.distributed import Store, TCPStore
 
 from rankwise._net.acceptor import listen
-from rankwise._net.addresses import LOOPBACK
+from rankwise._net.addresses import LOOPBACK, is_loopback
+from rankwise._net.connecting import connect_to_any, resolved_text
 from rankwise._net.pausable_timeouts import elapsed_since
-from rankwise._net.reverse_lookup import is_slow
+from rankwise._net.reverse_lookup import warn_if_slow
 from rankwise._rendezvous.handshake import REPLY_SECONDS
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
 from rankwise._rendezvous.signed_store import part_of
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
-
-log = logging.getLogger(__name__)
 
 # The shortest and the longest pause between two polls of the store.
 _PAUSES_SECONDS: Final = (0.001, 0.05)
@@ -35,6 +33,22 @@ _STORE_DESCRIPTORS: Final = 12
 _POLL_SECONDS: Final = 0.1
 # How long a connection may take before its cause is looked for, and a lookup of a name before it is the cause.
 _SLOW_SECONDS: Final = 1.5
+# How long the addresses of its host may take to answer, until all are tried again.
+_CONNECT_SECONDS: Final = 5.0
+
+
+class ConnectedStore(NamedTuple):
+    """A store of another process.
+
+    Attributes:
+        store: The store.
+        address: The address of its host that has answered.
+        own_address: That of this host on the way there; "" if the store is on this host.
+    """
+
+    store: Store
+    address: str
+    own_address: str
 
 
 def serve(*, one_host: bool, timeout: float, port: int = 0) -> tuple[Store, int]:
@@ -97,8 +111,8 @@ def _require_descriptors(listener: socket.socket) -> None:
             ) from error
 
 
-def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = str) -> Store:
-    """Connect to a store.
+def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = str) -> ConnectedStore:
+    """Connect to a store, at the address of its host that answers first.
 
     Args:
         host, port: The address of the store.
@@ -112,21 +126,21 @@ def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = s
     deadline = time.monotonic() + timeout
     while True:  # the agent serves the store before it starts ranks, but a host name may take a while to resolve
         try:
-            with socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())) as probe:
-                address: str = probe.getpeername()[0]
+            with connect_to_any(host, port, min(_CONNECT_SECONDS, max(0.1, deadline - time.monotonic()))) as probe:
+                address, own = str(probe.getpeername()[0]), str(probe.getsockname()[0])
             break
         except (OSError, UnicodeError) as error:
             if isinstance(error, (ConnectionRefusedError, UnicodeError)) or time.monotonic() > deadline or lost():
                 why = lost() or (isinstance(error, OSError) and error.strerror) or error
                 raise JoinError(
-                    f"no store at {host}:{port} (MASTER_ADDR, MASTER_PORT): {why}; the launcher that set these "
-                    "variables hosts one while it runs, so is it still there?"
+                    f"no store at {host}:{port} (MASTER_ADDR, MASTER_PORT): {why}{resolved_text(host)}; the launcher "
+                    "that set these variables hosts one while it runs, so is it still there?"
                 ) from error
             time.sleep(0.1)
 
     try:
         store = _constructed(
-            lambda: TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout)),
+            lambda: TCPStore(address, port, wait_for_workers=False, timeout=timedelta(seconds=timeout)),
             max(0.1, deadline - time.monotonic()),
             lost,
             address=address,
@@ -140,7 +154,7 @@ def connect(host: str, port: int, *, timeout: float, lost: Callable[[], str] = s
             f"the listener at {host}:{port} (MASTER_ADDR, MASTER_PORT) did not answer as a store within {timeout:g} s: "
             "another program has the port"
         )
-    return store
+    return ConnectedStore(store, address, "" if own == address or is_loopback(own) else own)
 
 
 def _constructed(
@@ -179,22 +193,12 @@ def _constructed(
             raise JoinError(why)
         if thread.is_alive() and not is_explained and time.monotonic() - start > _SLOW_SECONDS:
             is_explained = True
-            if is_slow(address, min(remaining, _SLOW_SECONDS)):
-                _warn_of_lookup(address)
+            if warn_if_slow(address, min(remaining, _SLOW_SECONDS)):
                 seconds = max(seconds, most)
     store = outcome[0] if outcome else None
     if isinstance(store, Exception):
         raise store
     return store
-
-
-def _warn_of_lookup(address: str) -> None:
-    log.warning(
-        "joining is slow: torch looks up the name of %s (reverse DNS) for each connection to its store, and the name "
-        "server of this host does not answer; set RES_OPTIONS='timeout:1 attempts:1' for all ranks, or correct the "
-        "name servers in /etc/resolv.conf",
-        address,
-    )
 
 
 def join_over_store(store: Store, request: JoinRequest, *, timeout: float) -> tuple[JoinReply, Store]:
@@ -267,7 +271,8 @@ def _reply_to_all(store: Store, own: JoinRequest, *, timeout: float) -> None:
     elif not complete:
         replies = dict.fromkeys(arrived, JoinReply(error=missing(requests, own.world_size, timeout=timeout), late=True))
     else:
-        replies = replies_to(requests)
+        reached = next((request.reached for request in requests.values() if request.reached), "")
+        replies = replies_to(requests, host_address=reached)
     for rank, reply in replies.items():
         store.set(f"reply/{rank}", reply.encode())
 

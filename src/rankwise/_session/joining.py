@@ -38,7 +38,7 @@ class Joined:
             one to rank zero.
         listener: On rank zero, the socket of the handshake. It stays open until the session is closed: the port may be
             the only difference between two jobs, so the second job must get the error that the port is taken.
-        host_address: The address of rank zero's host for other hosts; "" if unknown.
+        host_address: The address of this host for other hosts, if it has no connection to one; "" if unknown.
         secret: The secret of the job, with which the values in the store are signed; None without one.
         group_store: The part for the process group, which keeps only the part of it that is written in C++.
     """
@@ -151,9 +151,12 @@ def _join(
     if endpoint.agent_store:
         job = "" if reading.job is None else reading.job.value
         agents = store.connect(endpoint.host, endpoint.ports[0], timeout=timeout)
-        joint = part_of(signed(agents, secret), f"rankwise/{job}/{reading.attempt}")
+        joint = part_of(signed(agents.store, secret), f"rankwise/{job}/{reading.attempt}")
+        request = replace(request, reached=agents.address if agents.own_address else "")
         reply, session_store = store.join_over_store(joint, request, timeout=timeout)
-        return Joined(_environment_of(reading, reply, endpoint, endpoint.ports[0]), session_store, {}, secret=secret)
+        complete = _environment_of(reading, reply, endpoint, endpoint.ports[0])
+        own = agents.own_address or reply.host_address
+        return Joined(complete, session_store, {}, host_address=own, secret=secret)
     if request.rank == 0:
         session_store, port = store.serve(one_host=endpoint.one_host, timeout=timeout)
         listener = handshake.listen_at(endpoint)
@@ -170,7 +173,7 @@ def _join(
         monitor = RankMonitor(request.rank, {0: connection})
         # At the address that has answered: the name may have others, or only other hosts may resolve it.
         address = connection.getpeername()[0]
-        session_store = store.connect(address, reply.store_port, timeout=timeout, lost=lambda: monitor.lost([0]))
+        session_store = store.connect(address, reply.store_port, timeout=timeout, lost=lambda: monitor.lost([0])).store
         return Joined(
             complete,
             signed(session_store, secret),

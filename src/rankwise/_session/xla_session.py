@@ -170,7 +170,7 @@ def _served(place: MeetingPlace, *, timeout: float) -> dist.Store:
     deadline = time.monotonic() + timeout
     while True:  # the first process may come later
         try:
-            return connect(place.host, place.port, timeout=timeout)
+            return connect(place.host, place.port, timeout=timeout).store
         except JoinTimeoutError:
             raise
         except JoinError:

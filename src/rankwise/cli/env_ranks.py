@@ -124,7 +124,7 @@ def _gather_over_store(
 
     from rankwise._rendezvous import store  # noqa: PLC0415 - likewise
 
-    agents = store.connect(endpoint.host, endpoint.ports[0], timeout=timeout)
+    agents = store.connect(endpoint.host, endpoint.ports[0], timeout=timeout).store
     reply, own = store.join_over_store(PrefixStore(namespace, agents), request, timeout=timeout)
     try:
         own.set(f"report/{request.rank}", report(reply))
