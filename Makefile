@@ -44,6 +44,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/testing.py
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.diagnosis
+	$(BIN)/python -m benchmarks.hosts
 
 clean:
 	rm -rf $(VENV) .compat .xla dist

@@ -1,9 +1,10 @@
 """Several hosts, which are network namespaces of this one, with two ranks each: beside torchrun and gloo.
 
-    python -m benchmarks.hosts [--rounds 3] [--only start,cut,collectives]
+    python -m benchmarks.hosts [--rounds 3] [--only start,cut,crowd,collectives]
 
 `start`: from the command to the first all_reduce of all ranks, and from a failure of the last rank to the end of all
-launchers. `cut`: from the loss of the second host to the end on each side. `collectives`: small ones. Both sides
+launchers. `cut`: from the loss of the second host to the end on each side. `crowd`: how long the last rank takes to
+join while others have opened a thousand connections to each port. `collectives`: small ones. Both sides
 alternate in one run, with the same program. Needs root. Prints medians, and the load.
 """
 
@@ -24,6 +25,8 @@ from tests.session.worlds import clean_environ
 
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).parent / "programs"
+STRANGERS = Path(__file__).parents[1] / "tests" / "clusters" / "programs" / "crowd.py"
+CROWD = 1000
 TIMEOUT = 5
 # torchrun's launcher on the side that is cut off has to be killed.
 LONGEST = 60
@@ -103,6 +106,26 @@ def shown(seconds: float) -> str:
     return f"over {LONGEST} s" if seconds == float("inf") else f"{seconds:.2f} s"
 
 
+def crowd(rounds: int) -> None:
+    """Measure the join of the last rank of two hosts, without a crowd on both and with one."""
+    found: dict[int, list[float]] = {0: [], CROWD: []}
+    for _ in range(rounds):
+        for number, seconds in found.items():
+            with tempfile.TemporaryDirectory(prefix="bench-") as name:
+                folder = Path(name)
+                launch = f"{COMMANDS['rankwise launch']} {STATIC.format(hosts=2)} {HERE / 'on_hosts.py'} join {folder}"
+                strangers = f"mkfifo {folder}/in-$HOST; {sys.executable} {STRANGERS} {number} {folder}/ready-$HOST "
+                strangers += f"< {folder}/in-$HOST & exec 8> {folder}/in-$HOST; "
+                strangers += f"until [ -e {folder}/ready-$HOST ]; do sleep 0.1; done; "
+                on_hosts(folder, 2, f"{strangers if number else ''} {launch}; exec 8>&-; wait")
+                seconds.append(float((folder / "join").read_text()))
+    print("\n| connections to each port | join of the last rank |\n| --- | --- |")
+    for number, seconds in found.items():
+        print(
+            f"| {number} | {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}) |", flush=True
+        )
+
+
 def collectives(sizes: Sequence[int]) -> None:
     print("\n| hosts | call | rankwise | gloo | ratio |\n| --- | --- | --- | --- | --- |", flush=True)
     for hosts in sizes:
@@ -119,7 +142,7 @@ def collectives(sizes: Sequence[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="start,cut,collectives")
+    parser.add_argument("--only", default="start,cut,crowd,collectives")
     options = parser.parse_args()
     only = options.only.split(",")
     print(f"load {os.getloadavg()[0]:.0f}", flush=True)
@@ -130,6 +153,8 @@ def main() -> None:
         columns = ["end on the first host", "torchrun", "ratio", "on the one that is cut off", "torchrun", "ratio"]
         for meet, name in ((STATIC, "static"), (C10D, "c10d")):
             table(f"A host is cut off, {name}; timeout {TIMEOUT} s", columns, (2,), partial(cut, meet), options.rounds)
+    if "crowd" in only:
+        crowd(options.rounds)
     if "collectives" in only:
         collectives((2, 4))
     print(f"\nload {os.getloadavg()[0]:.0f}", flush=True)

@@ -5,6 +5,7 @@ It writes times into files of the folder: "first-RANK" of its first all_reduce, 
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -68,11 +69,31 @@ def collectives(folder: Path) -> None:
             (folder / "collectives").write_text("\n".join(lines))
 
 
+def join_late(folder: Path) -> None:
+    """Join; the last rank comes when strangers have found the others, and notes how long that has taken."""
+    import torch.distributed.nn.functional  # noqa: F401, PLC0415 - a second of imports, which joining does else
+
+    import rankwise as rw  # noqa: PLC0415
+
+    is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    if is_last:
+        time.sleep(3)
+    start = time.perf_counter()
+    with rw.init(timeout=100):
+        rw.barrier()
+        if is_last:
+            (folder / "join").write_text(str(time.perf_counter() - start))
+        rw.barrier()
+
+
 def main() -> None:
     mode, folder = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
     if mode == "collectives":
         collectives(folder)
+        return
+    if mode == "join":
+        join_late(folder)
         return
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[3])))
     reduce_for_ever(folder, fails=mode == "fail")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ TEXT = "0123456789abcdef0123456789abcdef"
 ALONE = f"{BIN / 'rankwise'} launch -n 2 --no-prefix "
 LAUNCH = f"{ALONE} --nnodes 2 "
 STATIC = "--node-rank $HOST --master-addr left --rdzv-conf timeout=60 "
+CROWD = HERE / "programs" / "crowd.py"
 STRANGER = str(HERE / "programs" / "stranger.py")
 
 
@@ -57,6 +59,19 @@ def test_another_user_of_one_host_runs_no_code_in_ranks(tmp_path: Path, attack: 
     """Nothing is signed there: the kernel tells whose the other end of a connection is."""
     said, statuses = meddled_with(tmp_path, attack, f"[ $HOST = 1 ] || {ALONE}")
     assert statuses == [0, 0] or "rankwise: " in said, said
+
+
+@pytest.mark.soak(10)
+def test_a_thousand_connections_to_each_port_are_dropped(seed: int, tmp_path: Path) -> None:
+    """They prove nothing: a third sends nothing, a third half a message, and a third garbage."""
+    del seed  # what is sent, and when, is random by itself
+    crowd = 'mkfifo "$3/in-$HOST"; "$PYTHON" "$2" 1000 "$3/ready-$HOST" < "$3/in-$HOST" & exec 8> "$3/in-$HOST"; '
+    crowd += 'until [ -e "$3/ready-$HOST" ]; do sleep 0.05; done; '
+    shell = f'{crowd} {LAUNCH} {STATIC} "$1"; status=$?; exec 8>&-; wait; exit $status'
+    ended = on_two_hosts(tmp_path, shell, PLACED, str(CROWD), str(tmp_path), RANKWISE_SECRET=TEXT)
+    check_places(places(ended), ["left", "left", "right", "right"])
+    (opened,) = re.findall(r"^(\d+) connections to \d+ ports on left$", ended.stdout, re.MULTILINE)
+    assert int(opened) >= 1000
 
 
 def meddled_with(folder: Path, attack: str, launch: str, *host: str) -> tuple[str, list[int]]:

@@ -45,7 +45,7 @@ def main() -> None:
         for address in listeners() - visited:
             visited.add(address)
             crowd(address, number, kept)
-    sys.stdout.write(f"{len(kept)} connections to {len(visited)} ports\n")
+    sys.stdout.write(f"{len(kept)} connections to {len(visited)} ports on {socket.gethostname()}\n")
 
 
 main()
