@@ -41,7 +41,8 @@ def at_endpoint(parameters: RendezvousParameters, make: Callable[[RendezvousPara
     host, port = parse_rendezvous_endpoint(parameters.endpoint, _PORT)
     is_host = parameters.get_as_bool("is_host")
     if is_host or (is_host is None and _is_here(host)):
-        parameters.local_addr = parameters.local_addr or host
+        if not _has_own_name():
+            parameters.local_addr = parameters.local_addr or host
         parameters.config["is_host"] = True
         try:
             return make(parameters)
@@ -52,7 +53,7 @@ def at_endpoint(parameters: RendezvousParameters, make: Callable[[RendezvousPara
     parameters.config["is_host"] = False
     address, own = _reach(host, port, float(parameters.get_as_int("read_timeout", _READ_SECONDS) or _READ_SECONDS))
     parameters.endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    if own != address:  # else the store is on this host
+    if own != address and not _has_own_name(own):  # if they are equal, the store is on this host
         parameters.local_addr = parameters.local_addr or own
     return make(parameters)
 
@@ -71,6 +72,19 @@ def _is_here(host: str) -> bool:
     if all(map(is_loopback, addresses)):  # the complete name of this host, as in Debian's /etc/hosts
         return host.partition(".")[0] == own_name.partition(".")[0]
     return bool(set(addresses) & set(own_addresses()))
+
+
+def _has_own_name(address: str = "") -> bool:
+    """Return whether the name of this host leads to it from others, as far as is known here: torch sorts hosts by name.
+
+    Args:
+        address: The address that others reach this host at; "" if it is not known.
+    """
+    try:
+        first = str(resolve([socket.gethostname()], [0])[0].address[0])
+    except (OSError, UnicodeError):
+        return False
+    return first in own_addresses() and address in {"", first}
 
 
 def _reach(host: str, port: int, seconds: float) -> tuple[str, str]:
