@@ -79,7 +79,7 @@ class LauncherRendezvous(FixedNodesRendezvous):
 
     def _connect(self, meeting: Meet) -> Store:
         try:
-            return connect(meeting.address, meeting.port, timeout=_CONNECT_SECONDS)
+            return connect(meeting.address, meeting.port, timeout=_CONNECT_SECONDS).store
         except JoinError as error:
             raise LaunchError(
                 f"this host cannot reach the first host at {meeting.address}, port {meeting.port}: {error}; name with "
