@@ -69,6 +69,8 @@ def _watch(job: Job, number: int, interval: float, *, native: bool) -> list[Rank
     history = [_sample(job, native=native)]
     start = time.monotonic()
     for _ in range(number - 1):
+        if all(sample.process.state == "X" for sample in history[-1]):
+            break  # nothing is left to look at
         time.sleep(interval)
         history.append(_sample(job, native=native))
     click.echo(verdict(job, history, time.monotonic() - start))
