@@ -72,7 +72,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """What a process claims to be: a rank of a job."""
+    """The rank of a job that a process claims to be."""
 
     job: tuple[str, ...]
     launcher: str
@@ -110,7 +110,7 @@ def _launch_id(environ: Mapping[str, str]) -> str:
 def _distinct(
     pids: list[int], claims: Mapping[int, _Identity], processes: Mapping[int, Process]
 ) -> Iterable[list[int]]:
-    """Separate jobs whose variables are the same, such as two of mpiexec, or one beside what is left of another."""
+    """Separate jobs whose variables are the same, such as two of mpiexec, or one beside the rest of another."""
     if len({claims[pid].rank for pid in pids}) == len(pids):
         return [pids]
     by_parent: dict[int, list[int]] = {}
@@ -142,7 +142,7 @@ def find_job(pid: int | None) -> Job:
 
 
 def _identity(pid: int) -> _Identity | None:
-    """Return what a process is; None if it is no rank."""
+    """Return the rank that a process claims to be; None for none."""
     environ = environ_of(pid)
     marked = marked_rank(pid)
     if marked is not None:

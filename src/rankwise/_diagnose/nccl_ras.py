@@ -1,4 +1,4 @@
-"""What NCCL knows of a job, by its RAS service (NCCL 2.24 and newer), a thread of every process with a communicator.
+"""The view that NCCL has of a job, by its RAS service (2.24 and newer), a thread of every process with a communicator.
 
 The service listens on loopback, or at NCCL_RAS_ADDR, and answers in plain text. The answer is read as text of
 strangers: bounded in time and size, and without control characters. No answer is no error.

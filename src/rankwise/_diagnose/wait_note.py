@@ -63,7 +63,7 @@ class WaitNote:
 
 
 def read_wait(pid: int) -> Wait | None:
-    """Return what a rank waits in; None if it waits in no collective of rankwise, or only since a second."""
+    """Return the wait of a rank in a collective of rankwise; None if there is none, or only since a second."""
     for descriptor, target in descriptors_of(pid).items():
         match = _NAME.match(target)
         if match is None or int(match[1]) != inner_pid(pid):

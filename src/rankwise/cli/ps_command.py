@@ -44,7 +44,7 @@ def ps() -> None:
 )  # fmt: skip
 @click.option("--updates", type=click.IntRange(1), metavar="N", help="End after so many updates.")
 def top(*, interval: float, updates: int | None) -> None:
-    """Show what `rankwise ps` shows, and refresh it until Ctrl-C. Needs rich.
+    """Show the tables of `rankwise ps`, and refresh them until Ctrl-C. Needs rich.
 
     Where the output is no terminal, each update is printed below the last one.
     """
