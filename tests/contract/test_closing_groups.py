@@ -31,6 +31,12 @@ def held() -> tuple[int, int]:
     return process.num_fds(), process.num_threads()
 
 
+def has_no_more_than(before: tuple[int, int]) -> bool:
+    """Fewer there may be: threads of an earlier test's group may have ended meanwhile."""
+    descriptors, threads = held()
+    return descriptors <= before[0] and threads <= before[1]
+
+
 @pytest.mark.slow_with_ranks("serial", 1, 3, 4)
 def test_a_closed_group_releases_its_resources(comm: Comm) -> None:
     """The connections are those of the session, which the first transfer makes."""
@@ -41,10 +47,10 @@ def test_a_closed_group_releases_its_resources(comm: Comm) -> None:
         groups = [rw.new_group(range(comm.size)) for _ in range(5)]
         for group in groups:
             assert rw.all_reduce(torch.ones(3000), group=group)[0] == comm.size
-        assert held() == before
+        assert has_no_more_than(before)
         for group in reversed(groups):
             group.close()
-        assert held() == before
+        assert has_no_more_than(before)
     assert rw.all_reduce(1) == comm.size
 
 

@@ -1,4 +1,4 @@
-"""What the watcher of a host has found out about its ranks, also as JSON, for the watcher of another host."""
+"""The findings of the watcher of a host about its ranks, also as JSON, for the watcher of another host."""
 
 from __future__ import annotations
 

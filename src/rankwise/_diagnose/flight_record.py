@@ -82,11 +82,11 @@ def _text(value: object) -> str:
 def offer_calls(
     calls: Callable[[], Mapping[str, GroupCalls]], pending: Callable[[], Mapping[str, int]]
 ) -> Callable[[], None]:
-    """Let other processes of this user request the calls of this rank; return what undoes that.
+    """Let other processes of this user request the calls of this rank; return the function that ends that.
 
     Args:
         calls: Returns the calls in each group.
-        pending: Returns what identifies the calls that have not ended; empty if there are none.
+        pending: Returns a text that identifies the calls that have not ended; empty if there are none.
     """
     requests, write_end = os.pipe()
     file = os.memfd_create(f"rankwise-calls:{os.getpid()}:{write_end}:", os.MFD_CLOEXEC)
@@ -136,7 +136,7 @@ def request_calls(pid: int, seconds: float) -> dict[str, GroupCalls] | None:
 
 
 def request_pending(pid: int, seconds: float) -> dict[str, int] | None:
-    """Return what identifies the calls of a rank that have not ended; None if it does not answer in time."""
+    """Return a text that identifies the pending calls of a rank; None if it does not answer in time."""
     return _request(pid, seconds, _PENDING)
 
 

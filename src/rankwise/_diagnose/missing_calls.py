@@ -1,4 +1,4 @@
-"""What the calls of all ranks in their process groups show: the first collective that not all have reached. Pure."""
+"""The first collective of a process group that not all ranks have reached, found in the calls of all. Pure."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class OtherHosts:
         return messages
 
     def collect(self, key: str, seconds: float) -> dict[OtherHost, Any]:
-        """Wait until each watcher has sent a message with a key, at most for that long, and return what it is.
+        """Wait until each watcher has sent a message with a key, at most for that long, and return their values.
 
         Other messages are dropped.
         """

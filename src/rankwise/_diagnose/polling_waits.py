@@ -55,7 +55,7 @@ class PollingWaits:
 
 
 def _wait_of(pid: int) -> object:
-    """Return what a process waits in, to be compared with the next look; None if it is in no collective."""
+    """Return the collective that a process waits in, to be compared with the next look; None if it is in none."""
     pending = request_pending(pid, _ANSWER_SECONDS)
     if pending is not None:
         return pending or None

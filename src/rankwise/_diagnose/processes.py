@@ -179,7 +179,7 @@ def _status_field(pid: int, name: str) -> str:
 
 
 def descriptors_of(pid: int) -> dict[int, str]:
-    """Return what the descriptors of a process refer to; none if they cannot be read."""
+    """Return the targets of the descriptors of a process; none if they cannot be read."""
     targets: dict[int, str] = {}
     folder = _PROC / str(pid) / "fd"
     try:

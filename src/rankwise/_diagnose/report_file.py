@@ -14,7 +14,7 @@ def write_report(folder: str, text: str, rank: int, *, kind: str = "hang") -> st
         folder: The folder.
         text: The report.
         rank: Its lowest rank on this host.
-        kind: What the name begins with.
+        kind: The beginning of the name.
     """
     name = f"{kind}-{socket.gethostname()}-rank{rank}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
     path = Path(folder) / name

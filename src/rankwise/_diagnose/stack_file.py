@@ -41,7 +41,7 @@ class MarkedRank:
 
 
 def offer_stacks(*, rank: int, world_size: int, local_rank: int) -> Callable[[], None]:
-    """Let other processes of this user request the stacks of this one; return what undoes that.
+    """Let other processes of this user request the stacks of this one; return the function that ends that.
 
     Changes the handler of one real-time signal; if the program has one of its own, nothing is changed.
     """

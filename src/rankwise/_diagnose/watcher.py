@@ -77,7 +77,7 @@ class Watcher:
             return
 
     def _handle(self, message: dict[str, Any]) -> None:
-        """Do what the watcher of another host asks for."""
+        """Answer a request of the watcher of another host."""
         if self.is_first and "due" in message:
             if time.monotonic() - self._reported > self._seconds / 2:  # else it has not known of that report
                 self._report()

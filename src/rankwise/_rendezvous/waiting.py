@@ -1,4 +1,4 @@
-"""What a launcher tells its user while it waits for other hosts: which have joined, and what to run on the others."""
+"""The messages of a launcher that waits for other hosts: which have joined, and what to run on the others."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class RankOutcome:
         Args:
             rank: The global rank.
             host: The node it ran on; "?" if it has none.
-            why: What is known, as a clause: "node gpu-07 is down".
+            why: The reason, as a clause: "node gpu-07 is down".
             stopped: The engine has stopped it, because another rank had failed.
             time_ns: When this was noticed, in nanoseconds since the epoch.
         """

@@ -44,7 +44,7 @@ class RankChild:
         """Start the process.
 
         Args:
-            job: What it runs.
+            job: The job of the rank.
             rank: Its global rank.
             environ: Its environment, with the variables by which it finds its rank; defaults are added.
         """

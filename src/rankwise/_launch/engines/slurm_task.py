@@ -33,7 +33,7 @@ class SlurmTask:
         """Prepare.
 
         Args:
-            job: What the rank runs.
+            job: The job of the rank.
             folder: The folder for its outcome.
             seconds_to_end: How long the rank may run after the signal, if the job is requeued.
             token: As the attribute; a new one by default.

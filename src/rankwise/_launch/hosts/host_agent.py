@@ -14,7 +14,7 @@ from rankwise._dependencies import require_torch
 from rankwise._launch.forkserver.client import ForkServer, start_fork_server
 from rankwise._launch.forkserver.ipc import TargetKind, receive_message
 from rankwise._launch.forwarded_signals import forwarded_signals
-from rankwise._launch.hosts.messages import HostEnded, HostJob
+from rankwise._launch.hosts.host_messages import HostEnded, HostJob
 from rankwise._launch.hosts.relay_console import Relay, RelayConsole
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.preload import preloaded_modules, script_source
@@ -73,7 +73,7 @@ def _run(
     """Run the ranks.
 
     Args:
-        job: What the launcher has sent.
+        job: The job, as the launcher has sent it.
         connection, relay: The connections from the launcher, and to it.
         console: Shows the output.
         ranks: Gets the ranks.

@@ -13,7 +13,7 @@ from typing import IO, Any, Final, cast
 
 from rankwise._launch.forkserver.ipc import READ_BYTES, pop_messages, serialize
 from rankwise._launch.hosts.host_guard import version
-from rankwise._launch.hosts.messages import Hello, HostEnded
+from rankwise._launch.hosts.host_messages import Hello, HostEnded
 from rankwise._launch.hosts.ssh_command import HostCommand
 from rankwise._net.polling import READABLE, EventLoop, poll
 from rankwise.errors import LaunchError
@@ -24,7 +24,7 @@ _LAST_BYTES: Final = 4096
 
 
 class HostState(Enum):
-    """What a host does."""
+    """The state of a host."""
 
     CONNECTING = auto()  # ssh has been started
     STARTING = auto()  # its guard has answered
@@ -40,8 +40,8 @@ class HostConnection:
     Attributes:
         name: Its name, as the user has given it.
         command: How its guard is started.
-        state: What it does.
-        hello: What its guard has said first; None before.
+        state: Its state.
+        hello: The first message of its guard; None before.
         ended: The report of its agent; None before.
         lost: Why it is lost; None if it is not.
         is_released: Its connection was closed because it is not needed any more.
@@ -186,7 +186,7 @@ class HostConnection:
             self._loop.unregister(self._output)
 
     def _read_hello(self) -> bool:
-        """Look for the first line of the guard, and show what shells print before it."""
+        """Look for the first line of the guard, and show the output of shells before it."""
         while b"\n" in self._inbox:
             line, _, self._inbox = self._inbox.partition(b"\n")
             try:

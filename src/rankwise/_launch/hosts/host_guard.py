@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankwise._launch.forkserver.ipc import READ_BYTES, pop_messages, serialize
-from rankwise._launch.hosts.messages import Alive, Deliver, Hello, HostEnded, HostStart
+from rankwise._launch.hosts.host_messages import Alive, Deliver, Hello, HostEnded, HostStart
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import become_subreaper, kill_descendants
 from rankwise._launch.spec import own_environ

@@ -1,11 +1,11 @@
-"""What comes from the hosts of a launch, on the launcher's own streams: the output of ranks, and messages."""
+"""The output of the hosts of a launch, on the launcher's own streams: that of ranks, and messages."""
 
 from __future__ import annotations
 
 import sys
 
 from rankwise._launch.console import Console, RankOutput
-from rankwise._launch.hosts.messages import Printed
+from rankwise._launch.hosts.host_messages import Printed
 
 
 class HostOutput:
@@ -23,7 +23,7 @@ class HostOutput:
         return any(output.is_full for output in self._outputs.values())
 
     def show(self, host: str, printed: Printed) -> None:
-        """Show what a rank has printed."""
+        """Show the output of a rank."""
         key = host, printed.rank, printed.is_error
         if key not in self._outputs:
             stream = sys.stderr if printed.is_error else sys.stdout

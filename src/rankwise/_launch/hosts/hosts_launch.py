@@ -20,7 +20,7 @@ from rankwise._launch.hosts.host_guard import ALIVE_SECONDS
 from rankwise._launch.hosts.host_output import HostOutput
 from rankwise._launch.hosts.host_report import HostProblem, error_of, stopped_error
 from rankwise._launch.hosts.host_rounds import can_go_on, meeting_address, next_round, waiting_text
-from rankwise._launch.hosts.messages import (
+from rankwise._launch.hosts.host_messages import (
     Alive,
     Deliver,
     HostEnded,
@@ -64,7 +64,7 @@ class HostsLaunch:
         """Prepare.
 
         Args:
-            job: What each host launches.
+            job: The job of each host.
             commands: How the guards of the hosts are started, in the order of the hosts.
             console: Shows the output.
             least, most: How many hosts have ranks; the others are spares.

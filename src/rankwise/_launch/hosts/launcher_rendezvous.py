@@ -9,7 +9,7 @@ from torch.distributed import Store
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
 from rankwise._launch.forkserver.ipc import receive_message
-from rankwise._launch.hosts.messages import Meet, Ready, Serve, Serving
+from rankwise._launch.hosts.host_messages import Meet, Ready, Serve, Serving
 from rankwise._launch.hosts.relay_console import Relay
 from rankwise._net.job_secret import JobSecret
 from rankwise._rendezvous.signed_store import part_of, signed

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from rankwise._launch.console import Console, RankOutput
 from rankwise._launch.forkserver.ipc import serialize
-from rankwise._launch.hosts.messages import Printed, Told
+from rankwise._launch.hosts.host_messages import Printed, Told
 from rankwise._launch.log_files import LogFile, LogFolder
 from rankwise._launch.output import Output
 from rankwise._launch.stream_writer import StreamWriter
@@ -77,7 +77,7 @@ class RelayConsole(Console):
 
 
 class _RankWriter:
-    """Sends what one rank prints on one stream."""
+    """Sends the output of one rank on one stream."""
 
     def __init__(self, relay: Relay, rank: int, local_rank: int, stream: TextIO | None) -> None:
         self._relay = relay

@@ -29,7 +29,7 @@ class SrunCommand(HostCommand):
 
     @property
     def program(self) -> str:
-        """What starts it."""
+        """The program that starts it."""
         return "srun"
 
     @property

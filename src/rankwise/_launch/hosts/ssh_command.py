@@ -56,7 +56,7 @@ class HostCommand:
 
     @property
     def program(self) -> str:
-        """What starts it."""
+        """The program that starts it."""
         return "ssh"
 
     @property

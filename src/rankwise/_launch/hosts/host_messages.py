@@ -46,7 +46,7 @@ class Hello:
 
     @classmethod
     def of(cls, line: bytes) -> Hello | None:
-        """Return what a line says; None if it is another line.
+        """Return the content of a line; None if it is another line.
 
         Raises:
             ValueError: It is such a line of another version.
@@ -144,7 +144,7 @@ class Printed:
     Attributes:
         rank, local_rank: The rank.
         is_error: On standard error.
-        text: What.
+        text: The output.
     """
 
     rank: int
@@ -169,7 +169,7 @@ class HostEnded:
         error: The error; None if there is none, or the agent was only stopped.
         cause: The exception of the first rank that failed, pickled; b"" if it could not be.
         is_origin: The error has its cause on this host.
-        lost: What was lost of log files.
+        lost: Messages about parts of log files that are lost.
     """
 
     values: Mapping[int, bytes] = field(default_factory=dict)
