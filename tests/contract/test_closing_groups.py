@@ -63,7 +63,7 @@ def test_300_groups_take_few_descriptors_and_leave_none(comm: Comm) -> None:
     assert rw.all_reduce(1, group=groups[-1]) == comm.size
     for group in groups:
         group.close()
-    assert held() == before
+    assert has_no_more_than(before)
 
 
 def test_a_closed_group_cannot_be_used_and_can_be_closed_again(comm: Comm) -> None:
@@ -88,7 +88,7 @@ def test_unreferenced_groups_are_closed_by_the_next_new_group(comm: Comm) -> Non
         rw.all_reduce(1, group=rw.new_group(range(comm.size)))
     gc.collect()
     rw.new_group([0]).close()  # which closes them
-    assert held() == before
+    assert has_no_more_than(before)
 
 
 @pytest.mark.ranks(2, 3)
@@ -102,12 +102,12 @@ def test_unreferenced_groups_are_closed_with_the_pairs_that_have_communicated_al
 
     gc.collect()  # of earlier tests
     rw.new_group([0]).close()
-    before, _ = held()
+    before = held()
     for _ in range(5):
         send()
     gc.collect()
     rw.new_group([0]).close()  # which closes them
-    assert held()[0] == before
+    assert has_no_more_than(before)
 
 
 def test_closing_on_one_rank_only_is_a_mismatch_on_both(comm: Comm) -> None:

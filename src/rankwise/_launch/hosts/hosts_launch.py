@@ -17,9 +17,6 @@ from typing import Any, Final
 from rankwise._launch.console import Console
 from rankwise._launch.hosts.host_connection import HostConnection, HostState
 from rankwise._launch.hosts.host_guard import ALIVE_SECONDS
-from rankwise._launch.hosts.host_output import HostOutput
-from rankwise._launch.hosts.host_report import HostProblem, error_of, stopped_error
-from rankwise._launch.hosts.host_rounds import can_go_on, meeting_address, next_round, waiting_text
 from rankwise._launch.hosts.host_messages import (
     Alive,
     Deliver,
@@ -33,6 +30,9 @@ from rankwise._launch.hosts.host_messages import (
     Serving,
     Told,
 )
+from rankwise._launch.hosts.host_output import HostOutput
+from rankwise._launch.hosts.host_report import HostProblem, error_of, stopped_error
+from rankwise._launch.hosts.host_rounds import can_go_on, meeting_address, next_round, waiting_text
 from rankwise._launch.hosts.ssh_command import HostCommand
 from rankwise._launch.interpreter import working_directory
 from rankwise._launch.scripts import Terminated

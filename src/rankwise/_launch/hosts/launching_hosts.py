@@ -14,8 +14,8 @@ from rankwise._launch.console import SECONDS_TO_READ, Console
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.hosts.hosts_launch import HostsLaunch
 from rankwise._launch.hosts.host_messages import HostJob
+from rankwise._launch.hosts.hosts_launch import HostsLaunch
 from rankwise._launch.hosts.ssh_command import DEFAULT_SSH, SSH_VARIABLE, HostCommand, host_commands
 from rankwise._launch.output import Output
 from rankwise._launch.preload import Preload, caller_source, check_preload
