@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from contextlib import ExitStack, suppress
 
 import psutil
@@ -31,10 +32,14 @@ def held() -> tuple[int, int]:
     return process.num_fds(), process.num_threads()
 
 
-def has_no_more_than(before: tuple[int, int]) -> bool:
-    """Fewer there may be: threads of an earlier test's group may have ended meanwhile."""
-    descriptors, threads = held()
-    return descriptors <= before[0] and threads <= before[1]
+def settled() -> tuple[int, int]:
+    """Return `held()` once it stays the same: the session of an earlier test may have threads that are about to end."""
+    found, unchanged = held(), 0
+    while unchanged < 20:
+        time.sleep(0.01)
+        now = held()
+        found, unchanged = now, unchanged + 1 if now == found else 0
+    return found
 
 
 @pytest.mark.slow_with_ranks("serial", 1, 3, 4)
@@ -42,28 +47,28 @@ def test_a_closed_group_releases_its_resources(comm: Comm) -> None:
     """The connections are those of the session, which the first transfer makes."""
     with rw.new_group(range(comm.size)) as group:
         rw.all_reduce(torch.ones(3000), group=group)
-    before = held()
+    before = settled()
     for _ in range(3):
         groups = [rw.new_group(range(comm.size)) for _ in range(5)]
         for group in groups:
             assert rw.all_reduce(torch.ones(3000), group=group)[0] == comm.size
-        assert has_no_more_than(before)
+        assert held() == before
         for group in reversed(groups):
             group.close()
-        assert has_no_more_than(before)
+        assert held() == before
     assert rw.all_reduce(1) == comm.size
 
 
 @pytest.mark.slow_with_ranks("serial", 1, 3, 4)
 def test_300_groups_take_few_descriptors_and_leave_none(comm: Comm) -> None:
     rw.new_group(range(comm.size)).close()
-    before = held()
+    before = settled()
     groups = [rw.new_group(range(comm.size)) for _ in range(300)]
     assert before <= held() <= (before[0] + 1, before[1]), "the second area of the memory of the host"
     assert rw.all_reduce(1, group=groups[-1]) == comm.size
     for group in groups:
         group.close()
-    assert has_no_more_than(before)
+    assert held() == before
 
 
 def test_a_closed_group_cannot_be_used_and_can_be_closed_again(comm: Comm) -> None:
@@ -83,12 +88,12 @@ def test_a_closed_group_cannot_be_used_and_can_be_closed_again(comm: Comm) -> No
 
 def test_unreferenced_groups_are_closed_by_the_next_new_group(comm: Comm) -> None:
     rw.new_group([0]).close()
-    before = held()
+    before = settled()
     for _ in range(5):
         rw.all_reduce(1, group=rw.new_group(range(comm.size)))
     gc.collect()
     rw.new_group([0]).close()  # which closes them
-    assert has_no_more_than(before)
+    assert held() == before
 
 
 @pytest.mark.ranks(2, 3)
@@ -102,12 +107,12 @@ def test_unreferenced_groups_are_closed_with_the_pairs_that_have_communicated_al
 
     gc.collect()  # of earlier tests
     rw.new_group([0]).close()
-    before = held()
+    before = settled()
     for _ in range(5):
         send()
     gc.collect()
     rw.new_group([0]).close()  # which closes them
-    assert has_no_more_than(before)
+    assert held() == before
 
 
 def test_closing_on_one_rank_only_is_a_mismatch_on_both(comm: Comm) -> None:
