@@ -23,7 +23,7 @@ from rankwise.errors import CollectiveError, PayloadTypeError
 
 # Of the tensors of all members together: up to this size each member reduces all of them itself, which takes less time
 # than to wait for the others once more.
-_REDUCED_BY_ALL_BYTES: Final = 1 << 20
+_REDUCED_BY_ALL_BYTES: Final = 1 << 21
 _SUPPORTED: Final = Support(
     operations=frozenset({Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.ALL_GATHER}),
     devices=frozenset({"cpu"}),
