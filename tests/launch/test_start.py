@@ -69,7 +69,7 @@ def test_a_lack_of_descriptors_is_reported(most: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [22, 40])
+@pytest.mark.parametrize("most", [24, 40])
 def test_a_lack_of_descriptors_for_ranks_is_reported(most: int) -> None:
     limit = most, most
     ended = run(*LAUNCH, "-n", "6", "true", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit))
