@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankwise._environment.detect import LAUNCHERS
-from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
+from rankwise.cli.exit_status import EXIT_USAGE, errors_exit, fail
 from rankwise.errors import InvalidArgumentError, JoinError, RankwiseError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def env(
     """
     if explain + lists_launchers + all_ranks > 1:
         fail(InvalidArgumentError("--explain, --launchers and --all exclude each other"), EXIT_USAGE)
-    try:
+    with errors_exit():
         if lists_launchers:
             _show_launchers(as_json=as_json, with_rich=with_rich)
         elif explain:
@@ -78,10 +78,6 @@ def env(
             _show_all_ranks(launcher, timeout=timeout, as_json=as_json, with_rich=with_rich)
         else:
             _show_process(_read(launcher), launcher, as_json=as_json, with_rich=with_rich)
-    except InvalidArgumentError as error:
-        fail(error, EXIT_USAGE)
-    except RankwiseError as error:
-        fail(error, EXIT_ERROR)
 
 
 def _read(launcher: str) -> LaunchEnvironment:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NoReturn
 
 import click
 
-from rankwise.errors import RankwiseError
+from rankwise.errors import InvalidArgumentError, RankwiseError
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
@@ -22,3 +24,14 @@ def fail(error: RankwiseError, status: int) -> NoReturn:
     """Print an error, and exit."""
     print_error(error)
     sys.exit(status)
+
+
+@contextmanager
+def errors_exit() -> Iterator[None]:
+    """Print an error that is raised in this block, and exit with its status."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        fail(error, EXIT_USAGE)
+    except RankwiseError as error:
+        fail(error, EXIT_ERROR)
