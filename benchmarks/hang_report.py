@@ -5,8 +5,9 @@ python benchmarks/hang_report.py --ranks 2 --rounds 10 --seconds 60
 python benchmarks/hang_report.py --ddp
 python benchmarks/hang_report.py --save FOLDER   # also FOLDER/hang_report.json
 
-Sessions with a watch and without alternate in one run. A round of all ranks takes as long as the slowest of them; the
-ratio is that of the medians. The process that watches runs beside the ranks, so its own CPU time is printed too.
+Sessions with a watch and without alternate in one run. A round of all ranks takes as long as the slowest of them, which
+differs from round to round by more than the watch costs. So the processor time of a step is measured too, of all ranks
+together; ratios are medians over pairs of rounds. The process that watches has its own processor time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import rankwise as rw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-ROUND_SECONDS = 3.0
+ROUND_SECONDS = 2.0
 # Until the process has been started.
 START_SECONDS = 2.0
 
@@ -38,33 +39,40 @@ START_SECONDS = 2.0
 digits = importlib.import_module("digits")
 
 
-def step_seconds(ddp: bool) -> float:
-    """Return how long a step takes on the slowest rank, in a session that is open."""
+def step_seconds(ddp: bool) -> tuple[float, float]:
+    """Return how long a step takes on the slowest rank, in a session that is open, and its processor time on all."""
     images, labels, *_ = digits.load(rw.device())
     model = digits.build(rw.device())
     trained = DistributedDataParallel(model) if ddp else model
     digits.train(trained, images, labels, epochs=1, batch=64, learning_rate=5e-3)
-    steps, start = 0, time.monotonic()
+    steps, start, used = 0, time.monotonic(), time.process_time()
     while rw.broadcast(time.monotonic() - start < ROUND_SECONDS):
         digits.train(trained, images, labels, epochs=1, batch=64, learning_rate=5e-3)
         steps += -(-len(labels) // 64)
-    return max(rw.all_gather((time.monotonic() - start) / steps))
+    used = time.process_time() - used
+    return max(rw.all_gather((time.monotonic() - start) / steps)), rw.all_reduce(used / steps)
 
 
 def measure(rounds: int, seconds: float, ddp: bool) -> dict[str, list[float]]:
-    """Return the seconds of a step without and with a watch, and the part of a core that the watch takes."""
+    """Return the seconds and the processor time of a step without and with a watch, and the cores that it takes."""
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {"without": [], "with": [], "cores": []}
+    found: dict[str, list[float]] = {"without": [], "with": [], "used without": [], "used with": [], "cores": []}
     for number in range(2 * rounds):
         watched = number % 2 == 1
         shown = contextlib.redirect_stderr(io.StringIO())  # the progress
         with rw.init(device="cpu", hang_report=seconds if watched else 0) as session, shown:
             time.sleep(START_SECONDS)
             before, start = watch_seconds(), time.monotonic()
-            found["with" if watched else "without"].append(step_seconds(ddp))
+            name = "with" if watched else "without"
+            for key, value in zip((name, f"used {name}"), step_seconds(ddp), strict=True):
+                found[key].append(value)
             if watched and session.rank == 0:
                 found["cores"].append((watch_seconds() - before) / (time.monotonic() - start))
     return found
+
+
+def paired_ratio(watched: list[float], without: list[float]) -> float:
+    return statistics.median(one / two for one, two in zip(watched, without, strict=True))
 
 
 def watch_seconds() -> float:
@@ -89,11 +97,13 @@ def main() -> None:
         "ranks": options.ranks,
         "step_without": without,
         "step_with": watched,
-        "ratio": watched / without,
+        "ratio": paired_ratio(found["with"], found["without"]),
+        "used_ratio": paired_ratio(found["used with"], found["used without"]),
         "cores": statistics.median(found["cores"]),
         "load": os.getloadavg()[0],
     }
     print(f"step without a watch {without * 1e3:.3f} ms, with one {watched * 1e3:.3f} ms, ratio {row['ratio']:.4f}")
+    print(f"processor time of a step on all ranks, ratio {row['used_ratio']:.4f}")
     print(f"the watch takes {row['cores']:.3%} of a core after its start; load {row['load']:.1f}")
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ docs/decisions/0008-frames-on-connections-of-their-own.md.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -20,6 +21,8 @@ from rankwise._comm.reduce_ops import Op, fold
 
 # The size of the piece that each rank reduces at a time; it needs a buffer of this size for every other rank.
 _PIECE_BYTES: Final = 1 << 20
+# A length that tensors of all dtypes have in common.
+_ALIGNMENT: Final = 64
 
 
 class SocketPlane(DataPlane):
@@ -36,6 +39,8 @@ class SocketPlane(DataPlane):
         self._link = link
         self._group_rank = group_rank
         self._size = len(link.ranks)
+        # Of the operations that are prepared together: they run one after the other.
+        self._scratch: weakref.ref[torch.Tensor] | None = None
         self._others = [other for other in range(self._size) if other != group_rank]
         devices = None if is_only_plane else frozenset({"cpu"})
         self._on_one_host = Support(devices=devices)
@@ -52,9 +57,10 @@ class SocketPlane(DataPlane):
         wire = tensor.view(-1)
         size = self._size
         step = min(_PIECE_BYTES // wire.element_size(), -(-wire.numel() // size))
-        buffers = torch.empty(size, step, dtype=wire.dtype, device="cpu")
+        scratch = self._shared_scratch(size * step * wire.element_size())
 
         def run() -> None:
+            buffers = scratch.view(wire.dtype)[: size * step].view(size, step)
             for segment in wire.split(step * size):
                 pieces = list(segment.split(step))
                 pieces += [segment[:0]] * (size - len(pieces))
@@ -81,6 +87,14 @@ class SocketPlane(DataPlane):
 
     def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:
         return lambda: self._move({dst: data for data, dst in outgoing}, {src: data for data, src in incoming})
+
+    def _shared_scratch(self, nbytes: int) -> torch.Tensor:
+        """Return memory of at least so many bytes, which is free when the last operation that has it has run."""
+        scratch = None if self._scratch is None else self._scratch()
+        if scratch is None or scratch.numel() < nbytes:
+            scratch = torch.empty(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, dtype=torch.uint8, device="cpu")
+            self._scratch = weakref.ref(scratch)
+        return scratch
 
     def _reduced(self, pieces: Sequence[torch.Tensor], op: Op, buffers: Iterable[torch.Tensor]) -> torch.Tensor:
         """Return the reduction of this rank's piece, in rank order, so that the result is the same in every run.
