@@ -25,6 +25,7 @@ from rankwise._collectives.out_of_band import (
     owned_memory,
     unpickle,
 )
+from rankwise._collectives.plain_values import is_plain, plain_pickle, read_plain
 from rankwise._collectives.progress import Progress
 from rankwise._collectives.safe_pickles import SafePickler, SafeUnpickler
 from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, memory_of, to_tensor
@@ -49,7 +50,7 @@ class Header:
 
     Attributes:
         sizes: The size in bytes of each buffer that follows, by type of device.
-        table: What is needed to read the pickle; b"" if it is in the CPU buffer.
+        table: What is needed to read the pickle; b"" if it is in the CPU buffer, or if nothing is needed.
         pickled: The pickle; b"" if it is in the CPU buffer.
         lengths: The lengths of table and pickle at the beginning of the CPU buffer; (0, 0) if they are not there.
         inline: If no buffer follows, the contents of tensors and arrays.
@@ -162,6 +163,8 @@ def serialize(value: object, *, most_inline: int = INLINE_BYTES, safe: bool = Fa
     Raises:
         PayloadTypeError: It cannot be pickled.
     """
+    if is_plain(value) and len(data := plain_pickle(value)) <= most_inline:
+        return Serialized(Header(sizes={}, pickled=data))
     pickled = Pickled(value, SafePickler if safe else ValuePickler)
     num_described = pickled.nbytes + len(pickled.table)
     is_on_host = all(device == "cpu" for device, _, _ in pickled.contents)
@@ -201,12 +204,14 @@ def deserialize(header: Header, buffers: Mapping[str, torch.Tensor], *, safe: bo
         PayloadTypeError: It cannot be unpickled here.
     """
     unpickler = SafeUnpickler if safe else ValueUnpickler
-    table, stream, contents = pickle_of(header, buffers)
 
     def load() -> Any:  # noqa: ANN401 - as above
         return unpickle(stream, table, contents, unpickler)
 
     try:
+        if not (header.sizes or header.table):
+            return read_plain(header.pickled, safe=safe)
+        table, stream, contents = pickle_of(header, buffers)
         return Deferred(load) if is_helper_thread() and DEVICE_TYPE in device_types(table, unpickler) else load()
     except Exception as error:
         raise not_unpickled(error) from error
