@@ -68,6 +68,28 @@ def test_signals_reach_all_ranks_and_standard_input_rank_zero() -> None:
         assert launcher.wait(SECONDS) == 128 + signal.SIGTERM
 
 
+def test_a_signal_to_all_processes_lets_ranks_end_by_themselves(tmp_path: Path) -> None:
+    """As Slurm sends it: also to the process that ranks are forked from, whose end would be theirs."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "def save(*_):\n    time.sleep(1)\n    print('saved', flush=True)\n    os._exit(0)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print(f'read {sys.stdin.read()!r}', flush=True)\n"
+        "while True:\n    time.sleep(0.1)\n"
+    )
+    with launched(launch=[*LAUNCH[:-1], str(script)]) as launcher:
+        process = psutil.Process(launcher.pid)
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            for each in (*process.children(recursive=True), process):
+                each.send_signal(number)
+        assert launcher.stdout is not None
+        output = launcher.stdout.read()
+        assert output.count("] saved") == 2, output
+        assert launcher.wait(SECONDS) == 128 + signal.SIGTERM
+
+
 @pytest.mark.slow
 def test_a_rank_that_does_not_handle_a_signal_fails_by_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
+
+Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int
 
 _FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)
+# Slurm sends a signal to all processes of a job: these are about ranks, and for launchers.
+FOR_RANKS: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, *_FORWARDED)
+
+
+def leave_to_ranks() -> dict[signal.Signals, Handler]:
+    """Let this process go on at signals about ranks, and return the handlers that it had.
+
+    For processes between a launcher and its ranks: without them the ranks would be killed at once, before they have
+    saved anything.
+    """
+    before: dict[signal.Signals, Handler] = {}
+    for number in FOR_RANKS:
+        handler = signal.getsignal(number)
+        if handler is not None and handler is not signal.SIG_IGN:  # None is one of compiled code
+            before[number] = handler
+            signal.signal(number, lambda *_: None)
+    return before
 
 
 class Signalled(Protocol):

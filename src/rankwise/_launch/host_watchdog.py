@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rankwise._launch.forwarded_signals import leave_to_ranks
 from rankwise._launch.reaper import kill_launch
 from rankwise._net.acceptor import Client
 from rankwise._net.connecting import connect_to_any, resolved_text
@@ -258,6 +259,7 @@ class HostWatchdog:
 
 def main(search_path: Sequence[str]) -> None:  # noqa: ARG001 - of processes that import a script
     """Watch. The last argument is the descriptor of the connection to the launcher, which sends the settings."""
+    leave_to_ranks()
     launcher = socket.socket(fileno=int(sys.argv[-1]))
     received = b""
     while not received.endswith(b"\n"):

@@ -24,6 +24,7 @@ from rankwise._launch.forkserver.interpreter_exit import exit_interpreter
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, DESCRIPTORS, ServerCommand, ServerEvent
 from rankwise._launch.forkserver.preloading import ImportEffects, preload_modules
 from rankwise._launch.forkserver.worker import run_worker
+from rankwise._launch.forwarded_signals import FOR_RANKS, leave_to_ranks
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.process_title import set_title
 from rankwise._launch.reaper import become_subreaper, kill_descendants, reap, set_parent_death_signal
@@ -92,7 +93,7 @@ class Server:
         """
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         # The launcher may have inherited SIGCHLD blocked or ignored; ranks get back what it inherited.
-        self._handler = signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._handlers = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda *_: None), **leave_to_ranks()}
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         while True:
             ready = wait_readable({"control": self._control, "wakeup": self._wakeup_reader})
@@ -145,7 +146,11 @@ class Server:
         if len(descriptors) < DESCRIPTORS:  # the others exceeded the limit of this process
             self._report(ServerEvent.REFUSED, rank, errno.EMFILE)
         else:
+            # A signal that a rank gets before it has its own handlers back must not be lost.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_RANKS)
             pid = self._try_fork(rank)
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
             return self._become_rank(server, *descriptors)
         for descriptor in descriptors:
@@ -168,7 +173,8 @@ class Server:
 
     def _become_rank(self, server: int, connection: int, output: int, errors: int, crashes: int) -> tuple[int, int]:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, self._handler)
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         os.close(self._wakeup_reader)
         os.close(self._wakeup_writer)

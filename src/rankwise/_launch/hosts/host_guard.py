@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankwise._launch.forkserver.ipc import READ_BYTES, pop_messages, serialize
+from rankwise._launch.forwarded_signals import leave_to_ranks
 from rankwise._launch.hosts.host_messages import Alive, Deliver, Hello, HostEnded, HostStart
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import become_subreaper, kill_descendants
@@ -143,9 +144,7 @@ def main(search_path: Sequence[str]) -> None:  # noqa: ARG001 - of processes tha
     become_subreaper()
     # The launcher may have gone: the end of its connection is noticed below, and not by a signal.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    # Slurm sends signals to all processes of a step: the agent has its own, and this one goes on to guard it.
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda *_: None)
+    leave_to_ranks()
     os.write(1, hello.line())
     guard = HostGuard()
     try:
