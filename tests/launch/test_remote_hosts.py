@@ -87,6 +87,22 @@ def test_a_host_of_another_version_is_named(tmp_path: Path) -> None:
     assert "host a cannot be used: it has rankwise 0.0.1 in /old, and this launcher has " in ended.stderr
 
 
+def in_place_of_ssh(folder: Path, script: str, *target: str) -> subprocess.CompletedProcess[str]:
+    """Launch on a host that a shell script connects to, whose last argument is the command for the host."""
+    (folder / "ssh").write_text(f"#!/bin/bash\n{script}\n")
+    (folder / "ssh").chmod(0o755)
+    return run_in(folder, [*LAUNCH, "-n", "1", "--ssh", "a", "--ssh-command", str(folder / "ssh"), *target])
+
+
+@pytest.mark.slow
+def test_an_agent_that_another_process_has_stopped_is_an_error(tmp_path: Path) -> None:
+    """Not the end of a launch without errors, whose results are missing."""
+    target = ("--no-python", "sh", "-c", "kill -TERM $(ps -o ppid= $PPID); sleep 100")
+    ended = in_place_of_ssh(tmp_path, 'eval "${@: -1}"', *target)
+    assert ended.returncode == 1
+    assert "host a: its agent was stopped by SIGTERM, and not by this launcher" in ended.stderr
+
+
 @pytest.mark.slow
 def test_output_has_the_prefixes_of_one_host_and_the_status_is_that_of_the_first_failure(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(

@@ -61,7 +61,8 @@ def _launch(job: HostJob, connection: socket.socket, relay: Relay, console: Rela
         return _failed(error, ranks)
     except (KeyboardInterrupt, Terminated) as stop:
         before = stop.__cause__
-        return HostEnded(error=before if isinstance(before, RankwiseError) else None)
+        by = signal.Signals(stop.status - 128 if isinstance(stop, Terminated) else signal.SIGINT)
+        return HostEnded(error=before if isinstance(before, RankwiseError) else None, stopped=by.name)
     is_function = job.spec.kind is TargetKind.FUNCTION
     values = {number: rank.result.value for number, rank in ranks.items() if is_function and rank.result is not None}
     return HostEnded(values=values)

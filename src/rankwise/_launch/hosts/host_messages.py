@@ -167,6 +167,7 @@ class HostEnded:
     Attributes:
         values: The results of the function, pickled, by rank.
         error: The error; None if there is none, or the agent was only stopped.
+        stopped: The signal that has stopped the agent; "" if none has.
         cause: The exception of the first rank that failed, pickled; b"" if it could not be.
         is_origin: The error has its cause on this host.
         lost: Messages about parts of log files that are lost.
@@ -174,6 +175,7 @@ class HostEnded:
 
     values: Mapping[int, bytes] = field(default_factory=dict)
     error: RankwiseError | None = None
+    stopped: str = ""
     cause: bytes = b""
     is_origin: bool = False
     lost: tuple[str, ...] = ()

@@ -216,8 +216,11 @@ class HostsLaunch:
             host.send(Meet(node_rank=node_rank, num_nodes=len(chosen), address=address, port=port))
 
     def _record_end(self, host: HostConnection, ended: HostEnded) -> None:
-        if ended.error is not None:
-            self._problems.append(HostProblem(host=host.name, error=ended.error, ended=ended))
+        error = ended.error
+        if error is None and ended.stopped and self._stop is None and not self._problems:
+            error = LaunchError(host.command.explain_stop(ended.stopped))
+        if error is not None:
+            self._problems.append(HostProblem(host=host.name, error=error, ended=ended))
             self._end_others(_AFTER_FAILURE_SECONDS)
         for text in ended.lost:  # of its log files
             error = LaunchError(text)

@@ -11,7 +11,7 @@ from rankwise._environment.hostlist import expand
 from rankwise._environment.slurm import FIRST_RESERVED_STEP
 from rankwise._launch.hosts.ssh_command import HostCommand
 from rankwise._launch.interpreter import interpreter_command
-from rankwise.errors import InvalidArgumentError
+from rankwise.errors import InvalidArgumentError, printable
 
 # The step shares the cores and devices of the job with others of it, and binds its processes to none of them: there is
 # one task for all ranks of a node. Slurm would hold back what is not a whole line.
@@ -45,6 +45,20 @@ class SrunCommand(HostCommand):
         """
         guard = [word.rstrip() for word in interpreter_command("hosts.host_guard")]
         return ["srun", *_OPTIONS, f"--nodelist={self.name}", *guard]
+
+    def explain_loss(self, status: int | None, printed: str) -> str:
+        """Return why a node is lost, with the reason that Slurm has printed."""
+        found = re.search(r"\*\*\* ((?:JOB|STEP) .*(?:CANCELLED|NODE|LIMIT).*) \*\*\*", printed)
+        if found is None:
+            return HostCommand.explain_loss(self, status, printed)
+        return f"host {self.name} is lost: Slurm has ended its step: {printable(found[1])}"
+
+    def explain_stop(self, by: str) -> str:
+        """Return why an agent has stopped by a signal that its launcher has not sent."""
+        return (
+            f"its agent was stopped by {by}, and not by this launcher: Slurm sends it when the job is cancelled, is "
+            "preempted, or has reached its time limit"
+        )
 
 
 def srun_commands(environ: Mapping[str, str]) -> list[HostCommand]:

@@ -38,6 +38,7 @@ _REMEDIES: Final = (
     ("too many authentication failures", "name one key for the host in the configuration of ssh (IdentitiesOnly)"),
     ("connection refused", "does sshd run there, and on that port?"),
     ("timed out", "is the host up, and does no firewall drop the connection?"),
+    ("network is unreachable", "is the host up, and the network between?"),
     ("no route to host", "is the host up, and the network between?"),
 )
 
@@ -121,6 +122,10 @@ class HostCommand:
         else:
             how = f"its agent {'has closed its output' if status is None else _ended(status)}, and has reported nothing"
         return f"host {self.name} is lost: {how}"
+
+    def explain_stop(self, by: str) -> str:
+        """Return why an agent has stopped by a signal that its launcher has not sent."""
+        return f"its agent was stopped by {by}, and not by this launcher: a process on that host has sent the signal"
 
 
 def host_commands(hosts: Sequence[str], ssh: str) -> list[HostCommand]:
