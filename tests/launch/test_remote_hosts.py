@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 import rankwise as rw
+from rankwise._launch.hosts.host_guard import version
 from tests.lanes import variants
 from tests.session.worlds import clean_environ, run_in
 
@@ -76,15 +78,24 @@ def test_the_command_refuses_what_cannot_be(options: list[str], status: int, mes
 
 
 @pytest.mark.slow
-def test_a_host_of_another_version_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"version": "0.0.1"}, "it has rankwise 0.0.1 in /old, and this launcher has "),
+        ({"version": version(), "python": "3.9"}, "is Python 3.9 there, and this launcher has Python "),
+    ],
+)
+def test_a_host_of_another_version_is_named(tmp_path: Path, found: dict[str, str], message: str) -> None:
     """Its first line comes after what its shell prints, which is shown."""
-    line = 'rankwise-host {"version": "0.0.1", "folder": "/old", "hostname": "a", "client": "", "server": ""}'
+    fields = {"folder": "/old", "hostname": "a", "python": "", "client": "", "server": "", **found}
+    line = "rankwise-host " + json.dumps(fields)
     (tmp_path / "ssh").write_text(f"#!/bin/sh\necho 'Welcome!'\necho '{line}'\nexec cat > /dev/null\n")
     (tmp_path / "ssh").chmod(0o755)
     ended = run_in(tmp_path, [*LAUNCH, "--ssh", "a", "--ssh-command", str(tmp_path / "ssh"), "--no-python", "true"])
     assert ended.returncode == 1
     assert "Welcome!" in ended.stderr
-    assert "host a cannot be used: it has rankwise 0.0.1 in /old, and this launcher has " in ended.stderr
+    assert "host a cannot be used: " in ended.stderr
+    assert message in ended.stderr
 
 
 def in_place_of_ssh(folder: Path, script: str, *target: str) -> subprocess.CompletedProcess[str]:
@@ -92,6 +103,30 @@ def in_place_of_ssh(folder: Path, script: str, *target: str) -> subprocess.Compl
     (folder / "ssh").write_text(f"#!/bin/bash\n{script}\n")
     (folder / "ssh").chmod(0o755)
     return run_in(folder, [*LAUNCH, "-n", "1", "--ssh", "a", "--ssh-command", str(folder / "ssh"), *target])
+
+
+@pytest.mark.slow
+def test_a_shell_may_print_before_the_agent_starts_also_half_a_line(tmp_path: Path) -> None:
+    ended = in_place_of_ssh(tmp_path, 'printf "Hi\\nyou: "; eval "${@: -1}"', "--no-python", "echo", "done")
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+    assert ended.stderr.startswith("Hi\nyou: \n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("timeout 1 cat; exit 5", "has ended with exit status 5 before it could answer: no output"),
+        ("yes", "cannot be used: what ssh starts there prints without an end, and is not rankwise"),
+        ("echo 'No account for you.'; exit 1", "with exit status 1 before it could answer: No account for you."),
+    ],
+)
+def test_nothing_is_sent_to_what_is_not_rankwise(tmp_path: Path, script: str, message: str) -> None:
+    """The first one would print what it reads, and the secret with it."""
+    ended = in_place_of_ssh(tmp_path, script, "--no-python", "true")
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert len(ended.stderr) < 1000
 
 
 @pytest.mark.slow

@@ -12,15 +12,18 @@ from io import RawIOBase
 from typing import IO, Any, Final, cast
 
 from rankwise._launch.forkserver.ipc import READ_BYTES, pop_messages, serialize
-from rankwise._launch.hosts.host_guard import version
-from rankwise._launch.hosts.host_messages import Hello, HostEnded
+from rankwise._launch.hosts.host_guard import python_version, version
+from rankwise._launch.hosts.host_messages import HELLO_MARK, Hello, HostEnded
 from rankwise._launch.hosts.ssh_command import HostCommand
+from rankwise._launch.interpreter import interpreter_command
 from rankwise._net.polling import READABLE, EventLoop, poll
 from rankwise.errors import LaunchError
 
 # How long ssh may take to end after it has closed its output.
 _END_SECONDS: Final = 5.0
 _LAST_BYTES: Final = 4096
+# How much shells may print when they start.
+_MOST_BEFORE: Final = 1 << 16
 
 
 class HostState(Enum):
@@ -62,7 +65,7 @@ class HostConnection:
         Args:
             command: How.
             loop: The event loop.
-            on_message: Called with each message of the agent, and with None when it is over.
+            on_message: Called with each message from the host, and with None when it is over.
             on_text: Called with what processes there, or ssh, print on standard error beside their ranks.
             is_full: Returns whether no more messages should be read for now.
 
@@ -186,26 +189,37 @@ class HostConnection:
             self._loop.unregister(self._output)
 
     def _read_hello(self) -> bool:
-        """Look for the first line of the guard, and show the output of shells before it."""
-        while b"\n" in self._inbox:
-            line, _, self._inbox = self._inbox.partition(b"\n")
-            try:
-                hello = Hello.of(bytes(line))
-            except ValueError:
-                hello = Hello(version="another", folder="?", hostname=self.name)
-            if hello is None:
-                self._on_text(bytes(line) + b"\n")
-                continue
-            self.hello = hello
-            self.state = HostState.STARTING
-            if hello.version != version():
-                self.give_up(
-                    f"it has rankwise {hello.version or 'without a version'} in {hello.folder}, and this launcher has "
-                    f"{version() or 'one without a version'}; install the same one"
-                )
-                return False
-            return True
-        return False
+        """Look for the first line of the guard, and show what shells have printed before it."""
+        start = self._inbox.find(HELLO_MARK)
+        end = self._inbox.find(b"\n", start)
+        if start < 0 or end < 0:
+            if len(self._inbox) > _MOST_BEFORE:
+                self.give_up(f"what {self.command.program} starts there prints without an end, and is not rankwise")
+            return False
+        before, line = bytes(self._inbox[:start]), bytes(self._inbox[start:end])
+        del self._inbox[: end + 1]
+        if before:
+            self._on_text(before.rstrip(b"\n") + b"\n")
+        try:
+            hello = Hello.of(line)
+        except ValueError:
+            hello = Hello(version="another", folder="?", hostname=self.name)
+        self.hello = hello
+        self.state = HostState.STARTING
+        if hello.version != version():
+            self.give_up(
+                f"it has rankwise {hello.version or 'without a version'} in {hello.folder}, and this launcher has "
+                f"{version() or 'one without a version'}; install the same one"
+            )
+            return False
+        if hello.python != python_version():
+            self.give_up(
+                f"{interpreter_command('hosts.host_guard')[0]} is Python {hello.python} there, and this launcher has "
+                f"Python {python_version()}; hosts need the same one at the same path"
+            )
+            return False
+        self._on_message(self, hello)
+        return True
 
     def _read_errors(self) -> None:
         if self._errors.closed:
@@ -232,7 +246,8 @@ class HostConnection:
         if self.ended is not None:
             self.state = HostState.ENDED
         elif self.hello is None:
-            self._lose(self.command.explain_start(1 if status is None else status, printed))
+            told = self._inbox[-_LAST_BYTES:].decode(errors="replace") + printed  # the first of a shell, instead
+            self._lose(self.command.explain_start(1 if status is None else status, told))
         else:
             self._lose(LaunchError(self.command.explain_loss(status, printed)))
         self._on_message(self, None)

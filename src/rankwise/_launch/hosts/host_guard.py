@@ -44,6 +44,11 @@ def version() -> str:
         return ""
 
 
+def python_version() -> str:
+    """Return the version of Python, such as "3.12": functions and modules of another one cannot be used."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
 class HostGuard:
     """The guard of an agent."""
 
@@ -138,6 +143,7 @@ def main(search_path: Sequence[str]) -> None:  # noqa: ARG001 - of processes tha
         version=version(),
         folder=str(Path(__file__).parents[2]),
         hostname=socket.gethostname(),
+        python=python_version(),
         client=client,
         server=server,
     )

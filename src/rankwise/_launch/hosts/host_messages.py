@@ -19,7 +19,7 @@ from rankwise._net.json_lines import decode_line
 from rankwise.errors import RankwiseError
 
 # What shells print when they start comes before it.
-_MARK: Final = b"rankwise-host "
+HELLO_MARK: Final = b"rankwise-host "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class Hello:
     Attributes:
         version: The version of rankwise there.
         folder: Where that is installed.
+        python: The version of Python there.
         hostname: The name that the host has for itself.
         client: The address of the launcher's host, as ssh there sees it; "" without ssh.
         server: The address of the host on that connection.
@@ -37,21 +38,22 @@ class Hello:
     version: str
     folder: str
     hostname: str
+    python: str = ""
     client: str = ""
     server: str = ""
 
     def line(self) -> bytes:
         """Return the line."""
-        return _MARK + json.dumps(asdict(self)).encode() + b"\n"
+        return HELLO_MARK + json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def of(cls, line: bytes) -> Hello | None:
-        """Return the content of a line; None if it is another line.
+    def of(cls, line: bytes) -> Hello:
+        """Return the content of such a line.
 
         Raises:
-            ValueError: It is such a line of another version.
+            ValueError: It is one of another version.
         """
-        return decode_line(cls, line.removeprefix(_MARK)) if line.startswith(_MARK) else None
+        return decode_line(cls, line.removeprefix(HELLO_MARK))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from rankwise._launch.hosts.host_guard import ALIVE_SECONDS
 from rankwise._launch.hosts.host_messages import (
     Alive,
     Deliver,
+    Hello,
     HostEnded,
     HostJob,
     HostStart,
@@ -86,6 +87,8 @@ class HostsLaunch:
         # What is done next to hosts that do not end, and when.
         self._steps: list[tuple[float, str]] = []
         self._alive_at = time.monotonic() + ALIVE_SECONDS
+        # The secret goes through the streams of ssh alone.
+        self._start = HostStart(environ={SECRET: new_secret(), **sent_environ()}, folder=working_directory())
         self._wakeup, self._waker = socket.socketpair()
 
     def run(self) -> dict[int, bytes]:
@@ -144,12 +147,6 @@ class HostsLaunch:
                 is_full=lambda: self._output.is_full,
             )
             self._hosts.append(connection)
-        # The secret goes through the streams of ssh alone.
-        environ = sent_environ()
-        start = HostStart(environ={SECRET: new_secret(), **environ}, folder=working_directory())
-        for host in self._hosts:
-            host.send(start)
-            host.send(self._job)
 
     def _run_once(self) -> None:
         if not self._loop.run_once(_IDLE_SECONDS):
@@ -158,7 +155,8 @@ class HostsLaunch:
         if now >= self._alive_at:
             self._alive_at = now + ALIVE_SECONDS
             for host in self._hosts:
-                host.send(Alive())
+                if host.hello is not None:
+                    host.send(Alive())
         for host in self._hosts:
             if host.is_starting and now - host.since > _START_SECONDS:
                 host.give_up(f"it has not started within {_START_SECONDS:g} s")
@@ -180,6 +178,10 @@ class HostsLaunch:
             self._output.show(host.hostname, message)
         elif isinstance(message, Told):
             self._output.tell(host.name, message.text)
+        elif isinstance(message, Hello):
+            # Not before: something else might print what it reads, as `cat` does, and the secret with it.
+            host.send(self._start)
+            host.send(self._job)
         elif isinstance(message, Ready):
             host.state = HostState.READY
         elif isinstance(message, Serving):
