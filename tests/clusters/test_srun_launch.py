@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.clusters.hosts import BIN
+from tests.clusters.hosts import BIN, HERE
 from tests.session.worlds import clean_environ
 
 pytestmark = pytest.mark.slow
@@ -65,3 +67,37 @@ def test_a_step_that_is_ended_from_outside_ends_all_nodes(
     ended = in_allocation(cluster, "-N2 -w node0,node1", shell)
     assert ended.stdout == "ended with 1\n" or "$SLURM_JOB_ID" in ends, ended.stderr  # the shell is of the job, too
     assert re.search(rf"^rankwise: {report}", ended.stderr, re.MULTILINE), ended.stderr
+
+
+SAVES = HERE / "programs" / "saves.py"
+STARTED = 'until [ $(ls "$TMPDIR" | grep -c started) = 4 ]; do sleep 0.1; done; '
+STEP = 'scancel $(squeue -h -s -j $SLURM_JOB_ID -o %i | grep "[.][0-9]" | head -n 1)'
+# How; the exit status of the launcher; how many ranks have saved something; the message.
+HOWS = {
+    "scancel of the job": (
+        "scancel $SLURM_JOB_ID",
+        1,
+        4,
+        "was stopped by SIGTERM, and not by this launcher: Slurm sends",
+    ),
+    "scancel of a step": (STEP, 1, 2, r"host node\d is lost: Slurm has ended its step: STEP .*CANCELLED"),
+    "SIGKILL to srun": ("pkill -9 -n -x -P $launcher srun", 1, 2, r"host node\d is lost: .*srun was killed by SIGKILL"),
+    "SIGKILL to the launcher": ("kill -9 $launcher", 137, 0, ""),
+    "SIGINT to the launcher": ("kill -INT $launcher", 130, 0, ""),
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_end_of_a_part_is_the_end_of_all(cluster: dict[str, str], tmp_path: Path, how: str) -> None:
+    """Nothing is left on any node. What ranks do at SIGTERM they do to the end, if Slurm lets them."""
+    stop, status, saved, message = HOWS[how]
+    shell = f'({STARTED} launcher=$(cat "$TMPDIR/pid"); {stop}) & '
+    shell += f'sh -c \'echo $$ > "$TMPDIR/pid"; exec {LAUNCH} -n 2 {SAVES}\'; echo "ended with $?"'
+    began = time.monotonic()
+    ended = in_allocation({**cluster, "TMPDIR": str(tmp_path)}, "-N2", shell)
+    assert f"ended with {status}\n" in ended.stdout, ended.stderr
+    assert re.search(message, ended.stderr), ended.stderr
+    assert len(list(tmp_path.glob("saved-*"))) == saved
+    while left := [each for each in psutil.process_iter(["cmdline"]) if str(SAVES) in (each.info["cmdline"] or ())]:
+        assert time.monotonic() < began + 150, left
+        time.sleep(0.1)
