@@ -212,6 +212,24 @@ def test_top_on_a_narrow_terminal_ends_at_ctrl_c() -> None:
     assert lines[-1].endswith("\x1b[?25h"), lines[-1]  # the cursor is shown again
 
 
+def test_top_on_a_dumb_terminal_prints_each_update() -> None:
+    with ranks(0, 1, 2) as processes:
+        main, terminal = pty.openpty()
+        command = [sys.executable, "-m", "rankwise", "top", "--interval", "0.1", "--updates", "2"]
+        environ = {**os.environ, "TERM": "dumb"}
+        with subprocess.Popen(command, env=environ, stdin=terminal, stdout=terminal, stderr=terminal) as process:
+            os.close(terminal)
+            text = b""
+            with contextlib.suppress(OSError):  # the end of the output
+                while select.select([main], [], [], 100)[0]:
+                    text += os.read(main, 4096)
+        os.close(main)
+        job = find_job(processes[0].pid)
+    assert process.returncode == 0, text
+    assert text.count(b"job %d: plain, 3 of 3 ranks here" % job.pid) == 2
+    assert b"\x1b[?25" not in text  # the cursor is not hidden
+
+
 @pytest.mark.slow
 def test_top_without_a_terminal_prints_each_update() -> None:
     with ranks(0, 1, 2) as processes:

@@ -46,7 +46,7 @@ def ps() -> None:
 def top(*, interval: float, updates: int | None) -> None:
     """Show the tables of `rankwise ps`, and refresh them until Ctrl-C. Needs rich.
 
-    Where the output is no terminal, each update is printed below the last one.
+    Where the output is no terminal, or a dumb one, each update is printed below the last one.
     """
     try:
         from rich.console import Console  # noqa: PLC0415 - an optional package
@@ -58,9 +58,10 @@ def top(*, interval: float, updates: int | None) -> None:
         )
     console = Console()
     live = Live(console=console, auto_refresh=False)
-    with contextlib.suppress(KeyboardInterrupt), live if console.is_terminal else contextlib.nullcontext():
+    in_place = console.is_terminal and not console.is_dumb_terminal  # in which `Live` shows nothing before its end
+    with contextlib.suppress(KeyboardInterrupt), live if in_place else contextlib.nullcontext():
         for tables in _updates(interval, updates):
-            if console.is_terminal:
+            if in_place:
                 live.update(tables, refresh=True)
             else:
                 console.print(tables)
