@@ -21,7 +21,8 @@ import pytest
 import rankwise as rw
 from rankwise._diagnose.folding import is_busy
 from rankwise._diagnose.jobs import find_job, find_jobs
-from rankwise._diagnose.processes import is_python, own_processes
+from rankwise._diagnose.moved_environ import moved_environ
+from rankwise._diagnose.processes import DiagnosisError, environ_of, is_python, own_processes
 from rankwise._diagnose.sampling import ProcessSample
 from rankwise._diagnose.sleep_times import sleep_seconds
 from rankwise._diagnose.stack import Stack, StackFrame
@@ -29,16 +30,31 @@ from rankwise._diagnose.wait_note import WaitNote, read_wait
 from tests.diagnose.jobs import rankwise
 
 SLEEP = "import time; print(flush=True); time.sleep(600)"
+# As setproctitle does: the variables are copied, and there is a title in their place.
+RENAMED = f"""
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.strdup.restype = libc.malloc.restype = ctypes.c_void_p
+addresses = ctypes.POINTER(ctypes.c_void_p).in_dll(libc, "environ")
+copies = ctypes.cast(libc.malloc(8 * len(os.environ) + 8), ctypes.POINTER(ctypes.c_void_p))
+for number in range(len(os.environ)):
+    address = addresses[number]
+    copies[number] = libc.strdup(ctypes.c_void_p(address))
+    ctypes.memset(address, 0, len(ctypes.string_at(address)))
+copies[len(os.environ)] = None
+addresses.contents = ctypes.c_void_p.from_buffer(copies.contents)
+{SLEEP}
+"""
 SITE = "/venv/lib/python3.12/site-packages"
 
 
 @contextlib.contextmanager
 def ranks(
-    *numbers: int, interpreter: str = sys.executable, **variables: str
+    *numbers: int, interpreter: str = sys.executable, code: str = SLEEP, **variables: str
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run processes that sleep as ranks of a job."""
     world = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **variables}
-    command = [interpreter, "-c", SLEEP]
+    command = [interpreter, "-c", code]
     with contextlib.ExitStack() as stack:
         processes = []
         for rank in numbers:
@@ -60,6 +76,22 @@ def test_an_interpreter_of_another_name_is_found(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
         assert not is_python(other.pid)
         other.kill()
+
+
+def test_ranks_that_have_renamed_themselves_are_found() -> None:
+    with ranks(1) as (other,), ranks(0, 2, code=RENAMED) as (zero, two):
+        assert not environ_of(zero.pid)
+        assert [rank.process.pid for rank in find_job(two.pid).ranks] == [zero.pid, other.pid, two.pid]
+
+
+def test_a_process_without_its_variables_is_no_rank() -> None:
+    code = RENAMED.replace("libc.strdup(ctypes.c_void_p(address))", "None")
+    with ranks(0, code=code) as (zero,):
+        assert not environ_of(zero.pid)
+        assert not moved_environ(zero.pid)
+        with pytest.raises(DiagnosisError):
+            find_job(zero.pid)
+    assert not moved_environ(zero.pid)
 
 
 def test_ranks_that_an_engine_has_started_by_themselves_are_one_job() -> None:

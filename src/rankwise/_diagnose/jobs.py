@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rankwise._diagnose.moved_environ import moved_environ
 from rankwise._diagnose.processes import DiagnosisError, Process, command_of, environ_of, is_python, own_processes
 from rankwise._diagnose.stack_file import marked_rank
 from rankwise._environment.detect import detect
@@ -141,9 +142,15 @@ def find_job(pid: int | None) -> Job:
     raise DiagnosisError(f"{expected} was not found on this host{others}")
 
 
+def _variables(pid: int) -> Mapping[str, str]:
+    """Return the variables of a process, also if there is a title in their place."""
+    environ = environ_of(pid)
+    return moved_environ(pid) if not environ and is_python(pid) else environ
+
+
 def _identity(pid: int) -> _Identity | None:
     """Return the rank that a process claims to be; None for none."""
-    environ = environ_of(pid)
+    environ = _variables(pid)
     marked = marked_rank(pid)
     if marked is not None:
         launch = _launch_id(environ)
