@@ -5,9 +5,10 @@ python benchmarks/hang_report.py --ranks 2 --rounds 10 --seconds 60
 python benchmarks/hang_report.py --ddp
 python benchmarks/hang_report.py --save FOLDER   # also FOLDER/hang_report.json
 
-Sessions with a watch and without alternate in one run. A round of all ranks takes as long as the slowest of them, which
-differs from round to round by more than the watch costs. So the processor time of a step is measured too, of all ranks
-together; ratios are medians over pairs of rounds. The process that watches has its own processor time.
+Launches with a watch and without alternate in one run: torch reads the size of its flight recorder, which the watch
+sets, once in a process. A round of all ranks takes as long as the slowest of them, which differs from round to round
+by more than the watch costs. So the processor time of a step is measured too, of all ranks together and of the process
+that watches; ratios are medians over pairs of rounds, each in the other order than the one before.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ import rankwise as rw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-ROUND_SECONDS = 2.0
+# Of a round; the processor time of a step is taken from the lowest tenth of them, which other work disturbs least.
+EPOCHS = 30
 # Until the process has been started.
 START_SECONDS = 2.0
 
@@ -45,29 +47,38 @@ def step_seconds(ddp: bool) -> tuple[float, float]:
     model = digits.build(rw.device())
     trained = DistributedDataParallel(model) if ddp else model
     digits.train(trained, images, labels, epochs=1, batch=64, learning_rate=5e-3)
-    steps, start, used = 0, time.monotonic(), time.process_time()
-    while rw.broadcast(time.monotonic() - start < ROUND_SECONDS):
+    steps, chunks = -(-len(labels) // 64), []
+    start = time.monotonic()
+    for _ in range(EPOCHS):
+        used = time.process_time()
         digits.train(trained, images, labels, epochs=1, batch=64, learning_rate=5e-3)
-        steps += -(-len(labels) // 64)
-    used = time.process_time() - used
-    return max(rw.all_gather((time.monotonic() - start) / steps)), rw.all_reduce(used / steps)
+        chunks.append((time.process_time() - used) / steps)
+    seconds = (time.monotonic() - start) / (EPOCHS * steps)
+    return max(rw.all_gather(seconds)), rw.all_reduce(statistics.quantiles(chunks, n=10)[0])
 
 
-def measure(rounds: int, seconds: float, ddp: bool) -> dict[str, list[float]]:
-    """Return the seconds and the processor time of a step without and with a watch, and the cores that it takes."""
+def measure(seconds: float, ddp: bool) -> tuple[float, float, float]:
+    """Return the seconds and the processor time of a step, and the cores that the watch takes."""
     torch.set_num_threads(1)
+    shown = contextlib.redirect_stderr(io.StringIO())  # the progress
+    with rw.init(device="cpu", hang_report=seconds), shown:
+        time.sleep(START_SECONDS)
+        before, start = watch_seconds(), time.monotonic()
+        step, used = step_seconds(ddp)
+        return step, used, (watch_seconds() - before) / (time.monotonic() - start)
+
+
+def measure_pairs(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Return what each pair of rounds has measured: without a watch, and with one."""
     found: dict[str, list[float]] = {"without": [], "with": [], "used without": [], "used with": [], "cores": []}
-    for number in range(2 * rounds):
-        watched = number % 2 == 1
-        shown = contextlib.redirect_stderr(io.StringIO())  # the progress
-        with rw.init(device="cpu", hang_report=seconds if watched else 0) as session, shown:
-            time.sleep(START_SECONDS)
-            before, start = watch_seconds(), time.monotonic()
-            name = "with" if watched else "without"
-            for key, value in zip((name, f"used {name}"), step_seconds(ddp), strict=True):
-                found[key].append(value)
-            if watched and session.rank == 0:
-                found["cores"].append((watch_seconds() - before) / (time.monotonic() - start))
+    for number in range(options.rounds):
+        for name in ("without", "with") if number % 2 else ("with", "without"):
+            seconds = options.seconds if name == "with" else 0.0
+            step, used, cores = rw.launch(measure, seconds, options.ddp, nproc=options.ranks)[0]
+            found[name].append(step)
+            found[f"used {name}"].append(used + cores * step)  # the watch's part of a step
+            if seconds:
+                found["cores"].append(cores)
     return found
 
 
@@ -91,7 +102,7 @@ def main() -> None:
     parser.add_argument("--ddp", action="store_true", help="let DistributedDataParallel average the gradients")
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
-    found = rw.launch(measure, options.rounds, options.seconds, options.ddp, nproc=options.ranks)[0]
+    found = measure_pairs(options)
     without, watched = (statistics.median(found[name]) for name in ("without", "with"))
     row = {
         "ranks": options.ranks,
@@ -103,7 +114,7 @@ def main() -> None:
         "load": os.getloadavg()[0],
     }
     print(f"step without a watch {without * 1e3:.3f} ms, with one {watched * 1e3:.3f} ms, ratio {row['ratio']:.4f}")
-    print(f"processor time of a step on all ranks, ratio {row['used_ratio']:.4f}")
+    print(f"processor time of a step, of all ranks and the watch, ratio {row['used_ratio']:.4f}")
     print(f"the watch takes {row['cores']:.3%} of a core after its start; load {row['load']:.1f}")
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)
