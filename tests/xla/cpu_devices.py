@@ -13,6 +13,9 @@ With torch_xla 2.9 collectives abort the process after 20 s otherwise, for four 
 The 20 s cannot be changed, and a busy machine may need more until the last rank has come. So ranks wait for each other
 before they start a collective.
 
+Nearly all the time of a test is that of compilations. Devices that execute one graph at the same time compile it once
+each, and one after the other often once for all; so `torch_xla.sync` takes the lock too. It waits for no other rank.
+
 None of this is needed on TPUs, and rankwise itself does none of it.
 """
 
@@ -25,7 +28,7 @@ from typing import Any, Final
 
 _ARRIVAL_SECONDS: Final = 200.0
 _supporting = threading.Lock()
-_compiling = threading.Lock()
+_compiling = threading.RLock()
 _of_thread = threading.local()
 
 
@@ -36,6 +39,8 @@ def variables(devices: int) -> dict[str, str]:
         "CPU_NUM_DEVICES": str(devices),
         "XLA_ENABLE_PARAM_ALIASING": "0",
         "XLA_THREAD_POOL_SIZE": str(2 * devices + 2),
+        # Compiling takes half the time. Graphs that are executed once gain nothing by optimization.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
         # torch_xla sets it for a moment, and where several threads do, one of them restores the value of another.
         "SKIP_MEGASCALE_PJRT_CLIENT": "true",
     }
@@ -49,7 +54,7 @@ def support_collectives() -> None:
     with _supporting:
         if hasattr(xm.all_reduce, "__wrapped__"):
             return
-        torch_xla.sync = _keeping_a_tensor(torch_xla.sync)
+        torch_xla.sync = _one_at_a_time(torch_xla.sync)
         xm.all_gather = _apart(xm.all_gather, unless=_calls_all_reduce)
         for name in ("all_reduce", "reduce_scatter", "all_to_all", "collective_permute"):
             setattr(xm, name, _apart(getattr(xm, name)))
@@ -76,7 +81,7 @@ def _calls_all_reduce(
     return pin_layout and output is None and not isinstance(value, list)
 
 
-def _keeping_a_tensor(sync: Callable[..., None]) -> Callable[..., None]:
+def _one_at_a_time(sync: Callable[..., None]) -> Callable[..., None]:
     import torch  # noqa: PLC0415
     import torch_xla  # noqa: PLC0415
 
@@ -84,7 +89,8 @@ def _keeping_a_tensor(sync: Callable[..., None]) -> Callable[..., None]:
     def synchronised(*args: Any, **kwargs: Any) -> None:
         if not hasattr(_of_thread, "kept"):
             _of_thread.kept = torch.tensor([0.5], device=torch_xla.device())
-        sync(*args, **kwargs)
+        with _compiling:
+            sync(*args, **kwargs)
 
     return synchronised
 
