@@ -21,12 +21,6 @@ LAUNCH = f"{BIN / 'rankwise'} launch --srun --master-addr 127.0.0.1"
 WHERE = """--no-python sh -c 'echo "$RANK of $WORLD_SIZE on $SLURMD_NODENAME"'"""
 
 
-KILL_SRUN = (
-    "for pid in $(cat /proc/$launcher/task/*/children); "
-    "do ! grep -q nodelist=node1 /proc/$pid/cmdline || kill -KILL $pid; done"
-)
-
-
 def in_allocation(cluster: Mapping[str, str], nodes: str, shell: str) -> subprocess.CompletedProcess[str]:
     command = ["salloc", "-Q", *nodes.split(), "sh", "-c", shell]
     environ = clean_environ(**cluster)
@@ -46,27 +40,6 @@ def test_a_failure_ends_all_nodes_and_a_step_has_no_steps(cluster: dict[str, str
     assert ended.stdout.splitlines() == ["ended with 7", "0", "ended with 2"], ended.stderr
     assert "rank 1 of 2 on " in ended.stderr
     assert "--srun starts steps from the shell of a job, and this process is a task of one" in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("ends", "report"),
-    [
-        (KILL_SRUN, "host node1 is lost: .*srun was killed by SIGKILL"),
-        ("scancel \"$(squeue -h -s -o '%i %N' | sed -n 's/ node1$//p')\"", "host node1"),
-        ('scancel "$SLURM_JOB_ID"', "host node[01]"),
-    ],
-    ids=["srun is killed", "the step is cancelled", "the job is cancelled"],
-)
-def test_a_step_that_is_ended_from_outside_ends_all_nodes(
-    cluster: dict[str, str], tmp_path: Path, ends: str, report: str
-) -> None:
-    """Ranks that ignore SIGTERM, too: of none of them a file descriptor is left that this process would wait for."""
-    deaf = f"--no-python sh -c 'trap \"\" TERM; : > {tmp_path}/$RANK; sleep 1000 & wait; wait'"
-    waits = f"until [ -e {tmp_path}/0 ] && [ -e {tmp_path}/1 ]; do sleep 0.1; done"
-    shell = f'{LAUNCH} -n 1 {deaf} & launcher=$!; {waits}; {ends}; wait $launcher; echo "ended with $?"'
-    ended = in_allocation(cluster, "-N2 -w node0,node1", shell)
-    assert ended.stdout == "ended with 1\n" or "$SLURM_JOB_ID" in ends, ended.stderr  # the shell is of the job, too
-    assert re.search(rf"^rankwise: {report}", ended.stderr, re.MULTILINE), ended.stderr
 
 
 SAVES = HERE / "programs" / "saves.py"
