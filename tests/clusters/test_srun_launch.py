@@ -45,6 +45,7 @@ def test_a_failure_ends_all_nodes_and_a_step_has_no_steps(cluster: dict[str, str
 SAVES = HERE / "programs" / "saves.py"
 STARTED = 'until [ $(ls "$TMPDIR" | grep -c started) = 4 ]; do sleep 0.1; done; '
 STEP = 'scancel $(squeue -h -s -j $SLURM_JOB_ID -o %i | grep "[.][0-9]" | head -n 1)'
+COMPLETING = ["sinfo", "--noheader", "--Node", "--states=completing", "--format=%N"]
 # How; the exit status of the launcher; how many ranks have saved something; the message.
 HOWS = {
     "scancel of the job": (
@@ -73,4 +74,8 @@ def test_the_end_of_a_part_is_the_end_of_all(cluster: dict[str, str], tmp_path: 
     assert len(list(tmp_path.glob("saved-*"))) == saved
     while left := [each for each in psutil.process_iter(["cmdline"]) if str(SAVES) in (each.info["cmdline"] or ())]:
         assert time.monotonic() < began + 150, left
+        time.sleep(0.1)
+    # Other tests expect all nodes to be free.
+    while subprocess.run(COMPLETING, env=clean_environ(**cluster), capture_output=True, check=True).stdout:
+        assert time.monotonic() < began + 150
         time.sleep(0.1)
