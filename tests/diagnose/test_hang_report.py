@@ -73,8 +73,7 @@ def test_a_hang_is_reported_with_the_rank_that_is_missing(launcher: str, how: st
     missing = [line for line in report.splitlines() if "missing:" in line]
     assert len(missing) == 1, report
     assert "missing: rank 1, not moving: " in missing[0]
-    # On a busy machine those that spin may not have begun in one second.
-    assert re.search(r"rank(s 0,)? 2: waiting for ", report), report
+    assert "ranks 0, 2: waiting for " in report
     for line in written.splitlines():
         assert line in report
     if collective in {"torch", "ddp", "polls"} and how != "lock":
