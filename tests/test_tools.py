@@ -13,7 +13,7 @@ from tools import compat, hops
 from tools.virtualenv import CommandError
 
 # The longest path of a 16-byte all_reduce on 2 ranks; the goal is 8 files and 40 functions, torch has 2 and 9.
-MOST_FILES = 21
+MOST_FILES = 20
 MOST_FUNCTIONS = 52
 
 RESULTS = """<testsuites><testsuite>

@@ -34,7 +34,7 @@ OPERATIONS = ("all_reduce", "all_reduce_number", "barrier", "broadcast", "all_ga
 # The first calls import modules and fill caches. Of the others the shortest counts: how often a rank looks for the
 # frames of the others depends on the scheduler.
 WARM_UP = 3
-CALLS = 20
+CALLS = 60
 MESSAGE = "this batch has no data"
 _FOLDERS = {"rankwise": Path(rw.__file__).parent, "torch": Path(torch.__file__).parent}
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
