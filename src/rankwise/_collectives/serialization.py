@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -203,15 +204,12 @@ def deserialize(header: Header, buffers: Mapping[str, torch.Tensor], *, safe: bo
     Raises:
         PayloadTypeError: It cannot be unpickled here.
     """
-    unpickler = SafeUnpickler if safe else ValueUnpickler
-
-    def load() -> Any:  # noqa: ANN401 - as above
-        return unpickle(stream, table, contents, unpickler)
-
     try:
         if not (header.sizes or header.table):
             return read_plain(header.pickled, safe=safe)
+        unpickler = SafeUnpickler if safe else ValueUnpickler
         table, stream, contents = pickle_of(header, buffers)
+        load = partial(unpickle, stream, table, contents, unpickler)
         return Deferred(load) if is_helper_thread() and DEVICE_TYPE in device_types(table, unpickler) else load()
     except Exception as error:
         raise not_unpickled(error) from error

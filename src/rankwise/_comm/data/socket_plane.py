@@ -21,8 +21,6 @@ from rankwise._comm.reduce_ops import Op, fold
 
 # The size of the piece that each rank reduces at a time; it needs a buffer of this size for every other rank.
 _PIECE_BYTES: Final = 1 << 20
-# A length that tensors of all dtypes have in common.
-_ALIGNMENT: Final = 64
 
 
 class SocketPlane(DataPlane):
@@ -57,10 +55,11 @@ class SocketPlane(DataPlane):
         wire = tensor.view(-1)
         size = self._size
         step = min(_PIECE_BYTES // wire.element_size(), -(-wire.numel() // size))
-        scratch = self._shared_scratch(size * step * wire.element_size())
+        nbytes = size * step * wire.element_size()
+        scratch = self._shared_scratch(nbytes)
 
         def run() -> None:
-            buffers = scratch.view(wire.dtype)[: size * step].view(size, step)
+            buffers = scratch[:nbytes].view(wire.dtype).view(size, step)
             for segment in wire.split(step * size):
                 pieces = list(segment.split(step))
                 pieces += [segment[:0]] * (size - len(pieces))
@@ -92,7 +91,7 @@ class SocketPlane(DataPlane):
         """Return memory of at least so many bytes, which is free when the last operation that has it has run."""
         scratch = None if self._scratch is None else self._scratch()
         if scratch is None or scratch.numel() < nbytes:
-            scratch = torch.empty(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, dtype=torch.uint8, device="cpu")
+            scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
             self._scratch = weakref.ref(scratch)
         return scratch
 
