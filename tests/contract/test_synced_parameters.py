@@ -163,9 +163,9 @@ def test_modules_of_fsdp_are_refused(comm: Any) -> None:
         torch.nn.Linear(2 * comm.size, 1), mesh=torch.distributed.init_device_mesh("cpu", (comm.size,))
     )
     calls: tuple[Any, ...] = (rw.sync_grads, rw.sync_params, rw.assert_synced, rw.wrap_ddp)
-    for call in calls:
+    for call, part in [(call, part) for call in calls for part in (model, torch.nn.Sequential(model))]:
         with pytest.raises(rw.InvalidArgumentError, match="FSDPModule"):
-            call(model)
+            call(part)
     with pytest.raises(rw.PayloadTypeError, match="DTensor"):
         rw.sync_grads(model.parameters())
     assert rw.all_reduce(1) == comm.size

@@ -15,29 +15,40 @@ from rankwise._torch import uncompiled
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError
 
-# The classes of FSDP 1 and 2, with the module that defines them: if it is not imported, there is no such wrapper.
-_FSDP: Final = "torch.distributed.fsdp"
-_FSDP_CLASSES: Final = ("FullyShardedDataParallel", "FSDPModule")
+# The classes whose ranks have parts of the parameters, by the package that defines them: FSDP 1 and 2, and torch_xla's.
+# Where a package is not imported, there is no such module.
+_SHARDING: Final = {
+    "torch.distributed.fsdp": ("FullyShardedDataParallel", "FSDPModule"),
+    "torch_xla.distributed.fsdp": ("XlaFullyShardedDataParallel",),
+}
 
 
 def wrapper_of(module: torch.nn.Module) -> str:
     """Return the name of the class that a module is wrapped by, also if it is compiled; "" if there is none."""
-    inner = uncompiled(module)
-    if isinstance(inner, DistributedDataParallel):
-        return "DistributedDataParallel"
-    home = sys.modules.get(_FSDP)
-    found = [name for name in _FSDP_CLASSES if hasattr(home, name) and isinstance(inner, getattr(home, name))]
-    return found[0] if found else ""
+    return "DistributedDataParallel" if isinstance(uncompiled(module), DistributedDataParallel) else _sharded_by(module)
+
+
+def _sharded_by(module: torch.nn.Module) -> str:
+    """Return the name of the class that has sharded a module, or one in it; "" if there is none."""
+    classes = {
+        name: getattr(sys.modules[home], name)
+        for home, names in _SHARDING.items()
+        for name in names
+        if hasattr(sys.modules.get(home), name)
+    }
+    if not classes:  # the usual case, without the walk
+        return ""
+    parts = list(module.modules())
+    return next((name for name, kind in classes.items() if any(isinstance(part, kind) for part in parts)), "")
 
 
 def refuse_fsdp(module: torch.nn.Module, caller: str) -> None:
-    """Check that a module is not one of FSDP, whose ranks have different parts of the parameters.
+    """Check that there is no module of FSDP in a module: each rank has other parts of the parameters.
 
     Raises:
-        InvalidArgumentError: It is one.
+        InvalidArgumentError: There is one.
     """
-    kind = wrapper_of(module)
-    if kind in _FSDP_CLASSES:
+    if kind := _sharded_by(module):
         raise InvalidArgumentError(
             f"{caller} got a module of {kind}, of whose parameters each rank has a part: call {caller} before the "
             "module is wrapped"

@@ -37,7 +37,8 @@ def sync_params(
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
-        InvalidArgumentError: `src` is not a member, `op` is another one, or `module` is not a module, or one of FSDP.
+        InvalidArgumentError: `src` is not a member, `op` is another one, or `module` is not a module, or has one of
+            FSDP in it.
         PayloadTypeError: A parameter or buffer has no contents, is not dense, or has no mean.
         RemoteRankError: One of these errors occurred on another rank.
         MismatchError: The modules differ in names, shapes or dtypes, or another rank calls another collective.

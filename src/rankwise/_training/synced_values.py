@@ -42,7 +42,7 @@ def assert_synced(value: Any, *, group: GroupLike | None = None) -> None:  # noq
         MismatchError: A value differs: the message has its name, by how much it differs, and on which ranks. Or the
             containers or shapes differ, or another rank calls another collective.
         PayloadTypeError: A value is of another type, or a tensor is not dense.
-        InvalidArgumentError: The module is one of FSDP.
+        InvalidArgumentError: The module is one of FSDP, or has one in it.
         RemoteRankError: One of these errors occurred on another rank.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
         NotJoinedError: The world has more than one rank, and this process has not joined it.

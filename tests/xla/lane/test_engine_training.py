@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla.debug import metrics
+from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 
 import rankwise as rw
 from tests.xla.device_ranks import DEVICES
@@ -82,3 +85,14 @@ def test_sync_grads_executes_the_steps_of_a_loop_that_does_not(session: rw.Sessi
         counts.append(count("ExecuteTime"))
         rw.barrier()
     assert counts == sorted(set(counts)), "each step is executed, and does not become a part of the next one"
+
+
+def test_modules_of_fsdp_are_refused(session: rw.Session) -> None:
+    """Each rank has a part of their parameters, of the same shape, so that a copy or a mean would destroy them."""
+    model = torch.nn.Sequential(XlaFullyShardedDataParallel(model_of(0).to(session.device)), torch.nn.ReLU())
+    calls: tuple[Any, ...] = (rw.sync_grads, rw.sync_params, rw.assert_synced)
+    for call in calls:
+        for part in (model, model[0]):
+            with pytest.raises(rw.InvalidArgumentError, match="XlaFullyShardedDataParallel"):
+                call(part)
+    rw.barrier()
