@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rankwise.errors import MissingDependencyError
+from rankwise.errors import LauncherEnvironmentError, MissingDependencyError
 
 DEVICE_TYPE: Final = "xla"
 
@@ -65,6 +65,22 @@ def launched_position() -> DevicePosition | None:
     return position()
 
 
+def require_alone() -> None:
+    """Check that torch_xla, which has started no ranks here, does not connect this process to others.
+
+    Raises:
+        LauncherEnvironmentError: It does, so each of them would be rank 0 of 1.
+    """
+    if not is_used() or _runtime().world_size() > 1:  # ranks are other threads
+        return
+    if (connected := _runtime().process_count()) > 1:
+        raise LauncherEnvironmentError(
+            f"torch_xla connects {connected} processes, but has started no ranks in this one: start them with "
+            "torch_xla.launch(fn) or rankwise.launch(fn, backend='xla'); where each process is a rank, as in SPMD, "
+            "call torch.distributed.init_process_group('gloo', init_method='xla://') before"
+        )
+
+
 def position() -> DevicePosition:
     """Return the position of the device of the calling thread; alone, of the only device that is used."""
     runtime = _runtime()
@@ -82,6 +98,12 @@ def position() -> DevicePosition:
         num_processes=world_size // runtime.addressable_device_count(),
         process_index=runtime.process_index(),
     )
+
+
+def is_own_group(group: object) -> bool:
+    """Return whether a process group is one of torch_xla: without a store, and for tensors on XLA devices alone."""
+    module = sys.modules.get("torch_xla.distributed.xla_backend")  # another thread may be importing it
+    return isinstance(group, getattr(module, "ProcessGroupXla", ()))
 
 
 def is_installed() -> bool:

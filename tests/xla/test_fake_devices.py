@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise.errors import InvalidArgumentError, NotJoinedError
+from rankwise._session.current import reset_current
+from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
 from tests.xla.fake_devices import FAKE, fake_torch_xla, run_ranks
 
 
@@ -104,6 +105,36 @@ def test_other_backends_are_refused_in_a_device_thread() -> None:
 
     with fake_torch_xla(2):
         assert all("torch_xla has started this rank" in text for text in run_ranks(rank))
+
+
+def test_a_process_that_torch_xla_connects_to_others_is_not_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in SPMD on several hosts, where each process would be rank 0 of 1."""
+
+    def refused() -> None:
+        for call in (rw.get_rank, rw.init, lambda: rw.all_reduce(1)):
+            with pytest.raises(LauncherEnvironmentError, match=r"connects 3 processes, .* init_method='xla://'"):
+                call()
+
+    with fake_torch_xla():
+        importlib.import_module("torch_xla").device()
+        monkeypatch.setattr(importlib.import_module("torch_xla.runtime"), "process_count", lambda: 3)
+        reset_current()
+        refused()
+        with rw.init(launcher="none", backend="gloo") as session:
+            assert session.world_size == 1
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+            monkeypatch.setenv(name, value)
+        reset_current()
+        assert rw.get_world_size() == 1, "the variables have a launcher's ranks"
+    reset_current()
+
+
+@pytest.mark.slow
+def test_a_session_beside_a_process_group_of_torch_xla(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": f"{FAKE}:{Path(FAKE).parents[2]}", "PATH": "", "HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.xla.programs.process_group"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.stdout == "done\n", ended.stderr
 
 
 @pytest.mark.slow

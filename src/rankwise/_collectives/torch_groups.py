@@ -14,6 +14,7 @@ from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.current import joined_session
 from rankwise._session.session import Session
 from rankwise._torch import flattened_mesh
+from rankwise._torch_xla import is_own_group
 from rankwise.errors import InvalidArgumentError, NotJoinedError, shown
 
 # Each rank counts its adoptions of a process group, so two threads must not adopt one at the same time.
@@ -27,8 +28,8 @@ def comm_of_torch_group(group: object) -> Comm:
 
     Raises:
         NotJoinedError: The process group was destroyed, or this process has not joined its world.
-        InvalidArgumentError: It is not a group, this rank is not a member, or the mesh has no process group of all its
-            ranks.
+        InvalidArgumentError: It is not a group, this rank is not a member, the mesh has no process group of all its
+            ranks, or it is a group of torch_xla of some of the ranks.
     """
     if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidArgumentError(
@@ -43,6 +44,13 @@ def comm_of_torch_group(group: object) -> Comm:
     session = joined_session()
     comm = session.comm
     process_group = _group_of_mesh(group, session) if isinstance(group, DeviceMesh) else group
+    if is_own_group(process_group):
+        if process_group is dist.group.WORLD:
+            return comm
+        raise InvalidArgumentError(
+            f"group={shown(group)} is a process group of torch_xla, which is for tensors on XLA devices alone; make "
+            "one with rankwise.new_group(ranks)"
+        )
     return comm if process_group is session.group else _adopted(process_group, session)
 
 

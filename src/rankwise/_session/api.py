@@ -55,7 +55,8 @@ def init(  # noqa: PLR0913 - each is one that some launcher does not set
     Args:
         backend: As torch writes it ("gloo", "cpu:gloo,cuda:nccl"); by default gloo for the CPU, and the accelerator's
             own beside it. "xla" is for the XLA device of torch_xla, without a process group of torch: the default where
-            torch_xla has started this rank, which may be a thread, and in a process alone that has used XLA devices.
+            torch_xla has started this rank, which may be a thread, or has opened a process group, and in a process
+            alone that has used XLA devices.
         device: This rank's device; by default its accelerator if it has one. "cpu" leaves accelerators alone, "xla" is
             the same as backend="xla".
         timeout: Seconds that joining may take, and every collective after it.

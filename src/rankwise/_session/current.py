@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise._session.environ import own_environment, read_environment
 from rankwise._session.session import Session, summary_with_location
 from rankwise._torch import keep_groups_for_good
-from rankwise._torch_xla import is_device_thread
+from rankwise._torch_xla import is_device_thread, is_own_group
 from rankwise.errors import NotJoinedError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def opened_session() -> Session | None:
 def is_joined() -> bool:
     """Return whether this process has joined a world: a session, or a process group of other code, is open.
 
-    Local. A world of one counts too, once `init()` has opened it.
+    Local. A world of one counts too, once `init()` has opened it; a process group of torch_xla alone does not.
 
     Example:
         >>> import rankwise
@@ -170,9 +170,14 @@ def close_current(*, reason: str = "left the session", failed: bool = False) -> 
 
 
 def default_group() -> torch.distributed.ProcessGroup | None:
-    """Return the default process group, or None."""
+    """Return the default process group, or None; also if it is one of torch_xla, which a session cannot adopt."""
     group: torch.distributed.ProcessGroup | None = Current.groups.WORLD
-    return group
+    return None if group is None or is_own_group(group) else group
+
+
+def has_group_of_torch_xla() -> bool:
+    """Return whether the default process group is one of torch_xla."""
+    return is_own_group(Current.groups.WORLD)
 
 
 def opening_pid(group: torch.distributed.ProcessGroup) -> int:

@@ -19,7 +19,7 @@ from rankwise._environment.facts import Fact, HostFile, LaunchEnvironment, read_
 from rankwise._environment.restarts import count_restarts
 from rankwise._environment.xla_processes import MeetingPlace, meeting_place
 from rankwise._net.job_secret import JobSecret, find_secret
-from rankwise._torch_xla import launched_position, num_local_processes
+from rankwise._torch_xla import launched_position, num_local_processes, require_alone
 from rankwise.errors import LauncherEnvironmentError
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,15 @@ def own_environment() -> LaunchEnvironment:
     """Read the launch environment of this process, or of this thread if it is a rank itself.
 
     Local.
+
+    Raises:
+        LauncherEnvironmentError: The variables are incomplete, contradictory or unreadable; or there are none, but
+            torch_xla connects several processes.
     """
-    return _environment_in_torch_xla() or detect(os.environ)
+    reading = _environment_in_torch_xla() or detect(os.environ)
+    if reading.launcher == "none":
+        require_alone()
+    return reading
 
 
 def own_restart_count() -> int:
@@ -60,8 +67,9 @@ def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None =
 
     Local.
     """
-    reading = _environment_in_torch_xla() if launcher == "auto" and environ is None else None
-    if reading is None:
+    if launcher == "auto" and environ is None:
+        reading = own_environment()
+    else:
         reading = detect(os.environ if environ is None else environ, launcher)
     for warning in reading.warnings:
         log.warning("%s", warning)

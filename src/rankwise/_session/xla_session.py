@@ -28,6 +28,7 @@ from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import address_towards, host_id
 from rankwise._rendezvous.membership import JoinRequest
 from rankwise._rendezvous.store import connect, join_over_store, serve
+from rankwise._session import current
 from rankwise._session.device import is_xla, uses_xla
 from rankwise._session.environ import meeting_place_of_processes
 from rankwise._session.session import Session
@@ -48,14 +49,17 @@ def wants_xla(reading: LaunchEnvironment, backend: object, device: object) -> bo
     """Return whether the arguments of `init()`, or what started this process, select XLA devices.
 
     Raises:
-        InvalidArgumentError: torch_xla has started this rank, but another backend or device is asked for.
+        InvalidArgumentError: torch_xla has started this rank, or opened its process group, but another backend or
+            device is asked for.
     """
     named = is_xla(device) if backend is None else isinstance(backend, str) and backend == DEVICE_TYPE
-    if reading.launcher == "torch_xla":
+    is_started = reading.launcher == "torch_xla"
+    if is_started or current.has_group_of_torch_xla():
         if not named and (backend is not None or device is not None):
+            done = "started this rank, with an XLA device" if is_started else "opened a process group, for XLA devices"
             raise InvalidArgumentError(
-                f"backend={shown(backend)}, device={shown(device)}, but torch_xla has started this rank, with an XLA "
-                "device: pass backend='xla', or neither; tensors on the CPU can be used in its collectives too"
+                f"backend={shown(backend)}, device={shown(device)}, but torch_xla has {done}: "
+                "pass backend='xla', or neither; tensors on the CPU can be used in its collectives too"
             )
         return True
     if named and device is not None and not is_xla(device):
