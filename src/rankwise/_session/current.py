@@ -172,12 +172,7 @@ def close_current(*, reason: str = "left the session", failed: bool = False) -> 
 def default_group() -> torch.distributed.ProcessGroup | None:
     """Return the default process group, or None; also if it is one of torch_xla, which a session cannot adopt."""
     group: torch.distributed.ProcessGroup | None = Current.groups.WORLD
-    return None if group is None or is_own_group(group) else group
-
-
-def has_group_of_torch_xla() -> bool:
-    """Return whether the default process group is one of torch_xla."""
-    return is_own_group(Current.groups.WORLD)
+    return None if is_own_group(group) else group
 
 
 def opening_pid(group: torch.distributed.ProcessGroup) -> int:

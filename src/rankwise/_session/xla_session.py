@@ -28,7 +28,6 @@ from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import address_towards, host_id
 from rankwise._rendezvous.membership import JoinRequest
 from rankwise._rendezvous.store import connect, join_over_store, serve
-from rankwise._session import current
 from rankwise._session.device import is_xla, uses_xla
 from rankwise._session.environ import meeting_place_of_processes
 from rankwise._session.session import Session
@@ -54,7 +53,7 @@ def wants_xla(reading: LaunchEnvironment, backend: object, device: object) -> bo
     """
     named = is_xla(device) if backend is None else isinstance(backend, str) and backend == DEVICE_TYPE
     is_started = reading.launcher == "torch_xla"
-    if is_started or current.has_group_of_torch_xla():
+    if is_started or _torch_xla.is_own_group(dist.group.WORLD):
         if not named and (backend is not None or device is not None):
             done = "started this rank, with an XLA device" if is_started else "opened a process group, for XLA devices"
             raise InvalidArgumentError(

@@ -30,16 +30,13 @@ def wrapper_of(module: torch.nn.Module) -> str:
 
 def _sharded_by(module: torch.nn.Module) -> str:
     """Return the name of the class that has sharded a module, or one in it; "" if there is none."""
-    classes = {
-        name: getattr(sys.modules[home], name)
-        for home, names in _SHARDING.items()
-        for name in names
-        if hasattr(sys.modules.get(home), name)
-    }
+    loaded = [(sys.modules.get(home), name) for home, names in _SHARDING.items() for name in names]
+    classes = {getattr(home, name): name for home, name in loaded if hasattr(home, name)}
     if not classes:  # the usual case, without the walk
         return ""
-    parts = list(module.modules())
-    return next((name for name, kind in classes.items() if any(isinstance(part, kind) for part in parts)), "")
+    kinds = tuple(classes)
+    found = next((part for part in module.modules() if isinstance(part, kinds)), None)
+    return next((name for kind, name in classes.items() if isinstance(found, kind)), "")
 
 
 def refuse_fsdp(module: torch.nn.Module, caller: str) -> None:
