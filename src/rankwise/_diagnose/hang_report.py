@@ -86,7 +86,7 @@ def _missing(
     polling = {rank for each in found for rank in each.polling}
     ranks = {sample.rank for sample in history[-1]}
     return suspects(history, spent, polling) or [
-        suspect(rank, history, spent, len(history)) for rank in sorted(ranks & set(absent))
+        suspect(rank, history, spent, history) for rank in sorted(ranks & set(absent))
     ]
 
 

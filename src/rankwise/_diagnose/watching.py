@@ -35,7 +35,7 @@ class Suspect:
         apart: The number of samples in which it was apart from the others.
         samples: The number of all samples.
         how: Whether it has moved in between.
-        location: Where it was last.
+        location: Where it was in most of the samples in which it was apart; where it has stopped, if it has.
     """
 
     rank: int
@@ -92,16 +92,31 @@ def suspects(history: Sequence[Sequence[RankSample]], seconds: float, polling: C
         seconds: The time between the first and the last one.
         polling: The ranks that are known to wait in a collective, whatever their stacks.
     """
-    counts = Counter(rank for samples in history for rank in apart(samples, polling))
+    apart_in: dict[int, list[Sequence[RankSample]]] = {}
+    for samples in history:
+        for rank in apart(samples, polling):
+            apart_in.setdefault(rank, []).append(samples)
     return [
-        suspect(rank, history, seconds, count) for rank, count in counts.most_common() if count >= _OFTEN * len(history)
+        suspect(rank, history, seconds, found)
+        for rank, found in sorted(apart_in.items(), key=lambda item: -len(item[1]))
+        if len(found) >= _OFTEN * len(history)
     ]
 
 
-def suspect(rank: int, history: Sequence[Sequence[RankSample]], seconds: float, count: int) -> Suspect:
-    """Return a rank that was apart from the others in so many samples, with what its own samples show."""
+def suspect(
+    rank: int, history: Sequence[Sequence[RankSample]], seconds: float, apart_in: Sequence[Sequence[RankSample]]
+) -> Suspect:
+    """Return a rank that was apart from the others in some samples, with what its own samples show."""
     own = _samples_of(rank, history)
-    return Suspect(rank, count, len(history), _movement(own, seconds), own[-1].location)
+    location = _usual_location(_samples_of(rank, apart_in))
+    return Suspect(rank, len(apart_in), len(history), _movement(own, seconds), location)
+
+
+def _usual_location(samples: Sequence[ProcessSample]) -> str:
+    """Return where a process was most often, the latest of equals; where it has stopped, if it has."""
+    if samples[-1].state in STATES:
+        return samples[-1].location
+    return Counter(sample.location for sample in reversed(samples)).most_common(1)[0][0]
 
 
 def _movement(samples: Sequence[ProcessSample], seconds: float) -> str:
