@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from rankwise._launch.reaper import removes_shared_memory
 from tests.session.worlds import free_port
 
 BIN = Path(sys.executable).parent
@@ -115,7 +116,8 @@ def end(process: subprocess.Popen[bytes], mark: str) -> None:
     processes += [found for found in others if found not in processes]
     for found in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found.kill()
+            if not removes_shared_memory(found):  # as that of workers that were spawned; it ends after them
+                found.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=10)  # srun has to give its nodes back
     process.kill()

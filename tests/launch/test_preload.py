@@ -102,6 +102,19 @@ def test_a_module_that_ends_the_process_is_named(tmp_path: Path, site: Path) -> 
 
 
 @pytest.mark.slow
+def test_shared_memory_of_a_module_that_is_not_preloaded_is_removed(tmp_path: Path, site: Path) -> None:
+    (site / "shares.py").write_text(
+        "from multiprocessing.shared_memory import SharedMemory\nMEMORY = SharedMemory(create=True, size=1)\n"
+        f"with open({str(tmp_path / 'names')!r}, 'a') as file: file.write(MEMORY.name + ' ')"
+    )
+    ended = run(tmp_path, "--preload=shares", script="import shares")
+    assert "shares (started a process)" in ended.stderr
+    names = (tmp_path / "names").read_text().split()
+    assert len(names) == 3  # of the fork server and of two ranks
+    assert [name for name in names if Path("/dev/shm", name).exists()] == []
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_an_import_that_hangs(tmp_path: Path, site: Path) -> None:
     (site / "hangs.py").write_text("import time; print('importing', flush=True); time.sleep(1000)")
     (tmp_path / "script.py").touch()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
@@ -19,8 +18,9 @@ from rankwise._launch.reaper import LAUNCH_ID
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAM = str(Path(__file__).parent / "programs" / "stay.py")
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "3"]
+SHARED_MEMORY = Path("/dev/shm")
 LEFT_SECONDS = 100.0
 
 
@@ -56,14 +56,13 @@ FAST = {("rank SIGKILL", "rankwise")}
 
 
 class World:
-    """A launcher, and everything that it started."""
+    """A launcher, and everything that it started: with `before`, not as scripts of Python."""
 
-    def __init__(self, folder: Path, how: str) -> None:
+    def __init__(self, folder: Path, how: str, *before: str) -> None:
         self.folder = folder
         (folder / "tmp").mkdir()
-        self.shared_memory = nobodys_shared_memory()
         self.launcher = subprocess.Popen(
-            [*LAUNCH, str(PROGRAMS / "stay.py"), str(folder), how],
+            [*LAUNCH, *before, PROGRAM, str(folder), how],
             env=clean_environ(TMPDIR=str(folder / "tmp")),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -91,17 +90,9 @@ class World:
         return stderr
 
     def _left_files(self) -> list[Path]:
-        return [*(self.folder / "tmp").iterdir(), *(nobodys_shared_memory() - self.shared_memory)]
-
-
-def nobodys_shared_memory() -> set[Path]:
-    """Return the names of shared memory that no process uses: other tests may use some at the same time."""
-    paths = set(Path("/dev/shm").iterdir())
-    for process in psutil.process_iter() if paths else ():
-        with contextlib.suppress(psutil.Error):
-            paths -= {Path(region.path) for region in process.memory_maps()}
-            paths -= {Path(file.path) for file in process.open_files()}
-    return {path for path in paths if path.exists()}
+        shared = [SHARED_MEMORY / word for file in self.folder.glob("*.shared") for word in file.read_text().split()]
+        assert len(shared) == 6
+        return [*(self.folder / "tmp").iterdir(), *(path for path in shared if path.exists())]
 
 
 def marked(folder: Path) -> list[psutil.Process]:
@@ -142,8 +133,9 @@ def test_nothing_is_left_of_ranks_that_end(how: str, status: int, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_ranks_that_do_not_listen_are_killed(tmp_path: Path) -> None:
-    world = World(tmp_path, "deaf")
+@pytest.mark.parametrize("before", [(), ("--no-python", sys.executable)], ids=["script", "program"])
+def test_ranks_that_do_not_listen_are_killed(before: tuple[str, ...], tmp_path: Path) -> None:
+    world = World(tmp_path, "deaf", *before)
     twice(world.up())
     world.is_gone()
     assert world.launcher.returncode == 130

@@ -19,12 +19,14 @@ LAUNCH_ID: Final = "RANKWISE_LAUNCH"
 
 _SET_DEATH_SIGNAL: Final = 1
 _SET_SUBREAPER: Final = 36
+# How long after the last of the others has ended the processes that remove shared memory may take for that.
+_REMOVAL_SECONDS: Final = 2.0
 # SIGKILL has no effect on a process in an uninterruptible wait (a disk that does not answer) until that is over. So
 # many seconds after the last of the others has ended, such processes are left.
-_STUCK_SECONDS: Final = 1.0
-_KILL_SECONDS: Final = 5.0
+_STUCK_SECONDS: Final = 3.0
+_KILL_SECONDS: Final = 6.0
 # The time to wait for another process that kills its descendants: longer than it waits itself.
-SECONDS_TO_END: Final = 8.0
+SECONDS_TO_END: Final = 10.0
 _PAUSE_SECONDS: Final = 0.005
 # The errors of psutil where /proc is missing or empty, as in some containers.
 _NO_PROC: Final = (OSError, IndexError)
@@ -50,7 +52,7 @@ def kill_descendants(known: Iterable[int] = (), left: Collection[int] = ()) -> l
 
     Args:
         known: Those of them that lead process groups. Without /proc, only these groups can be found.
-        left: Those that did not end after an earlier call, and are not waited for again.
+        left: Those that are not killed, as they did not end after an earlier call.
     """
 
     def found() -> list[psutil.Process]:
@@ -64,6 +66,17 @@ def kill_descendants(known: Iterable[int] = (), left: Collection[int] = ()) -> l
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         return []
+
+
+def shared_memory_removers() -> list[int]:
+    """Return the descendants of this process that remove shared memory."""
+    found = []
+    with contextlib.suppress(*_NO_PROC, psutil.NoSuchProcess):
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if removes_shared_memory(process):
+                    found.append(process.pid)
+    return found
 
 
 def kill_launch(launch_id: str) -> None:
@@ -94,10 +107,23 @@ def _kill_all(find: Callable[[], list[psutil.Process]]) -> list[int]:
             return pids
         for process in left:
             with contextlib.suppress(psutil.Error):
-                process.kill()
+                if now - changed > _REMOVAL_SECONDS or not removes_shared_memory(process):
+                    process.kill()
         reap()
         time.sleep(_PAUSE_SECONDS)
     return []
+
+
+def removes_shared_memory(process: psutil.Process) -> bool:
+    """Return whether a process removes shared memory and semaphores that others have left, once all these have ended.
+
+    They are the resource tracker of multiprocessing, and of joblib's copy of it, and the manager of torch. If they are
+    killed with the others, nobody removes what these have made: it stays in memory until the host is started again.
+    """
+    command = process.cmdline()
+    return any("resource_tracker import main" in word for word in command) or (
+        bool(command) and Path(command[0]).name == "torch_shm_manager"
+    )
 
 
 def wait_of(pid: int, proc: Path = Path("/proc")) -> str:

@@ -176,7 +176,9 @@ class Supervisor:
                 self.stacks.keep(self.running())
             for rank in self.running():
                 self.ranks[rank].signals.add(signum)
-                self._processes.signal(rank, signum, to_group=self.ranks[rank].is_program)
+                # What a rank leaves is killed in the end, and in an order that lets shared memory be removed.
+                to_group = self.ranks[rank].is_program and signum != signal.SIGKILL
+                self._processes.signal(rank, signum, to_group=to_group)
             deadline = time.monotonic() + grace
             if explain and signum != signal.SIGKILL and grace > _SILENT_SECONDS:
                 self._wait_for_ends(deadline - grace + _SILENT_SECONDS)

@@ -1,11 +1,16 @@
-"""Every rank starts a process that outlives it if it can, says so, and then stays in the way that the argument says."""
+"""Every rank starts a process that outlives it if it can, says so, and then stays in the way that the argument says.
+
+It also makes a semaphore and shared memory, which outlive all processes if nobody removes them.
+"""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import torch.distributed as dist
@@ -17,6 +22,10 @@ with rw.init(timeout=280.0):
     rank = rw.get_rank()
     daemon = subprocess.Popen(["sleep", "300"], start_new_session=True, env={})
     (folder / f"{rank}.pids").write_text(f"{os.getpid()} {daemon.pid}")
+    lock = multiprocessing.get_context("spawn").Lock()
+    memory = SharedMemory(create=True, size=1 << 20)
+    name = lock._semlock.name.removeprefix("/")  # type: ignore[attr-defined]  # nothing else has it
+    (folder / f"{rank}.shared").write_text(f"sem.{name} {memory.name}")
     rw.barrier()
     if how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -21,7 +21,12 @@ import psutil
 
 from rankwise._launch.forkserver.interpreter_exit import flush
 from rankwise._launch.forkserver.ipc import ServerEvent
-from rankwise._launch.reaper import clear_parent_death_signal, kill_descendants, set_parent_death_signal
+from rankwise._launch.reaper import (
+    clear_parent_death_signal,
+    kill_descendants,
+    set_parent_death_signal,
+    shared_memory_removers,
+)
 from rankwise.errors import summary
 
 # The variables that differ between ranks, or that the fork server does not have.
@@ -81,7 +86,8 @@ def preload_modules(
         ctypes.CDLL(None).fflush(None)  # else each rank would write it
         clear_parent_death_signal()
     if refused:
-        kill_descendants()
+        # Starting again closes the files by which this process keeps those that remove shared memory from it.
+        kill_descendants(left=shared_memory_removers())
         start_again([name for name in names if name not in refused], environ)
     report(ServerEvent.IMPORTING, "")
     return ImportEffects(
