@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rankwise import _memory
+from rankwise._comm.control import shared_file
 from rankwise._memory import available_memory, require_available
 
 MEMINFO = "MemTotal:        9000 kB\nMemAvailable:       4 kB\nHugePages_Total:       0\nSwapFree:              1 kB\n"
@@ -81,3 +85,40 @@ def test_more_than_there_is_is_an_error() -> None:
     with pytest.raises(MemoryError, match=rf"{1 << 60} bytes of values do not fit into the \d+ bytes"):
         require_available(1 << 60)
     require_available(1 << 20)
+
+
+def test_memory_that_other_ranks_are_about_to_take_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have checked that there is memory for a step, and be stopped in the middle of writing it."""
+    step, steps, others = 1 << 20, 12, 7 << 20
+    free = steps * step + others
+    writev = os.writev
+
+    def write(descriptor: int, pieces: Sequence[memoryview]) -> int:
+        nonlocal free
+        nbytes = writev(descriptor, pieces)
+        free -= nbytes
+        return nbytes
+
+    for module in (_memory, shared_file):
+        monkeypatch.setattr(module, "CHECKED_BYTES", 4 * step)
+    monkeypatch.setattr(shared_file, "_MAX_BYTES", step)
+    monkeypatch.setattr(shared_file, "_OTHERS_BYTES", others)
+    monkeypatch.setattr(_memory, "available_memory", lambda: free)
+    monkeypatch.setattr(os, "writev", write)
+
+    def write_file(taken: int) -> None:
+        """Write a file, while others take memory before the last step."""
+
+        def advance(_: int) -> None:
+            nonlocal free
+            if free == others + step:
+                free -= taken
+
+        shared_file.SharedFile([np.ones(steps * step, np.uint8)], advance).close()
+
+    write_file(0)
+    assert free == others
+    free = steps * step + others
+    with pytest.raises(MemoryError, match=f"do not fit into .*, of which {others} are for other processes"):
+        write_file(1)
+    assert free == others + step - 1  # the last step was not written

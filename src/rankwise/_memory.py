@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Final
 
 # Above this size it is checked that there is memory.
-_CHECKED_BYTES: Final = 1 << 26
+CHECKED_BYTES: Final = 1 << 26
+# At least what version 1 of control groups has for no limit; it depends on the size of a page.
+_UNLIMITED: Final = 1 << 62
 # "oom_kill 7", or "SwapFree:       2048 kB".
 _COUNTER: Final = re.compile(r"(\w+):? +(\d+)")
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -20,15 +22,22 @@ _USAGES: Final = ("memory.current", "memory.usage_in_bytes")
 _CACHES: Final = ({"inactive_file", "active_file"}, {"total_inactive_file", "total_active_file"})
 
 
-def require_available(nbytes: int) -> None:
+def require_available(nbytes: int, *, reserve: int = 0) -> None:
     """Check that there is memory for so many bytes, if they are many: the system ends processes when there is none.
+
+    Args:
+        nbytes: The bytes.
+        reserve: How many bytes have to be left then.
 
     Raises:
         MemoryError: There is less.
     """
-    available = available_memory() if nbytes > _CHECKED_BYTES else None
-    if available is not None and nbytes > available:
-        raise MemoryError(f"{nbytes} bytes of values do not fit into the {available} bytes of memory that are free")
+    available = available_memory() if nbytes + reserve > CHECKED_BYTES else None
+    if available is not None and nbytes + reserve > available:
+        beside = f", of which {reserve} are for other processes" if reserve else ""
+        raise MemoryError(
+            f"{nbytes} bytes of values do not fit into the {available} bytes of memory that are free{beside}"
+        )
 
 
 def memory_of_host(meminfo: Path = _MEMINFO) -> int:
@@ -74,7 +83,7 @@ def _available_in(folder: Path) -> int | None:
     limits = [_number(folder / name) for name in _LIMITS]
     usages = [_number(folder / name) for name in _USAGES]
     for limit, usage, names in zip(limits, usages, _CACHES, strict=True):
-        if limit is not None and usage is not None:
+        if limit is not None and limit < _UNLIMITED and usage is not None:
             numbers = counters(folder / "memory.stat")
             return max(0, limit - usage + sum(numbers.get(name, 0) for name in names))
     return None

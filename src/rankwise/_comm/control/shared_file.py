@@ -18,17 +18,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from rankwise._comm.control.memory_map import map_memory
-from rankwise._memory import require_available
+from rankwise._memory import CHECKED_BYTES, require_available
 
 # An object with the buffer protocol, for which only later versions of Python have a name.
 Buffer: TypeAlias = Any
 # Linux alone has such files. They are the same on all ranks of a host, whose ranks then exchange data in another way.
 _CREATE: Final = getattr(os, "memfd_create", None)
 _LENGTH_SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW")
-# The most pieces and bytes of one call to write. Before each it is checked that there is memory for what is left, since
-# the other ranks of the host take memory at the same time.
+# The most pieces and bytes of one call to write. If there are many bytes, it is checked before each call that there is
+# memory for what is left, and for what other ranks of the host, at most seven, are writing after their own checks.
 _MAX_PIECES: Final = 1024
-_MAX_BYTES: Final = 1 << 26
+_MAX_BYTES: Final = 1 << 24
+_OTHERS_BYTES: Final = 7 * _MAX_BYTES
 
 
 class FileReference(NamedTuple):
@@ -148,8 +149,10 @@ def _seals(*names: str) -> int:
 def _write(descriptor: int, pieces: Sequence[Buffer], advance: Callable[[int], None]) -> None:
     views = [memoryview(piece) for piece in pieces]
     left = sum(view.nbytes for view in views)
+    is_large = left > CHECKED_BYTES
     for rest in _steps(views):
-        require_available(left)
+        if is_large:
+            require_available(left, reserve=_OTHERS_BYTES)
         nbytes = sum(view.nbytes for view in rest)
         left -= nbytes
         while rest:
