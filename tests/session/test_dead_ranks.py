@@ -74,10 +74,13 @@ def test_the_state_of_each_rank_is_known(links: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "who"),
-    variants(itertools.product(["raises", "killed", "late"], [0, 2]), fast=[("raises", 0), ("killed", 2), ("late", 2)]),
+    variants(
+        itertools.product(["raises", "killed", "opening", "late"], [0, 2]),
+        fast=[("raises", 0), ("killed", 2), ("opening", 2), ("late", 2)],
+    ),
 )
 def test_a_rank_that_fails_between_the_meeting_and_the_end_of_joining_is_named(how: str, who: int) -> None:
-    """The timeout is 300 s, and opening a process group hears nothing until then."""
+    """The timeout is 300 s, and a process group that opens hears nothing until then."""
     port = free_port()
     ended = run_ranks("die_joining.py", [plain(rank, 3, port) for rank in range(3)], how, str(who), seconds=200)
     for rank, process in enumerate(ended):

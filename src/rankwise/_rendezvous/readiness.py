@@ -1,17 +1,18 @@
-"""The barrier before the process group opens, over the connections of the handshake.
+"""The barrier before the process group opens, and the wait for the group, over the connections of the handshake.
 
 Opening a process group waits in C++ for every rank: it cannot be interrupted by a signal, and its error does not name
 the missing ranks. So each rank first reports to rank zero whether it can go on, and rank zero replies to all. While the
-ranks then connect to each other, rank zero monitors the connections for ranks that die. Under a launcher's agent there
-are no such connections: the agent stops the other ranks itself.
+ranks then connect to each other, a thread does so, and the connections are monitored for ranks that die. Under a
+launcher's agent there are no such connections: the agent stops the other ranks itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,9 @@ from rankwise.errors import JoinError, JoinTimeoutError, printable
 
 _MOST_BYTES: Final = 65536
 _READY: Final = "ready"
+_POLL_SECONDS: Final = 0.2
+# For an error of the call itself, which may come at the same time and says more.
+_OWN_ERROR_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,45 @@ class RankMonitor:
             if reply != _READY:
                 raise JoinError(reply or _died(0))
 
-    def lost(self, awaited: Sequence[int]) -> str:
+    def run(self, call: Callable[[], object]) -> None:
+        """Run a call that waits for all ranks in C++, in a thread that is abandoned when one of them has died.
+
+        Collective over the world.
+
+        Raises:
+            JoinError: Waiting cannot succeed.
+            Exception: What the call has raised.
+        """
+        if not self.connections:
+            call()
+            return
+        raised: list[Exception] = []
+
+        def attempt() -> None:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
+                raised.append(error)
+
+        thread = threading.Thread(target=attempt, daemon=True, name="rankwise-open-group")
+        thread.start()
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
+            if thread.is_alive() and (why := self.lost(self.connections)):
+                thread.join(_OWN_ERROR_SECONDS)
+                if thread.is_alive():
+                    raise JoinError(why)
+        if raised:
+            raise raised[0]
+
+    def lost(self, awaited: Iterable[int]) -> str:
         """Return why waiting for these ranks cannot succeed, or "". Does not wait.
 
         On rank zero: one of them has died. On the others: the message that rank zero sent before it gave up, or that
         rank zero has died.
         """
-        watched = {rank: each for rank, each in self.connections.items() if rank in awaited or self.rank != 0}
+        of_interest = set(awaited) if self.rank == 0 else {0}
+        watched = {rank: each for rank, each in self.connections.items() if rank in of_interest}
         for rank in wait_readable(watched, 0):
             return _text(_peek(watched[rank])) or _died(rank)
         return ""

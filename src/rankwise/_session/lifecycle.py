@@ -22,7 +22,7 @@ from rankwise._rendezvous.endpoint import Endpoint, authenticated, choose
 from rankwise._rendezvous.membership import JoinReply
 from rankwise._rendezvous.mpi import endpoint_over_mpi, needs_mpi
 from rankwise._rendezvous.signed_store import SignedStore, part_of
-from rankwise._session.device import choose_backend, is_selectable
+from rankwise._session.device import bind, choose_backend, is_selectable
 from rankwise._session.environ import read_secret, with_first_host
 from rankwise._session.joining import Joined, join_with_device, own_address, select_device
 from rankwise._session.progress_report import report_session_timeout
@@ -106,18 +106,27 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     rank, world_size = joined.reading.rank.value, joined.reading.world_size.value
     joined.group_store = _store_of_group(joined.store, backend)
     unset_interface = keep_gloo_on("" if registry.one_host else registry.gloo_interface)
+
+    def init_process_group() -> None:
+        bind(registry.device)  # of the current thread
+        dist.init_process_group(
+            backend,
+            store=joined.group_store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=registry.timeout),
+            # Bound early to its device, NCCL connects now and not in the first collective.
+            device_id=registry.device if is_selectable(registry.device) else None,
+        )
+
+    connects = uses_frames(registry, world_size)
     try:
         with gloo_on(registry.gloo_interface):
-            dist.init_process_group(
-                backend,
-                store=joined.group_store,
-                rank=rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=registry.timeout),
-                # Bound early to its device, NCCL connects now and not in the first collective.
-                device_id=registry.device if is_selectable(registry.device) else None,
-            )
-        if uses_frames(registry, world_size):
+            if connects:
+                joined.monitor.run(init_process_group)
+            else:  # a rank may leave the session, and so close its connection, while others still open the group
+                init_process_group()
+        if connects:
             registry.connect()
         comm = open_comm(dist.group.WORLD, ranks=range(world_size), registry=registry)
     except Exception as error:

@@ -1,13 +1,15 @@
 """Join, but a rank fails in a given way between the meeting and the end of joining; the others print what they raise.
 
-Ways: "raises" or "killed" while it takes its device; "late", killed when the process group is open and
-ranks connect.
+Ways: "raises" or "killed" while it takes its device; "opening", killed when the others open the process group; "late",
+when it is open and ranks connect.
 """
 
 import os
 import signal
 import sys
 from typing import NoReturn
+
+import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._comm import registry
@@ -25,7 +27,9 @@ def die(*_: object, **_more: object) -> None:
 
 
 if os.environ["RANK"] == who:
-    if how == "late":
+    if how == "opening":
+        vars(dist)["init_process_group"] = die
+    elif how == "late":
         vars(registry)["connect"] = die
     else:
         vars(joining)["bind"] = fail if how == "raises" else die
