@@ -115,8 +115,8 @@ def end(process: subprocess.Popen[bytes], mark: str) -> None:
     others = (found for found in psutil.process_iter() if found.pid != process.pid and _has(found, mark))
     processes += [found for found in others if found not in processes]
     for found in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not removes_shared_memory(found):  # as that of workers that were spawned; it ends after them
+        if not removes_shared_memory(found):  # as that of workers that were spawned; it ends after them
+            with contextlib.suppress(psutil.NoSuchProcess):
                 found.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=10)  # srun has to give its nodes back

@@ -78,20 +78,20 @@ class World:
         time.sleep(0.2)
         return psutil.Process(self.launcher.pid)
 
-    def is_gone(self) -> str:
+    def is_gone(self, num_shared: int = 6) -> str:
         """Wait for the end of the launcher and of all other processes, and return the launcher's standard error."""
         _, stderr = self.launcher.communicate(timeout=200)
         pids = [int(word) for file in self.folder.glob("*.pids") for word in file.read_text().split()]
         assert len(pids) == 6
         deadline = time.monotonic() + LEFT_SECONDS
-        while left := [*filter(psutil.pid_exists, pids), *marked(self.folder), *self._left_files()]:
+        while left := [*filter(psutil.pid_exists, pids), *marked(self.folder), *self._left_files(num_shared)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.02)
         return stderr
 
-    def _left_files(self) -> list[Path]:
+    def _left_files(self, num_shared: int) -> list[Path]:
         shared = [SHARED_MEMORY / word for file in self.folder.glob("*.shared") for word in file.read_text().split()]
-        assert len(shared) == 6
+        assert len(shared) == num_shared
         return [*(self.folder / "tmp").iterdir(), *(path for path in shared if path.exists())]
 
 
@@ -137,7 +137,7 @@ def test_nothing_is_left_of_ranks_that_end(how: str, status: int, tmp_path: Path
 def test_ranks_that_do_not_listen_are_killed(before: tuple[str, ...], tmp_path: Path) -> None:
     world = World(tmp_path, "deaf", *before)
     twice(world.up())
-    world.is_gone()
+    world.is_gone(num_shared=9)
     assert world.launcher.returncode == 130
 
 

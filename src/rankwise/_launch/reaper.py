@@ -19,14 +19,15 @@ LAUNCH_ID: Final = "RANKWISE_LAUNCH"
 
 _SET_DEATH_SIGNAL: Final = 1
 _SET_SUBREAPER: Final = 36
-# How long after the last of the others has ended the processes that remove shared memory may take for that.
-_REMOVAL_SECONDS: Final = 2.0
+# How long after the last of the others has ended the processes that remove shared memory may take for that: torch's
+# waits 2 s first, for others that might come.
+_REMOVAL_SECONDS: Final = 3.0
 # SIGKILL has no effect on a process in an uninterruptible wait (a disk that does not answer) until that is over. So
 # many seconds after the last of the others has ended, such processes are left.
-_STUCK_SECONDS: Final = 3.0
-_KILL_SECONDS: Final = 6.0
+_STUCK_SECONDS: Final = 4.0
+_KILL_SECONDS: Final = 8.0
 # The time to wait for another process that kills its descendants: longer than it waits itself.
-SECONDS_TO_END: Final = 10.0
+SECONDS_TO_END: Final = 12.0
 _PAUSE_SECONDS: Final = 0.005
 # The errors of psutil where /proc is missing or empty, as in some containers.
 _NO_PROC: Final = (OSError, IndexError)
@@ -70,13 +71,11 @@ def kill_descendants(known: Iterable[int] = (), left: Collection[int] = ()) -> l
 
 def shared_memory_removers() -> list[int]:
     """Return the descendants of this process that remove shared memory."""
-    found = []
-    with contextlib.suppress(*_NO_PROC, psutil.NoSuchProcess):
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if removes_shared_memory(process):
-                    found.append(process.pid)
-    return found
+    try:
+        children = psutil.Process().children(recursive=True)
+    except (*_NO_PROC, psutil.NoSuchProcess):
+        return []
+    return [process.pid for process in children if removes_shared_memory(process)]
 
 
 def kill_launch(launch_id: str) -> None:
@@ -106,8 +105,8 @@ def _kill_all(find: Callable[[], list[psutil.Process]]) -> list[int]:
         if now - start > _KILL_SECONDS or now - changed > _STUCK_SECONDS:
             return pids
         for process in left:
-            with contextlib.suppress(psutil.Error):
-                if now - changed > _REMOVAL_SECONDS or not removes_shared_memory(process):
+            if now - changed > _REMOVAL_SECONDS or not removes_shared_memory(process):
+                with contextlib.suppress(psutil.Error):
                     process.kill()
         reap()
         time.sleep(_PAUSE_SECONDS)
@@ -120,7 +119,10 @@ def removes_shared_memory(process: psutil.Process) -> bool:
     They are the resource tracker of multiprocessing, and of joblib's copy of it, and the manager of torch. If they are
     killed with the others, nobody removes what these have made: it stays in memory until the host is started again.
     """
-    command = process.cmdline()
+    try:
+        command = process.cmdline()
+    except psutil.Error:
+        return False
     return any("resource_tracker import main" in word for word in command) or (
         bool(command) and Path(command[0]).name == "torch_shm_manager"
     )

@@ -13,6 +13,7 @@ import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 import rankwise as rw
@@ -25,7 +26,13 @@ with rw.init(timeout=280.0):
     lock = multiprocessing.get_context("spawn").Lock()
     memory = SharedMemory(create=True, size=1 << 20)
     name = lock._semlock.name.removeprefix("/")  # type: ignore[attr-defined]  # nothing else has it
-    (folder / f"{rank}.shared").write_text(f"sem.{name} {memory.name}")
+    shared = [f"sem.{name}", memory.name]
+    if how == "deaf":
+        os.environ["TMPDIR"] = "/tmp"  # torch has a socket there, whose path may have 100 characters
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        tensor = torch.ones(1).share_memory_()
+        shared += [path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*")]
+    (folder / f"{rank}.shared").write_text(" ".join(shared))
     rw.barrier()
     if how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
