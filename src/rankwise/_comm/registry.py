@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from rankwise._comm.control.channel import Channel, try_lock
+from rankwise._comm.control.channel import Channel, try_lock, within_a_moment
 from rankwise._comm.control.connect import HostConnections, connect
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.page_channel import PageChannel
@@ -32,8 +31,6 @@ from rankwise.errors import CollectiveError, RankwiseError
 PAIRS: Final = 1 << 62
 # The ids of groups that their members make alone begin here, in the order of a counter in the store.
 GROUPS_OF_MEMBERS: Final = 1 << 29
-# After torch has failed, wait so long for the report that a rank has died, which may be why.
-_CAUSE_SECONDS: Final = 0.5
 
 
 @dataclass(kw_only=True)
@@ -175,13 +172,12 @@ class GroupRegistry:
 
     def dead_ranks(self) -> str:
         """Return the ranks of the session that have died or left, with reasons; "" if none is found within a moment."""
-        deadline = time.monotonic() + _CAUSE_SECONDS
-        while True:
+
+        def known() -> str:
             with try_lock(self.channels.get(0)) as channel:
-                dead = "" if channel is None else channel.dead_ranks()
-            if dead or time.monotonic() > deadline:
-                return dead
-            time.sleep(_CAUSE_SECONDS / 50)
+                return "" if channel is None else channel.dead_ranks()
+
+        return within_a_moment(known)
 
     def moves_data_itself(self) -> bool:
         """Return whether groups need no process group: tensors are on the CPU of this host, or on XLA devices."""

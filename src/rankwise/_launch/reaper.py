@@ -53,7 +53,7 @@ def kill_descendants(known: Iterable[int] = (), left: Collection[int] = ()) -> l
 
     Args:
         known: Those of them that lead process groups. Without /proc, only these groups can be found.
-        left: Those that are not killed, as they did not end after an earlier call.
+        left: Those that are not killed, as they have not ended after an earlier call, or will end by themselves.
     """
 
     def found() -> list[psutil.Process]:

@@ -23,6 +23,7 @@ from torch.distributed import Store as TorchStore
 
 from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._comm.comm import Comm
+from rankwise._comm.control.channel import within_a_moment
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._user_frames import strip_internal_frames
@@ -166,7 +167,8 @@ class Store:
             raise
         except RuntimeError as error:
             comm = self._comm()
-            cause = (comm.dead_ranks() if comm else "") or "the rank or the launcher that serves it has ended"
+            dead = within_a_moment(comm.dead_ranks) if comm else ""
+            cause = dead or "the rank or the launcher that serves it has ended"
             raise StoreError(f"the store of the session cannot be reached: {cause}. torch reports: {error}") from error
 
     def _current(self) -> TorchStore:

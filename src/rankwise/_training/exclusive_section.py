@@ -16,6 +16,7 @@ from typing import Final
 from torch.distributed import Store
 
 from rankwise._comm.comm import Comm
+from rankwise._comm.control.channel import within_a_moment
 from rankwise._comm.control.protocol import Call, remote_error
 from rankwise._net.json_lines import decode_fields
 from rankwise.errors import CollectiveError, RemoteRankError
@@ -25,8 +26,6 @@ _HEARTBEAT_SECONDS: Final = 2.0
 _HEARTBEAT_TIMEOUT_SECONDS: Final = 60.0
 # The interval between two polls of the store is a tenth of the time waited so far, but within these limits.
 _POLL_SECONDS: Final = (0.001, 1.0)
-# How long the death of the owner may become known after that of its store.
-_CAUSE_SECONDS: Final = 0.5
 # The entry in the store of a section that has ended without an error; else it has the attributes of the error.
 _SUCCESS: Final = "{}"
 _ATTRIBUTES: Final = {"rank": "int", "host": "str", "raised": "str", "traceback": "str"}
@@ -117,11 +116,8 @@ class ExclusiveSection:
         except RuntimeError as error:
             if isinstance(error, CollectiveError):
                 raise
-            # Of the connections of a process that ends, that to its store may be closed first.
-            deadline = time.monotonic() + _CAUSE_SECONDS
-            while not (cause := self._comm.dead_ranks([self._owner_rank])) and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS[0])
-            cause = cause or "the rank that serves the store is dead"
+            dead = within_a_moment(lambda: self._comm.dead_ranks([self._owner_rank]))
+            cause = dead or "the rank that serves the store is dead"
             raise CollectiveError(f"{self._call.text} waits for rank {self._owner_rank} in vain: {cause}") from error
         if failure is not None:
             raise failure

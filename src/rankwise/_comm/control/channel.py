@@ -25,6 +25,8 @@ from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 # The first wait of an exchange; later ones grow with the time that this rank has waited.
 _FIRST_SLICE_SECONDS: Final = 0.05
+# How long a failure of something else may be known before the death of a rank, which is its cause.
+_CAUSE_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -298,3 +300,14 @@ def try_lock(channel: Channel | None) -> Iterator[Channel | None]:
         yield None if channel.closed else channel
     finally:
         channel.release()
+
+
+def within_a_moment(find_dead_ranks: Callable[[], str]) -> str:
+    """Return the dead ranks that a search finds within half a second; "" if it finds none.
+
+    Of the connections of a process that ends, those to its store, or of torch, may be closed before those of frames.
+    """
+    deadline = time.monotonic() + _CAUSE_SECONDS
+    while not (dead := find_dead_ranks()) and time.monotonic() < deadline:
+        time.sleep(_CAUSE_SECONDS / 50)
+    return dead
