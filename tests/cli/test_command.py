@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
@@ -116,6 +117,33 @@ def test_a_program_that_cannot_be_executed_is_status_126(tmp_path: Path) -> None
     assert ended.returncode == 126
     assert f"program {str(program)!r} cannot be executed (permission denied): chmod +x" in ended.stderr
     assert rankwise("launch", "--no-python", str(tmp_path)).returncode == 126
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["env", "--plain"],
+        ["env", "--json"],
+        ["env", "--rich"],
+        ["ps"],
+        ["top", "--interval", "0.1", "--updates", "1"],
+        ["server", "list"],
+        ["submit", "--dry-run", str(PROGRAMS / "train.py")],
+    ],
+)
+def test_output_that_cannot_be_written_is_an_error_of_one_line(args: list[str]) -> None:
+    with Path("/dev/full").open("w") as full, tempfile.TemporaryDirectory() as sockets:  # with a short path
+        ended = subprocess.run(
+            [RANKWISE, *args],
+            env=clean_environ(TMPDIR=sockets),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert ended.stderr.startswith("rankwise: the output could not be written: ")
 
 
 def test_a_working_directory_that_was_deleted_is_an_error(tmp_path: Path) -> None:

@@ -268,19 +268,3 @@ def test_closed_output_is_no_traceback(descriptor: str) -> None:
     ended = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=SECONDS, check=False)
     assert ended.returncode == 0
     assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.parametrize("option", ["--plain", "--json", "--rich"])
-def test_output_that_cannot_be_written_is_an_error_of_one_line(option: str) -> None:
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [RANKWISE, "env", option],
-            env=clean_environ(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-    assert ended.stderr.startswith("rankwise: the output could not be written: ")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +12,8 @@ import click
 
 from rankwise._environment.detect import LAUNCHERS
 from rankwise.cli.exit_status import EXIT_USAGE, errors_exit, fail
-from rankwise.errors import InvalidArgumentError, JoinError, RankwiseError
+from rankwise.cli.output import echo, output_errors
+from rankwise.errors import InvalidArgumentError, JoinError
 
 if TYPE_CHECKING:
     from rankwise._environment.facts import LaunchEnvironment
@@ -187,14 +186,8 @@ def _print(document: object, table: Table, *, with_rich: bool | None) -> None:
     """
     from rankwise.cli.env_tables import show  # noqa: PLC0415 - likewise
 
-    try:
-        if document is None:
-            show(table, with_rich=with_rich)
-        else:
-            click.echo(json.dumps(document, indent=2))
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader has seen enough: click ends without a message
-            raise
-        # What is still buffered would fail again at the end of the process, with a message of Python's.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise RankwiseError(f"the output could not be written: {error.strerror}") from error
+    if document is not None:
+        echo(json.dumps(document, indent=2))
+        return
+    with output_errors():
+        show(table, with_rich=with_rich)

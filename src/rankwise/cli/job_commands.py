@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankwise.cli.exit_status import errors_exit
+from rankwise.cli.output import echo
 from rankwise.errors import InvalidArgumentError, LaunchError
 
 if TYPE_CHECKING:
@@ -183,12 +184,12 @@ def _rank_job(target: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> R
 def _submit(job: RankJob, engine: SlurmEngine, *, dry_run: bool) -> None:
     ranks = f"{job.world_size} ranks of {shlex.join(job.argv)}"
     if dry_run:
-        click.echo(engine.batch_file(job), nl=False)
+        echo(engine.batch_file(job), nl=False)
         click.echo(f"{ranks}: not submitted", err=True)
         return
     (job_id,) = engine.submit([job])
     folder = "" if engine.folder == _FOLDER else f" --folder {shlex.quote(engine.folder)}"
-    click.echo(
+    echo(
         f"job {job_id}: {ranks}\n"
         f"logs: {Path(engine.folder).expanduser().absolute()}/{job_id}_RANK_log.out and .err\n"
         f"follow: rankwise logs -f {job_id}{folder}\n"
@@ -216,7 +217,7 @@ def _print_manifest(target: str, args: tuple[str, ...], flags: Mapping[str, Any]
         time=flags["time"],
         restarts=flags["requeue"],
     )
-    click.echo(manifest.text(flags["kind"]), nl=False)
+    echo(manifest.text(flags["kind"]), nl=False)
 
 
 def _show_logs(job_id: str, rank: int | None, engine: SlurmEngine, *, follow: bool) -> None:
@@ -258,5 +259,5 @@ def _print_lines(path: Path, start: int, rank: int, stream: Any, *, last: bool) 
         return start
     end = len(data) if last else data.rfind(b"\n") + 1
     for line in data[:end].decode(errors="replace").splitlines():
-        click.echo(f"[{rank}] {line}", file=stream)
+        echo(f"[{rank}] {line}", file=stream)
     return start + end

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rankwise.cli.exit_status import EXIT_ERROR, fail
-from rankwise.errors import MissingDependencyError, RankwiseError
+from rankwise.cli.exit_status import errors_exit
+from rankwise.cli.output import echo, output_errors
+from rankwise.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from rankwise._diagnose.jobs import Job
@@ -22,19 +23,22 @@ _HEAD: Final = ("rank", "process", "state", "since", "CPU", "memory", "where")
 
 
 @click.command(short_help="List the jobs of this host, and their ranks.")
+@errors_exit()
 def ps() -> None:
     """List your jobs on this host: their launcher, and for each rank its state, CPU, memory, and where it is.
 
     Jobs of all launchers that rankwise reads are found by the variables of their processes.
     """
-    jobs = _jobs()
+    from rankwise._diagnose.jobs import find_jobs  # noqa: PLC0415 - not needed for --help
+
+    jobs = find_jobs()
     before = _cpu_seconds(jobs)
     time.sleep(_CPU_SECONDS)
     for job in jobs:
-        click.echo(_title(job))
-        click.echo(_text(_rows(job, before, _CPU_SECONDS)))
+        echo(_title(job))
+        echo(_text(_rows(job, before, _CPU_SECONDS)))
     if not jobs:
-        click.echo("no process of this user has the variables of a job")
+        echo("no process of this user has the variables of a job")
 
 
 @click.command(short_help="Show the jobs of this host until Ctrl-C.")
@@ -43,6 +47,7 @@ def ps() -> None:
     help="The time between two updates.",
 )  # fmt: skip
 @click.option("--updates", type=click.IntRange(1), metavar="N", help="End after so many updates.")
+@errors_exit()
 def top(*, interval: float, updates: int | None) -> None:
     """Show the tables of `rankwise ps`, and refresh them until Ctrl-C. Needs rich.
 
@@ -52,37 +57,30 @@ def top(*, interval: float, updates: int | None) -> None:
         from rich.console import Console  # noqa: PLC0415 - an optional package
         from rich.live import Live  # noqa: PLC0415
     except ImportError:
-        fail(
-            MissingDependencyError("rankwise top needs rich, which is not installed: pip install 'rankwise[rich]'"),
-            EXIT_ERROR,
-        )
+        raise MissingDependencyError(
+            "rankwise top needs rich, which is not installed: pip install 'rankwise[rich]'"
+        ) from None
     console = Console()
     live = Live(console=console, auto_refresh=False)
     in_place = console.is_terminal and not console.is_dumb_terminal  # in which `Live` shows nothing before its end
     with contextlib.suppress(KeyboardInterrupt), live if in_place else contextlib.nullcontext():
         for tables in _updates(interval, updates):
-            if in_place:
-                live.update(tables, refresh=True)
-            else:
-                console.print(tables)
+            with output_errors():
+                if in_place:
+                    live.update(tables, refresh=True)
+                else:
+                    console.print(tables)
 
 
 def _updates(interval: float, updates: int | None) -> Iterator[Any]:
-    jobs = _jobs()
+    from rankwise._diagnose.jobs import find_jobs  # noqa: PLC0415 - not needed for --help
+
+    jobs = find_jobs()
     for _ in itertools.count() if updates is None else range(updates):
         before, since = _cpu_seconds(jobs), time.monotonic()
         time.sleep(interval)
-        jobs = _jobs()
+        jobs = find_jobs()
         yield _rich_tables(jobs, before, time.monotonic() - since)
-
-
-def _jobs() -> list[Job]:
-    from rankwise._diagnose.jobs import find_jobs  # noqa: PLC0415 - not needed for --help
-
-    try:
-        return find_jobs()
-    except RankwiseError as error:
-        fail(error, EXIT_ERROR)
 
 
 def _cpu_seconds(jobs: Sequence[Job]) -> dict[int, float]:

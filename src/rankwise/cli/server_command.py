@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 import psutil
 
-from rankwise.cli.exit_status import EXIT_ERROR, fail
-from rankwise.errors import LaunchError
+from rankwise.cli.exit_status import errors_exit
+from rankwise.cli.output import echo
 
 if TYPE_CHECKING:
     from rankwise._launch.launchserver.remote_run import LaunchServers
@@ -22,33 +22,32 @@ def server() -> None:
 
 
 @server.command(name="list", short_help="List the launch servers.")
+@errors_exit()
 def list_() -> None:
     """List the launch servers of this user."""
     states = _servers().states()
     for state in states:
-        click.echo(_description(state))
+        echo(_description(state))
     if not states:
-        click.echo("no launch server is running")
+        echo("no launch server is running")
 
 
 @server.command(short_help="Stop the launch servers.")
+@errors_exit()
 def stop() -> None:
     """Stop the launch servers of this user. One that runs a launch ends after it."""
     states = _servers().stop()
     for state in states:
         when = f"ends after {_launches(state.running)}" if state.running else "stopped"
-        click.echo(f"process {state.pid}: {when}")
+        echo(f"process {state.pid}: {when}")
     if not states:
-        click.echo("no launch server is running")
+        echo("no launch server is running")
 
 
 def _servers() -> LaunchServers:
     from rankwise._launch.launchserver.remote_run import LaunchServers  # noqa: PLC0415 - `rankwise env` does not wait
 
-    try:
-        return LaunchServers(os.environ)
-    except LaunchError as error:
-        fail(error, EXIT_ERROR)
+    return LaunchServers(os.environ)
 
 
 def _description(state: ServerState) -> str:

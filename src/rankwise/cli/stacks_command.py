@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from rankwise.cli.exit_status import EXIT_ERROR, fail
-from rankwise.errors import RankwiseError
+from rankwise.cli.exit_status import EXIT_ERROR, errors_exit
+from rankwise.cli.output import echo
 
 if TYPE_CHECKING:
     from rankwise._diagnose.jobs import Job
@@ -29,6 +29,7 @@ _INTERVAL: Final = 0.5
     "--interval", type=click.FloatRange(0, min_open=True), default=_INTERVAL, show_default=True, metavar="SECONDS",
     help="The time between two samples.",
 )  # fmt: skip
+@errors_exit()
 def stacks(*, job: int | None, native: bool, watch: int | None, interval: float) -> None:
     """Show the Python stacks of the ranks of a job on this host, equal ones together.
 
@@ -42,16 +43,13 @@ def stacks(*, job: int | None, native: bool, watch: int | None, interval: float)
     from rankwise._diagnose.jobs import find_job  # noqa: PLC0415
     from rankwise._diagnose.nccl_ras import ras_report  # noqa: PLC0415
 
-    try:
-        found = find_job(job)
-    except RankwiseError as error:
-        fail(error, EXIT_ERROR)
+    found = find_job(job)
     samples = _watch(found, watch, interval, native=native) if watch else _sample(found, native=native)
-    click.echo(summary(samples) if not watch else f"last sample: {summary(samples)}")
-    click.echo(f"\n{details(samples)}")
+    echo(summary(samples) if not watch else f"last sample: {summary(samples)}")
+    echo(f"\n{details(samples)}")
     report = ras_report(found)
     if report is not None:
-        click.echo(f"\n{report}")
+        echo(f"\n{report}")
     if all(sample.process.stack is None for sample in samples):
         sys.exit(EXIT_ERROR)
 
@@ -73,5 +71,5 @@ def _watch(job: Job, number: int, interval: float, *, native: bool) -> list[Rank
             break  # nothing is left to look at
         time.sleep(interval)
         history.append(_sample(job, native=native))
-    click.echo(verdict(job, history, time.monotonic() - start))
+    echo(verdict(job, history, time.monotonic() - start))
     return history[-1]
