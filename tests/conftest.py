@@ -30,6 +30,10 @@ torch.set_num_threads(1)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# With it, print() writes each of its values, and the newline, apart: a rank that is ended between them leaves half a
+# line, and two ranks that share a stream mix theirs. Images of machines often set it.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # Torch's stores ask the name server for every address that connects, and where an answer is lost wait 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
