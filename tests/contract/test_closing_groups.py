@@ -29,8 +29,7 @@ class OnlyHereError(Exception):
 def held() -> tuple[int, int]:
     """Return the numbers of descriptors and threads of this process, after a garbage collection."""
     gc.collect()
-    process = psutil.Process()
-    return process.num_fds(), process.num_threads()
+    return _counts()
 
 
 def settled() -> tuple[int, int]:
@@ -38,9 +37,14 @@ def settled() -> tuple[int, int]:
     found, unchanged = held(), 0
     while unchanged < 20:
         time.sleep(0.01)
-        now = held()
+        now = _counts()
         found, unchanged = now, unchanged + 1 if now == found else 0
     return found
+
+
+def _counts() -> tuple[int, int]:
+    process = psutil.Process()
+    return process.num_fds(), process.num_threads()
 
 
 def open_files() -> list[str]:
