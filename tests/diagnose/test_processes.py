@@ -191,7 +191,8 @@ def test_how_long_processes_have_slept() -> None:
 
 
 def test_the_note_of_a_wait() -> None:
-    note = WaitNote()
+    unused, note = WaitNote(), WaitNote()
+    descriptors = psutil.Process().num_fds()
     before = time.monotonic()
     note.write("barrier at train.py:1", before)
     assert read_wait(os.getpid()) is None  # too short
@@ -202,9 +203,11 @@ def test_the_note_of_a_wait() -> None:
     assert wait.seconds >= 61
     note.write("x" * 10_000, before - 61)
     assert read_wait(os.getpid()) is not None
+    assert psutil.Process().num_fds() == descriptors
     note.close()
     assert read_wait(os.getpid()) is None
     note.close()
+    unused.close()
 
 
 @pytest.mark.slow
