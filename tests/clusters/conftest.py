@@ -16,6 +16,9 @@ from tests.clusters.slurm import PACKAGES, slurm
 
 BIN = Path(sys.executable).parent
 
+# Ray gives its workers the niceness 15, with which they get one per cent of a core beside a few busy processes.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dict[str, str]]:
