@@ -12,7 +12,7 @@ import click
 
 from rankwise._environment.detect import LAUNCHERS
 from rankwise.cli.exit_status import EXIT_USAGE, errors_exit, fail
-from rankwise.cli.output import echo, output_errors
+from rankwise.cli.printing import echo, output_errors
 from rankwise.errors import InvalidArgumentError, JoinError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankwise.cli.exit_status import errors_exit
-from rankwise.cli.output import echo
+from rankwise.cli.printing import echo
 from rankwise.errors import InvalidArgumentError, LaunchError
 
 if TYPE_CHECKING:

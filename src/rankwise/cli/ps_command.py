@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankwise.cli.exit_status import errors_exit
-from rankwise.cli.output import echo, output_errors
+from rankwise.cli.printing import echo, output_errors
 from rankwise.errors import MissingDependencyError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import click
 import psutil
 
 from rankwise.cli.exit_status import errors_exit
-from rankwise.cli.output import echo
+from rankwise.cli.printing import echo
 
 if TYPE_CHECKING:
     from rankwise._launch.launchserver.remote_run import LaunchServers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from rankwise.cli.exit_status import EXIT_ERROR, errors_exit
-from rankwise.cli.output import echo
+from rankwise.cli.printing import echo
 
 if TYPE_CHECKING:
     from rankwise._diagnose.jobs import Job
