@@ -28,7 +28,8 @@ _MAX_PAUSE_SECONDS: Final = 0.05
 _OUTCOME: Final = "outcome"
 _COMPLETE: Final = b"complete"
 _GIVEN_UP: Final = b"given up"
-_IN_OTHER_CALL: Final = b"in another call"  # followed by the ranks of these members
+# Followed by the number of the call over the session that has failed, and by the ranks of these members.
+_IN_OTHER_CALL: Final = b"in another call"
 
 # The number of attempts of the same ranks that have ended for this member: of a process group, or of a session without.
 _finished_attempts: WeakKeyDictionary[dist.ProcessGroup | Comm, Counter[str]] = WeakKeyDictionary()
@@ -151,8 +152,11 @@ class MemberRendezvous:
             in_session_call = {rank for rank in self._ranks if self._comm.pending_call_from(rank)}
             missing = [rank for rank in self._ranks if not store.check([str(rank)])]
             absent = sorted(in_session_call.intersection(missing))
-            if waiting and outcome.startswith(_IN_OTHER_CALL):  # found by another member; all that waited raise it
-                absent = [int(rank) for rank in outcome.removeprefix(_IN_OTHER_CALL).split()]
+            if outcome.startswith(_IN_OTHER_CALL):  # found by another member
+                number, *others = map(int, outcome.removeprefix(_IN_OTHER_CALL).split())
+                # All raise it that waited, or have not made the call that has failed, whose frames may be on the way.
+                if waiting or self._comm.sequence < number:
+                    absent = others
             if absent:
                 self._raise_mismatch(absent, store)
             if outcome or not missing:
@@ -168,7 +172,8 @@ class MemberRendezvous:
     def _raise_mismatch(self, absent: list[int], store: dist.Store) -> NoReturn:
         """Raise that members wait in another collective, and notify them and the members that wait here."""
         ranks = list(self._ranks)
-        store.compare_set(_OUTCOME, "", " ".join([_IN_OTHER_CALL.decode(), *map(str, absent)]))
+        number = self._comm.sequence + 1
+        store.compare_set(_OUTCOME, "", " ".join([_IN_OTHER_CALL.decode(), str(number), *map(str, absent)]))
         with self._comm.collective(Call(f"a group of ranks {ranks}")):
             raise MismatchError(
                 f"group={ranks} is passed here for the first time, but ranks {absent} wait in a collective over "

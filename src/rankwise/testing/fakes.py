@@ -106,6 +106,10 @@ class _OtherRanks(DataPlane):
     def pending_call_from(self, rank: int) -> bool:  # noqa: ARG002
         return False
 
+    @property
+    def sequence(self) -> int:
+        return 0
+
     def close(self, reason: str = "") -> None:
         """Release nothing."""
 

@@ -151,3 +151,16 @@ def test_a_member_that_comes_once_another_gave_up_tries_again() -> None:
     with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks \[1\] did not come"):
         zero.wait(store)
     assert [one.wait(store), zero.wait(store)] == [False, False]
+
+
+def test_a_member_that_comes_once_another_was_refused_raises_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the frame of the third one, which waits, has not reached it; one that has had that error does not."""
+    comms = [serial_comm(torch.device("cpu")) for _ in range(2)]
+    zero, one = (MemberRendezvous(comm, rank, (0, 1, 2), timeout=9.0) for rank, comm in enumerate(comms))
+    store = dist.HashStore()
+    monkeypatch.setattr(comms[0], "pending_call_from", lambda rank: rank == 2)
+    for member in (zero, one):
+        with pytest.raises(rw.MismatchError, match=r"but ranks \[2\] wait"):
+            member.wait(store)
+    monkeypatch.setattr(type(comms[1]), "sequence", 1)
+    assert not one.wait(store)

@@ -175,6 +175,11 @@ class Agreement(ABC):
         """Return whether a rank has made a call in this group that this rank has not made. Does not wait."""
         return self._exchange is not None and self._exchange.pending_call_from(rank)
 
+    @property
+    def sequence(self) -> int:
+        """The number of the last exchange of the group that this rank has entered; 0 before the first."""
+        return 0 if self._exchange is None else self._exchange.sequence
+
     def block_collectives(self, call: Call) -> CallGuard:
         """Begin a section in which no collective of the session can begin; release the returned guard at its end."""
         return self.guard.block_collectives(call)

@@ -36,6 +36,10 @@ class FrameExchange(Protocol):
     def pending_call_from(self, rank: int) -> bool:
         """Return whether a rank has made a call in this group that this rank has not made. Does not wait."""
 
+    @property
+    def sequence(self) -> int:
+        """The number of the last exchange of the group that this rank has entered; 0 before the first."""
+
     def close(self, reason: str) -> None:
         """Send the other members the reason why this rank leaves."""
 
