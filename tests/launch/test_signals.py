@@ -73,7 +73,7 @@ def test_a_signal_to_all_processes_lets_ranks_end_by_themselves(tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, sys, time\n"
-        "def save(*_):\n    time.sleep(1)\n    print('saved', flush=True)\n    os._exit(0)\n"
+        "def save(*_):\n    time.sleep(1)\n    os.write(1, b'saved\\n')\n    os._exit(0)\n"
         "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "print(f'read {sys.stdin.read()!r}', flush=True)\n"

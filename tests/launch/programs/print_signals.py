@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
 
 def show(number: int, _: object) -> None:
-    print(signal.Signals(number).name, flush=True)
+    os.write(1, f"{signal.Signals(number).name}\n".encode())  # print() raises where the signal interrupts another one
     if number == signal.SIGTERM:
         sys.exit()
 
