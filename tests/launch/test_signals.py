@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rankwise._launch.forwarded_signals import forwarded_signals
 from tests.session.worlds import clean_environ
 
 RANKWISE = str(Path(sys.executable).with_name("rankwise"))
@@ -87,6 +88,46 @@ def test_a_signal_to_all_processes_lets_ranks_end_by_themselves(tmp_path: Path) 
         assert launcher.stdout is not None
         output = launcher.stdout.read()
         assert output.count("] saved") == 2, output
+        assert launcher.wait(SECONDS) == 128 + signal.SIGTERM
+
+
+def test_signals_that_come_while_one_is_forwarded_are_forwarded_after_it() -> None:
+    events: list[str] = []
+
+    class Ranks:
+        def signal_all(self, signum: signal.Signals) -> None:
+            events.append(f"{signum.name} begins")
+            if signum == signal.SIGUSR1 and len(events) == 1:
+                for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+                    os.kill(os.getpid(), number)
+            events.append(f"{signum.name} ends")
+
+        def suspend(self) -> None: ...
+
+        def resume(self) -> None:
+            events.append("SIGCONT")
+
+        def request_stacks(self) -> None: ...
+
+    with forwarded_signals(Ranks(), stopping=()):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    one, two = (["SIGUSR1 begins", "SIGUSR1 ends"], ["SIGUSR2 begins", "SIGUSR2 ends"])
+    assert events == [*one, *two, *one, "SIGCONT"]
+
+
+@pytest.mark.slow
+def test_many_signals_while_the_fork_server_is_busy_do_not_end_the_launcher() -> None:
+    with launched() as launcher:
+        (server,) = psutil.Process(launcher.pid).children()
+        server.suspend()
+        for number in [signal.SIGUSR1, signal.SIGUSR2] * 4000:
+            launcher.send_signal(number)
+            time.sleep(0.0003)  # each has a handler of its own
+        server.resume()
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.stdout is not None
+        received = {f"[{rank}] {name}\n" for rank in range(2) for name in ("SIGUSR1", "SIGUSR2", "SIGTERM")}
+        assert set(launcher.stdout) == received
         assert launcher.wait(SECONDS) == 128 + signal.SIGTERM
 
 

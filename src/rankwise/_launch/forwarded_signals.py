@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -59,29 +60,37 @@ def forwarded_signals(ranks: Signalled, stopping: Collection[int]) -> Iterator[N
         stopping: The signals on which the ranks are stopped.
     """
 
-    def forward(number: int, _: FrameType | None) -> None:
-        ranks.signal_all(signal.Signals(number))
-
-    def suspend(_: int, __: FrameType | None) -> None:
+    def suspend() -> None:
         # Not SIGTSTP: the group of a rank is an orphaned one, for which the kernel discards it.
         ranks.suspend()
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def resume(_: int, __: FrameType | None) -> None:
-        ranks.resume()
-
-    def show_stacks(_: int, __: FrameType | None) -> None:
-        ranks.request_stacks()
-
-    handlers = {
-        **dict.fromkeys(_FORWARDED, forward),
+    actions: dict[int, Callable[[], None]] = {
+        **{number: partial(ranks.signal_all, number) for number in _FORWARDED},
         signal.SIGTSTP: suspend,
-        signal.SIGCONT: resume,
-        signal.SIGQUIT: show_stacks,
+        signal.SIGCONT: ranks.resume,
+        signal.SIGQUIT: ranks.request_stacks,
     }
+    pending: list[int] = []  # the first one is being forwarded
+
+    def handle(number: int, _: FrameType | None) -> None:
+        # An action may wait for a busy process, and handlers that interrupt each other would nest without limit. Here a
+        # signal that comes meanwhile is pending, once, as one that is blocked.
+        if number in pending[1:]:
+            return
+        is_first = not pending
+        try:
+            pending.append(number)
+            while is_first and pending:
+                actions[pending[0]]()
+                del pending[0]
+        except BaseException:  # the launch ends
+            pending.clear()
+            raise
+
     # A signal that is ignored at the start stays ignored here and in ranks.
-    handled = [number for number in handlers if number not in stopping and signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handlers[number]) for number in handled}
+    handled = [number for number in actions if number not in stopping and signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
     finally:
