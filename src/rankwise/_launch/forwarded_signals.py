@@ -78,13 +78,13 @@ def forwarded_signals(ranks: Signalled, stopping: Collection[int]) -> Iterator[N
         # signal that comes meanwhile is pending, once, as one that is blocked.
         if number in pending[1:]:
             return
-        is_first = not pending
+        is_first = not pending  # before it is added: another signal may interrupt this function anywhere
         try:
             pending.append(number)
             while is_first and pending:
                 actions[pending[0]]()
                 del pending[0]
-        except BaseException:  # the launch ends
+        except BaseException:  # as by Ctrl-C, after which a launch with a debugger goes on
             pending.clear()
             raise
 
