@@ -1,4 +1,4 @@
-"""`make compat`: the combinations that it runs, and the numbers that it reads. `tools.hops`: the paths of calls."""
+"""The programs in `tools/`: combinations of `make compat`, the paths of `tools.hops`, records of `tools.behaviour`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from tools import compat, hops
+from tools import behaviour, compat, hops, record_errors
 from tools.virtualenv import CommandError
 
 # The longest path of a 16-byte all_reduce on 2 ranks; the goal is 8 files and 40 functions, torch has 2 and 9.
@@ -85,3 +85,35 @@ def test_an_exception_has_four_forms_on_its_way_to_the_terminal() -> None:
     assert {form for of_process in forms.values() for form in of_process} == {
         "ValueError", "RemoteRankError", "RankFailure", "RankFailedError",
     }  # fmt: skip
+
+
+def test_texts_of_errors_are_masked() -> None:
+    text = "rank 12 on vm failed at /home/a/train.py:7 after 0.5 s: ranks 1, 2 and 5\n\nTraceback (most recent call):\n"
+    assert behaviour.masked(text) == "rank N on vm failed at PATH:N after N s: ranks N [traceback]"
+
+
+def test_records_of_two_runs_are_compared(tmp_path: Path) -> None:
+    records = {
+        "before": (["passed a", "passed b"], ["E: one", "E: late"]),
+        "again": (["passed a", "passed b"], ["E: one"]),
+        "after": (["passed a", "failure b"], ["E: two"]),
+    }
+    for name, (outcomes, errors) in records.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "outcomes.txt").write_text("".join(f"{line}\n" for line in outcomes))
+        (tmp_path / name / "errors.txt").write_text("".join(f"{line}\n" for line in errors))
+    found = behaviour.differences(tmp_path / "before", tmp_path / "after", noise=tmp_path / "again")
+    assert found == ["- passed b", "+ failure b", "- E: one", "+ E: two"]
+
+
+def test_errors_of_a_process_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(record_errors.__file__).parent)!r}); import record_errors\n"
+        f"record_errors.to({str(tmp_path / 'raw')!r})\n"
+        "from rankwise.errors import InvalidArgumentError\n"
+        "InvalidArgumentError('op is wrong'), InvalidArgumentError('op is wrong')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
+    (file,) = (tmp_path / "raw").iterdir()
+    assert file.read_text() == '["InvalidArgumentError", "op is wrong"]\n'
