@@ -9,21 +9,14 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 ROUNDS = 3
-RANKWISE = str(Path(sys.executable).parent / "rankwise")
 PROGRAMS = Path(__file__).parent / "programs"
 # How many tests the longer run of each has: one more takes as long as this one took longer than the shorter run.
-TESTS = {"rankwise": 51, "rankwise --ranks-keep": 51, "spawn": 3, "torch": 3}
-NAMES = {
-    "rankwise": "`@pytest.mark.ranks(4)`",
-    "rankwise --ranks-keep": "`@pytest.mark.ranks(4)`, `--ranks-keep`",
-    "spawn": "`mp.spawn`",
-    "torch": "`MultiProcessTestCase`",
-}
+TESTS = {"rankwise": 51, "spawn": 3, "torch": 3}
+NAMES = {"rankwise": "`@pytest.mark.ranks(4)`", "spawn": "`mp.spawn`", "torch": "`MultiProcessTestCase`"}
 
 
 def seconds(harness: str, tests: int) -> float:
@@ -31,25 +24,14 @@ def seconds(harness: str, tests: int) -> float:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
     # Torch's stores ask the name server for every address that connects, and where an answer is lost wait 5 s.
     environ = {**os.environ, "TESTS": str(tests), "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
-    harness, *options = harness.split()
     start = time.perf_counter()
     subprocess.run(
-        [*command, *options, f"harness_{harness}.py"], cwd=PROGRAMS, env=environ, check=True, stdout=subprocess.DEVNULL
+        [*command, f"harness_{harness}.py"], cwd=PROGRAMS, env=environ, check=True, stdout=subprocess.DEVNULL
     )
     return time.perf_counter() - start
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_RUNTIME_DIR"] = folder  # a launch server of its own
-        try:
-            seconds("rankwise --ranks-keep", 1)  # which stays for the next runs
-            compare()
-        finally:
-            subprocess.run([RANKWISE, "server", "stop"], check=True, stdout=subprocess.DEVNULL)
-
-
-def compare() -> None:
     first: dict[str, list[float]] = {harness: [] for harness in TESTS}
     further: dict[str, list[float]] = {harness: [] for harness in TESTS}
     for _ in range(ROUNDS):

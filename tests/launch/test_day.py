@@ -44,13 +44,6 @@ import rankwise as rw
 print("attempt", rw.restart_count())
 assert rw.restart_count() > 0
 """,
-    "test_one.py": """
-import pytest
-import rankwise as rw
-@pytest.mark.ranks(2)
-def test_sum(world):
-    assert rw.all_reduce(1) == 2
-""",
 }
 # For each command: what is typed after what was shown, what is shown at last, and the exit status.
 Dialogue = tuple[Sequence[tuple[str, str]], Sequence[str], int]
@@ -58,7 +51,6 @@ BOTH = ("rank 0 of 2", "rank 1 of 2")
 DAY: dict[str, Dialogue] = {
     "run": ([], BOTH, 0),
     "edit, and run again": ([], BOTH, 0),
-    "run one test again": ([], ["1 passed"], 0),
     "stop in a rank, with `breakpoint()`": ([(PROMPT, "p value\n"), (PROMPT, "c\n")], ["42", "sum 83"], 0),
     "stop in rank 1, at its first line": ([(PROMPT, "c\n")], ["import os", *BOTH], 0),
     "stop where rank 1 fails": (
@@ -142,7 +134,7 @@ def rows() -> dict[str, tuple[str, str]]:
 
 
 def commands(cell: str) -> list[list[str]]:
-    return [text.split() for text in re.findall(r"`((?:rankwise|pytest|torchrun) [^`]+)`", cell)]
+    return [text.split() for text in re.findall(r"`((?:rankwise|torchrun) [^`]+)`", cell)]
 
 
 @pytest.mark.slow

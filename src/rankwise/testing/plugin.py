@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from rankwise._dependencies import require_torch
-from rankwise.errors import InvalidArgumentError, LaunchError
+from rankwise.errors import InvalidArgumentError
 from rankwise.testing._plugin.marker import PARAMETER, SERIAL, read_marker, size_id, world_size_of
 from rankwise.testing._plugin.timeouts import TEST_SECONDS
 
@@ -34,28 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="start new processes for every test, instead of keeping those that a test has left clean",
     )
-    group.addoption(
-        "--ranks-keep",
-        action="store_true",
-        help="run in a process of this user that has imported torch, and keep it for the next run for 10 minutes",
-    )
     seconds = f"{TEST_SECONDS:g}"
     parser.addini("ranks_timeout", f"time limit of a test in a world in seconds, {seconds} by default", default=seconds)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
-    """Let a launch server run the session: before pytest captures output, and before the project is imported."""
-    if early_config.known_args_namespace.ranks_keep:
-        from rankwise.testing._plugin import kept_session  # noqa: PLC0415 - few sessions need it
-
-        if kept_session.can_leave(early_config):
-            try:
-                status = kept_session.run_in_server(early_config.invocation_params.args)
-            except LaunchError as error:
-                raise pytest.UsageError(f"--ranks-keep: {error}") from error
-            raise SystemExit(status)
-    yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

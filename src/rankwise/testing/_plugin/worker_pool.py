@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from rankwise._launch.forkserver.client import ForkServer, start_fork_server
+from rankwise._launch.forkserver.client import start_fork_server
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, serialize
 from rankwise._launch.rank_process import RankProcess, RankProcesses
 from rankwise._launch.reaper import SECONDS_TO_END
@@ -21,7 +21,6 @@ from rankwise._launch.spec import common_environ
 from rankwise._net.polling import EventLoop
 from rankwise.errors import LaunchError, RankFailure
 from rankwise.testing._plugin import timeouts
-from rankwise.testing._plugin.kept_session import PREPARE
 from rankwise.testing._plugin.messages import Aborted
 from rankwise.testing._plugin.rank_session import STACKS
 
@@ -95,17 +94,16 @@ class WorkerPool:
         ranks: The ranks, by number.
     """
 
-    def __init__(self, *, captured: bool, server: ForkServer | None = None) -> None:
+    def __init__(self, *, captured: bool) -> None:
         """Start the fork server, which imports torch and pytest while the caller continues.
 
         Args:
             captured: The output of ranks is kept, to be shown with the test.
-            server: A fork server that runs already; None to start one.
         """
         self._captured = captured
         self._loop = EventLoop()
         self._environ = common_environ(os.cpu_count() or 1, one_host=True)  # one thread each
-        self._server = server or start_fork_server(self._environ, prepare=PREPARE)
+        self._server = start_fork_server(self._environ, prepare="rankwise.testing._plugin.rank_session:load_plugins")
         self._processes = RankProcesses[PooledRank](self._server, self._loop)
         self.ranks = self._processes.ranks
 

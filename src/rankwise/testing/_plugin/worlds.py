@@ -24,7 +24,7 @@ from rankwise._launch.interpreter import search_path
 from rankwise._pickling import dumps
 from rankwise._rendezvous.store import serve
 from rankwise.errors import LaunchError
-from rankwise.testing._plugin import coverage, kept_session, timeouts
+from rankwise.testing._plugin import coverage, timeouts
 from rankwise.testing._plugin.collection import name_in_file
 from rankwise.testing._plugin.marker import RanksMarker
 from rankwise.testing._plugin.messages import ItemId, RunConfig, RunTest
@@ -180,7 +180,7 @@ class Worlds:
                 )
 
     def _new_pool(self) -> WorkerPool:
-        return WorkerPool(captured=self._is_captured, server=kept_session.take_server(self._config))
+        return WorkerPool(captured=self._is_captured)
 
     def _send_test(self, pool: WorkerPool, item: pytest.Item, size: int, next_item: pytest.Item | None) -> Store:
         """Start the ranks that do not exist yet, send a test to all, and return the store of its rendezvous."""
@@ -216,7 +216,6 @@ class Worlds:
             # Ranks that draw different examples would call different collectives.
             options["hypothesis_seed"] = self._hypothesis_seed
         options["plugins"] = [*options["plugins"], "no:terminal", *map("no:{}".format, self._disabled_in_ranks())]
-        options["ranks_keep"] = False  # a rank runs where it is
         options["basetemp"] = str(self._base() / f"rank{number}")
         options["rootdir"] = str(self._config.rootpath)
         options["inifilename"] = None if self._config.inipath is None else str(self._config.inipath)
