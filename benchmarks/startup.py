@@ -1,7 +1,6 @@
 """How long until ranks have reduced for the first time, and until all is over, and the memory of all processes then.
 
-Beside torchrun and mp.spawn. The time of the CPU is not known of forks of a launch server. The rows with
-scikit-learn are skipped where it is not installed.
+Beside torchrun and mp.spawn. The rows with scikit-learn are skipped where it is not installed.
 
 python benchmarks/startup.py
 """
@@ -14,23 +13,20 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 ROUNDS = 5
 BIN = Path(sys.executable).parent
-KEEP = "rankwise launch --keep"  # measured from the second launch on
 SCRIPT = str(Path(__file__).parent / "programs" / "first.py")
 
 
 def commands(nproc: int, *args: str) -> dict[str, list[str]]:
     ours = [str(BIN / "rankwise"), "launch", "-n", str(nproc), "--no-prefix"]
-    preload = ["--preload", "sklearn.linear_model"] if "sklearn" in args else []
+    preloading = [*ours, "--preload", "sklearn.linear_model", SCRIPT, "launched", *args]
     return {
         "rankwise launch": [*ours, SCRIPT, "launched", *args],
-        **({"rankwise launch --preload": [*ours, *preload, SCRIPT, "launched", *args]} if preload else {}),
-        KEEP: [*ours, "--keep", *preload, SCRIPT, "launched", *args],
+        **({"rankwise launch --preload": preloading} if "sklearn" in args else {}),
         "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(nproc), SCRIPT, "launched", *args],
         "mp.spawn": [sys.executable, SCRIPT, "spawn", str(nproc), *args],
     }
@@ -39,11 +35,7 @@ def commands(nproc: int, *args: str) -> dict[str, list[str]]:
 def run(command: list[str], nproc: int) -> tuple[str, float, float, float]:
     """Return what was printed, when the command was started and had ended, and the time of the CPU that it took."""
     start, cpu = time.time(), cpu_seconds()
-    environ = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "BENCHMARK": f"{os.getpid()} {KEEP if '--keep' in command else ''}",
-    }
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "BENCHMARK": str(os.getpid())}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
     if len(ended.stdout.splitlines()) < nproc:
         raise RuntimeError(ended.stdout + ended.stderr)
@@ -75,17 +67,7 @@ def main() -> None:
         programs.append((8, "torch and scikit-learn", ["sklearn"]))
     else:
         print("scikit-learn is not installed: its rows are skipped", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_RUNTIME_DIR"] = folder  # launch servers of its own
-        try:
-            compare(programs)
-        finally:
-            subprocess.run([str(BIN / "rankwise"), "server", "stop"], check=True, stdout=subprocess.DEVNULL)
-
-
-def compare(programs: list[tuple[int, str, list[str]]]) -> None:
     for nproc, name, args in programs:
-        run(commands(nproc, *args)[KEEP], nproc)
         took: dict[str, list[tuple[float, float, float]]] = {}
         for _ in range(ROUNDS):
             for launcher, command in commands(nproc, *args).items():
@@ -97,8 +79,6 @@ def compare(programs: list[tuple[int, str, list[str]]]) -> None:
                     mine[place] / theirs[place] for mine, theirs in zip(times, took["torchrun"], strict=True)
                 )
                 columns += [f"{statistics.median(each[place] for each in times):.2f} s", f"{ratio:.2f}"]
-            if launcher == KEEP:
-                columns[-2:] = ["", ""]
             memory = megabytes(commands(nproc, *args)[launcher], nproc)
             print(f"| {nproc} | {name} | `{launcher}` | {' | '.join(columns)} | {memory:.0f} MB |", flush=True)
 

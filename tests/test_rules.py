@@ -37,8 +37,6 @@ def test_the_environment_is_read_in_one_place_and_written_for_children_only() ->
         "_launch/engines/slurm_task.py",
         "_launch/forkserver/preloading.py",
         "_launch/forkserver/worker.py",
-        "_launch/launchserver/kept_launch.py",
-        "cli/server_command.py",
         "_session/environ.py",
         "testing/_plugin/rank_session.py",
         "testing/_plugin/leaks.py",

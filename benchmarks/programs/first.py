@@ -30,18 +30,10 @@ def report() -> None:
     if "memory" in sys.argv:
         dist.barrier()
         if dist.get_rank() == 0:
-            os.write(1, f"memory {sum(map(memory_of, psutil.process_iter()))}\n".encode())
+            started = psutil.Process(int(os.environ["BENCHMARK"])).children(recursive=True)
+            os.write(1, f"memory {sum(process.memory_full_info().pss for process in started)}\n".encode())
         dist.barrier()
     dist.destroy_process_group()
-
-
-def memory_of(process: psutil.Process) -> int:
-    """Return the memory of a process that the benchmark has started, or a launch server that it has started."""
-    try:
-        own = process.environ().get("BENCHMARK") == os.environ["BENCHMARK"]
-        return process.memory_full_info().pss if own else 0
-    except psutil.Error:
-        return 0
 
 
 if __name__ == "__main__":

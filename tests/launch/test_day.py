@@ -9,9 +9,8 @@ import re
 import select
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,6 @@ Dialogue = tuple[Sequence[tuple[str, str]], Sequence[str], int]
 BOTH = ("rank 0 of 2", "rank 1 of 2")
 DAY: dict[str, Dialogue] = {
     "run": ([], BOTH, 0),
-    "edit, and run again": ([], BOTH, 0),
     "stop in a rank, with `breakpoint()`": ([(PROMPT, "p value\n"), (PROMPT, "c\n")], ["42", "sum 83"], 0),
     "stop in rank 1, at its first line": ([(PROMPT, "c\n")], ["import os", *BOTH], 0),
     "stop where rank 1 fails": (
@@ -63,8 +61,6 @@ DAY: dict[str, Dialogue] = {
     "keep a log of each rank": ([], BOTH, 0),
     "stop, and save a checkpoint first": ([("up", ""), ("up", "\x03")], ["saved"], 130),
     "go on after failures": ([], ["attempt 0", "attempt 1", "attempt 1 of 3 failed"], 0),
-    "see what is kept": ([], ["process "], 0),
-    "go home": ([], ["stopped"], 0),
 }
 
 
@@ -115,16 +111,11 @@ def talk(command: list[str], dialogue: Sequence[tuple[str, str]]) -> tuple[str, 
 
 
 @pytest.fixture
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, code in PROGRAMS.items():
         (tmp_path / name).write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    with tempfile.TemporaryDirectory() as sockets:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", sockets)
-        yield
-        subprocess.run(["rankwise", "server", "stop"], check=True, capture_output=True)
 
 
 def rows() -> dict[str, tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from rankwise._dependencies import require_torch
 from rankwise._launch.engines.interface import Engine
 from rankwise._launch.engines.running import launch_on
-from rankwise._launch.forkserver.client import start_fork_server
+from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.hosts.launching_hosts import launch_on_hosts
@@ -224,7 +224,7 @@ class FunctionLaunch(Generic[R]):
         console = self._output.console(self._nproc)
         reported = reported_by_rank() if self._on_devices else nullcontext()
         modules = preloaded_modules(self._preload, environ, caller_source())
-        start_server = partial(start_fork_server, environ, preload=modules)
+        start_server = partial(ForkServer, environ, preload=modules)
         supervised = Supervisor(start_server, console=console, hang_dir=environ.get(HANG_DIR, ""))
         with convert_resource_errors(), reported, supervised as supervisor:
             from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does

@@ -23,7 +23,7 @@ Preload: TypeAlias = bool | str | Sequence[str]
 _VARIABLE: Final = "RANKWISE_PRELOAD"
 _AUTO: Final = "auto"
 # The folders that installed packages are in; those of the user's own work are elsewhere.
-INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,19 +142,10 @@ def _installed_imports(main: MainSource) -> Iterator[str]:
         return  # the rank shows it
     for statement in body:
         for name in _imports(statement):
-            if is_installed(name, main.folder):
+            spec = find_top_level(name.partition(":")[0].partition(".")[0], main.folder)
+            folders = _search_folders(spec)
+            if folders and all(Path(folder).name in _INSTALLED for folder in folders):
                 yield name
-
-
-def is_installed(name: str, here: str) -> bool:
-    """Return whether a module, or "module:attribute", is one of an installed package.
-
-    Args:
-        name: The module.
-        here: The first folder in which the program looks for modules.
-    """
-    folders = _search_folders(find_top_level(name.partition(":")[0].partition(".")[0], here))
-    return bool(folders) and all(Path(folder).name in INSTALLED for folder in folders)
 
 
 def _imports(statement: ast.stmt) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from rankwise._dependencies import require_torch
 from rankwise._environment.facts import MAX_PORT
 from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.debugged_rank import check_debug
-from rankwise._launch.forkserver.client import ForkServer, start_fork_server
+from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.grace_period import GRACE_SECONDS
@@ -162,31 +162,22 @@ class ScriptLaunch:
             0; that of the first rank that failed, 128 + N for signal N; 2 if there is no such target, and 126 if it
             cannot be executed; 128 + N after signal N to this process; 1 for other errors.
         """
-        return run_as_command(self, name)
+        console = self.output.console(self.nproc)
+
+        def run() -> None:
+            open_standard_streams()
+            start = time.monotonic()
+            with terminated_by_signals(self.signals):
+                _run(self, console, owns_descendants=True)
+            console.show_status(f"rankwise: {self.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
+
+        return command_status(run, name=name, console=console)
 
 
-def run_as_command(launch: ScriptLaunch, name: str, server: ForkServer | None = None) -> int:
-    """Run a launch in this process, and return the exit status.
-
-    Args:
-        launch: The launch.
-        name: The name of the command, which its messages begin with.
-        server: The fork server, which has imported the modules; None to start one.
-    """
-    console = launch.output.console(launch.nproc)
-
-    def run() -> None:
-        open_standard_streams()
-        start = time.monotonic()
-        with terminated_by_signals(launch.signals):
-            _run(launch, console, owns_descendants=True, server=server)
-        console.show_status(f"rankwise: {launch.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
-
-    return command_status(run, name=name, console=console)
-
-
-def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, server: ForkServer | None = None) -> None:
-    kind = checked_target(launch)
+def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool) -> None:
+    kind = KINDS[launch.kind]
+    check_target(kind, launch.target)
+    require_torch("starting ranks")
     if owns_descendants:
         console.show_status(f"rankwise: starting {launch.nproc} ranks")
     environ = common_environ(launch.nproc, one_host=launch.nodes is None)
@@ -211,10 +202,10 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool, serv
     )
 
     def start_server() -> ForkServer:
-        if server is not None:
-            return server
-        modules = inherited_modules(launch, spec.environ)
-        return start_fork_server(spec.environ, preload=modules, owns_descendants=owns_descendants)
+        modules: tuple[str, ...] | None = None
+        if kind is not TargetKind.PROGRAM:  # which replaces what a fork inherits
+            modules = preloaded_modules(launch.preload, environ, script_source(kind, launch.target))
+        return ForkServer(environ, preload=modules, owns_descendants=owns_descendants)
 
     with (
         convert_resource_errors(),
@@ -231,27 +222,6 @@ def _own_command() -> tuple[str, ...]:
     """Return the command line of this process, as a user types it."""
     program = Path(sys.argv[0]).name
     return (program, *sys.argv[1:]) if program == "rankwise" else tuple(sys.orig_argv)
-
-
-def checked_target(launch: ScriptLaunch) -> TargetKind:
-    """Return the kind of the target.
-
-    Raises:
-        InvalidArgumentError: There is no such target.
-        MissingDependencyError: This interpreter has no torch.
-    """
-    kind = KINDS[launch.kind]
-    check_target(kind, launch.target)
-    require_torch("starting ranks")
-    return kind
-
-
-def inherited_modules(launch: ScriptLaunch, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the modules that `preload` stands for; None if each rank is a new interpreter, or another program."""
-    kind = KINDS[launch.kind]
-    if kind is TargetKind.PROGRAM:  # which replaces what a fork inherits
-        return None
-    return preloaded_modules(launch.preload, environ, script_source(kind, launch.target))
 
 
 def command_status(launch: Callable[[], None], *, name: str, console: Console) -> int:

@@ -99,11 +99,6 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     is_flag=True,
     help="Start each rank as a new Python interpreter instead of forking a process that has imported torch.",
 )
-@click.option(
-    "--keep",
-    is_flag=True,
-    help="Keep a process with the imports for the next launch, until it is unused for 10 minutes (rankwise server).",
-)
 @_flag(
     "max-restarts",
     type=click.IntRange(0),
@@ -217,10 +212,6 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
         from rankwise._launch.hosts.launching_hosts import run_on_hosts_as_command  # noqa: PLC0415 - likewise
 
         os._exit(run_on_hosts_as_command(started, hosts, "rankwise"))
-    if flags["keep"]:
-        from rankwise._launch.launchserver.kept_launch import run_in_server  # noqa: PLC0415 - few launches need it
-
-        os._exit(run_in_server(started, "rankwise"))
     os._exit(started.run_as_command("rankwise"))
 
 

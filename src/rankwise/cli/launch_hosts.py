@@ -26,7 +26,6 @@ _EXCLUDED: Final = {
     "local_addr": "--master-addr names an address of the first host",
     "master_port": "the first host takes a free port",
     "standalone": "it means this host alone",
-    "keep": "what is kept is on one host; leave --keep out",
     "debug": "ranks of other hosts have no terminal; debug them on one host, or see where they are with Ctrl-\\",
     "debugpy": "a rank listens on the loopback interface of its host; debug on one host, or call debugpy.listen()",
 }

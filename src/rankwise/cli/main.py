@@ -8,7 +8,6 @@ from rankwise.cli.env_command import env
 from rankwise.cli.job_commands import cancel, logs, submit
 from rankwise.cli.launch_command import launch
 from rankwise.cli.ps_command import ps, top
-from rankwise.cli.server_command import server
 from rankwise.cli.stacks_command import stacks
 
 
@@ -23,7 +22,6 @@ def main() -> None:
 
 main.add_command(launch)
 main.add_command(env)
-main.add_command(server)
 main.add_command(ps)
 main.add_command(top)
 main.add_command(stacks)

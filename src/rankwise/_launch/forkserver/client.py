@@ -11,7 +11,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, READ_BYTES, TEXT_EVENTS, ServerCommand, ServerEvent
 from rankwise._launch.forkserver.preload_progress import PreloadProgress
@@ -21,20 +21,6 @@ from rankwise.errors import LaunchError
 
 # How long after SIGKILL the fork server is waited for.
 _KILL_SECONDS: Final = 1.0
-
-
-class ServerProcess(Protocol):
-    """The part of `subprocess.Popen` that is used of a fork server."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code; None until `wait` has returned."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return the exit code; raises `subprocess.TimeoutExpired`."""
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
 
 
 class ForkServer:
@@ -49,29 +35,41 @@ class ForkServer:
 
     def __init__(
         self,
-        process: ServerProcess,
-        control: socket.socket,
-        launch_id: str,
+        environ: Mapping[str, str],
         *,
-        modules: Sequence[str] = (),
+        preload: Sequence[str] | None = (),
         owns_descendants: bool = False,
+        prepare: str = "",
     ) -> None:
-        """Prepare.
+        """Start the process, in a new interpreter.
 
         Args:
-            process: The process, which has started.
-            control: The connection to it.
-            launch_id: As the attribute.
-            modules: The modules that it imports after torch, before it forks ranks.
-            owns_descendants: This process does nothing else, so all of its descendants may be killed.
+            environ: Its environment.
+            preload: The modules that it imports after torch, before it forks ranks. With None, or not on Linux, each
+                rank is a new interpreter.
+            owns_descendants: As the attribute.
+            prepare: The function that it calls before it forks, as "module:function".
         """
-        self.control = control
-        self.launch_id = launch_id
-        self.preloading = PreloadProgress(modules)
+        self.launch_id = uuid.uuid4().hex
         self.owns_descendants = owns_descendants
-        self._process = process
         self._inbox = bytearray()
         self._has_answered = False
+        # Elsewhere than on Linux, imported libraries may not survive a fork.
+        mode = "fork" if preload is not None and sys.platform == "linux" else "fresh"
+        modules = tuple(preload or ()) if mode == "fork" else ()
+        self.preloading = PreloadProgress(modules)
+        command = interpreter_command("forkserver.server")
+        self.control, theirs = map(_beyond_standard_streams, socket.socketpair())
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter
+                [*command, str(theirs.fileno()), mode, prepare, ",".join(modules)],
+                env={**environ, LAUNCH_ID: self.launch_id},
+                stdin=_inherited(0),
+                stdout=_inherited(1),
+                stderr=_inherited(2),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
 
     def start(self, rank: int, descriptors: Sequence[int]) -> None:
         """Start a rank with these descriptors: connection, standard output, standard error, file for crashes."""
@@ -151,47 +149,6 @@ class ForkServer:
         if self.preloading.current:
             reason = f"; it was importing {self.preloading.current}, which cannot be preloaded"
         return LaunchError(f"the process that ranks are forked from {how}; no rank is left{reason}")
-
-
-def start_fork_server(
-    environ: Mapping[str, str],
-    *,
-    preload: Sequence[str] | None = (),
-    owns_descendants: bool = False,
-    prepare: str = "",
-) -> ForkServer:
-    """Start a fork server in a new interpreter.
-
-    Args:
-        environ: Its environment.
-        preload: The modules that it imports after torch, before it forks ranks. With None, or not on Linux, each
-            rank is a new interpreter.
-        owns_descendants: This process does nothing else, so all of its descendants may be killed.
-        prepare: The function that it calls before it forks, as "module:function".
-    """
-    # Elsewhere than on Linux, imported libraries may not survive a fork.
-    mode = "fork" if preload is not None and sys.platform == "linux" else "fresh"
-    modules = tuple(preload or ()) if mode == "fork" else ()
-    command = interpreter_command("forkserver.server")
-    launch_id = uuid.uuid4().hex
-    control, theirs = control_connection()
-    with theirs:
-        process = subprocess.Popen(  # noqa: S603 - this interpreter
-            [*command, str(theirs.fileno()), mode, prepare, ",".join(modules)],
-            env={**environ, LAUNCH_ID: launch_id},
-            stdin=_inherited(0),
-            stdout=_inherited(1),
-            stderr=_inherited(2),
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-    return ForkServer(process, control, launch_id, modules=modules, owns_descendants=owns_descendants)
-
-
-def control_connection() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of the connection between a launcher and its fork server."""
-    ours, theirs = map(_beyond_standard_streams, socket.socketpair())
-    return ours, theirs
 
 
 def receive_available(connection: socket.socket) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import psutil
 
@@ -56,18 +56,13 @@ class ImportEffects:
     search_path: tuple[str, ...]
 
 
-def preload_modules(
-    names: Sequence[str],
-    report: Callable[[ServerEvent, str], None],
-    start_again: Callable[[Sequence[str], dict[str, str]], NoReturn],
-) -> ImportEffects:
-    """Import modules. Does not return, but starts the program again, if one of them may not be inherited.
+def preload_modules(names: Sequence[str], report: Callable[[ServerEvent, str], None]) -> ImportEffects:
+    """Import modules. Does not return, but starts the fork server again, if one of them may not be inherited.
 
     Args:
         names: The modules, each as "module", or "module:attribute" for one that is imported when it is first used.
         report: Called with IMPORTING and the name before each import, and with "" at the end; and with NOT_PRELOADED,
             the name and the reason.
-        start_again: Executes the program again, given the modules that are left and the environment.
     """
     environ, search_path = dict(os.environ), list(sys.path)
     refused = []
@@ -88,7 +83,8 @@ def preload_modules(
     if refused:
         # Starting again closes the files by which this process keeps those that remove shared memory from it.
         kill_descendants(left=shared_memory_removers())
-        start_again([name for name in names if name not in refused], environ)
+        left = ",".join(name for name in names if name not in refused)
+        os.execve(sys.executable, [*sys.orig_argv[:-1], left], environ)  # noqa: S606 - this program
     report(ServerEvent.IMPORTING, "")
     return ImportEffects(
         environ={name: value for name, value in os.environ.items() if environ.get(name) != value},

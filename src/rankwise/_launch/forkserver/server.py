@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, DESCRIPTORS, ServerCommand, ServerEvent
@@ -36,12 +36,7 @@ from rankwise._net.polling import wait_readable
 PRELOADED: Final = ("torch", "torch.distributed", "torch.distributed.nn.functional", "cloudpickle", "rankwise")
 
 
-def preload(
-    prepare: str,
-    modules: Sequence[str],
-    report: Callable[[ServerEvent, str], None],
-    start_again: Callable[[Sequence[str], dict[str, str]], NoReturn],
-) -> ImportEffects:
+def preload(prepare: str, modules: Sequence[str], report: Callable[[ServerEvent, str], None]) -> ImportEffects:
     """Import the modules that ranks need, and call a function.
 
     The garbage collector is disabled meanwhile, and ignores these objects afterwards: a collection takes time, and in
@@ -51,7 +46,6 @@ def preload(
         prepare: The function, as "module:function"; "" for none.
         modules: The modules that the user has named.
         report: As for `preload_modules`.
-        start_again: As for `preload_modules`.
     """
     gc.disable()
     for name in PRELOADED:
@@ -61,21 +55,16 @@ def preload(
         getattr(rankwise, name)  # names of the package are imported at their first use
     if prepare:
         pkgutil.resolve_name(prepare)()
-    effects = preload_modules(modules, report, start_again)
+    effects = preload_modules(modules, report)
     gc.freeze()
     gc.enable()
     return effects
 
 
 class Server:
-    """The fork server.
+    """The fork server."""
 
-    Attributes:
-        effects: What the modules of the user have set.
-    """
-
-    def __init__(self, control: socket.socket, *, forking: bool = True) -> None:
-        self.effects = ImportEffects(environ={}, search_path=())
+    def __init__(self, control: socket.socket, *, forking: bool) -> None:
         self._control = control
         self._forking = forking
         self._ranks: dict[int, int] = {}
@@ -225,19 +214,10 @@ def main(search_path: Sequence[str]) -> None:
     del sys.argv[1:]  # the modules do not get them
     server = Server(control, forking=mode == "fork")
     become_subreaper()
+    effects = ImportEffects(environ={}, search_path=())
     if mode == "fork":  # before the signal handlers: a module may set its own, which ranks get back
-        server.effects = preload(prepare, modules.split(",") if modules else (), server.report_text, start_again)
-    serve_ranks(server, search_path)
-
-
-def start_again(modules: Sequence[str], environ: dict[str, str]) -> NoReturn:
-    """Execute this program again, to preload these modules."""
-    os.execve(sys.executable, [*sys.orig_argv[:-1], ",".join(modules)], environ)  # noqa: S606 - this program
-
-
-def serve_ranks(server: Server, search_path: Sequence[str]) -> NoReturn:
-    """Serve, and run ranks in forks, with the search path of a new interpreter."""
+        effects = preload(prepare, modules.split(",") if modules else (), server.report_text)
     rank = server.serve()
-    sys.path[:] = [*search_path, *server.effects.search_path]
+    sys.path[:] = [*search_path, *effects.search_path]
     imported_before = frozenset(sys.modules)
-    exit_interpreter(run_worker(*rank, server.effects.environ), imported_before)
+    exit_interpreter(run_worker(*rank, effects.environ), imported_before)

@@ -71,7 +71,7 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
     if not request.has_stdin:
         with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - of all ranks
             os.dup2(nothing.fileno(), 0)
-    prepare_process({**request.environ, **preloaded}, request.argv)
+    _prepare_process({**request.environ, **preloaded}, request.argv)
     faulthandler.enable(crashes)
     if request.kind is TargetKind.PROGRAM:
         return _exec_program(request.argv)
@@ -139,7 +139,7 @@ def _exec_program(argv: Sequence[str]) -> int:
     return _NOT_RUN
 
 
-def prepare_process(environ: Mapping[str, str], argv: Sequence[str]) -> None:
+def _prepare_process(environ: Mapping[str, str], argv: Sequence[str]) -> None:
     """Set up this process like a new interpreter with that environment and these arguments."""
     os.environ.clear()
     os.environ.update(environ)

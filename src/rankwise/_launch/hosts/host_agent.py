@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from rankwise._dependencies import require_torch
-from rankwise._launch.forkserver.client import ForkServer, start_fork_server
+from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import TargetKind, receive_message
 from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.hosts.host_messages import HostEnded, HostJob
@@ -89,7 +89,7 @@ def _run(
         raise LaunchError("the launcher has sent no secret for the hosts of the job")
 
     def start_server() -> ForkServer:
-        return start_fork_server(spec.environ, preload=_inherited(job, spec), owns_descendants=True)
+        return ForkServer(spec.environ, preload=_inherited(job, spec), owns_descendants=True)
 
     hang_dir = environ.get(HANG_DIR, "")
     with convert_resource_errors(), Supervisor(start_server, console=console, hang_dir=hang_dir) as supervisor:

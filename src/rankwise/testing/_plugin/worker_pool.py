@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from rankwise._launch.forkserver.client import start_fork_server
+from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, serialize
 from rankwise._launch.rank_process import RankProcess, RankProcesses
 from rankwise._launch.reaper import SECONDS_TO_END
@@ -103,7 +103,7 @@ class WorkerPool:
         self._captured = captured
         self._loop = EventLoop()
         self._environ = common_environ(os.cpu_count() or 1, one_host=True)  # one thread each
-        self._server = start_fork_server(self._environ, prepare="rankwise.testing._plugin.rank_session:load_plugins")
+        self._server = ForkServer(self._environ, prepare="rankwise.testing._plugin.rank_session:load_plugins")
         self._processes = RankProcesses[PooledRank](self._server, self._loop)
         self.ranks = self._processes.ranks
 
