@@ -1,4 +1,4 @@
-"""Options of torchrun, their variables, and defaults in pyproject.toml."""
+"""Options of torchrun, and their variables."""
 
 from __future__ import annotations
 
@@ -47,45 +47,29 @@ def test_the_table_of_the_documentation_has_the_options_of_torchrun() -> None:
 
 
 @pytest.mark.slow
-def test_the_sources_of_defaults_have_their_precedence(tmp_path: Path) -> None:
+def test_an_option_takes_precedence_over_its_variable(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
-    (tmp_path / "pyproject.toml").write_text('[tool.rankwise]\nrole = "file"\nnproc_per_node = 2\nno-prefix = true\n')
-    below = tmp_path / "below"
-    below.mkdir()
-    (below / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    script = str(tmp_path / "show.py")
-    assert sorted(run(below, script, CUDA_VISIBLE_DEVICES="5,7").stdout.splitlines()) == ["0 file 5,7", "1 file 5,7"]
     variables = {"PET_ROLE": "variable", "PET_NPROC_PER_NODE": "1", "PET_VIRTUAL_LOCAL_RANK": "1"}
-    assert run(below, script, CUDA_VISIBLE_DEVICES="5,7", **variables).stdout == "0 variable 5\n"
-    assert run(below, "--role", "option", script, **variables).stdout == "0 option 0\n"
+    assert run(tmp_path, "show.py", CUDA_VISIBLE_DEVICES="5,7", **variables).stdout == "0 variable 5\n"
+    assert run(tmp_path, "--role", "option", "show.py", **variables).stdout == "0 option 0\n"
 
 
 @pytest.mark.parametrize(
-    ("variables", "table", "said"),
+    ("name", "value", "said"),
     [
-        ({"PET_NPROC_PER_NODE": "two"}, "", "PET_NPROC_PER_NODE='two': 'two' is not a number"),
-        ({"PET_STANDALONE": "x"}, "", "PET_STANDALONE='x'"),
-        ({"PET_LOCAL_RANKS_FILTER": "0,7"}, "", "names rank 7, and of 1 ranks the last is 0 (set outside"),
-        ({"PET_EVENT_LOG_HANDLER": "console"}, "", "'console' has no meaning here: no events are recorded"),
-        ({"PET_SIGNALS_TO_HANDLE": "SIGKILL"}, "", "'SIGKILL' is not a signal that can be handled"),
-        ({}, "nprocs = 2", "has 'nprocs', which is no option of launch; did you mean 'nproc'?"),
-        ({}, "tee = 5", "tee = '5' in [tool.rankwise] of "),
-        ({}, 'nproc-per-node = "x"', "nproc-per-node = 'x' in [tool.rankwise] of "),
-        ({}, "tee = {a = 1}", "has tee = {'a': 1}, which is neither"),
-        ({}, "tee = ", "pyproject.toml cannot be read"),
+        ("PET_NPROC_PER_NODE", "two", "PET_NPROC_PER_NODE='two': 'two' is not a number"),
+        ("PET_STANDALONE", "x", "PET_STANDALONE='x'"),
+        ("PET_LOCAL_RANKS_FILTER", "0,7", "names rank 7, and of 1 ranks the last is 0 (set outside"),
+        ("PET_EVENT_LOG_HANDLER", "console", "'console' has no meaning here: no events are recorded"),
+        ("PET_SIGNALS_TO_HANDLE", "SIGKILL", "'SIGKILL' is not a signal that can be handled"),
     ],
 )
-def test_an_error_names_the_source(
-    variables: dict[str, str], table: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "pyproject.toml").write_text(f"[tool.rankwise]\n{table}\n")
-    monkeypatch.chdir(tmp_path)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_an_error_names_the_variable(name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
     ended = CliRunner().invoke(launch, ["missing.py"])
     assert ended.exit_code == 2
     assert said in ended.output
-    assert next(iter(variables), "pyproject.toml") in ended.output
+    assert name in ended.output
 
 
 @pytest.mark.parametrize(

@@ -186,8 +186,7 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
 
     Options that torchrun has too have the same meaning. All ranks run on this host unless the options name other hosts.
 
-    TARGET may be - for standard input. Options have defaults in torchrun's variables PET_*, and in [tool.rankwise] of
-    the nearest pyproject.toml.
+    TARGET may be - for standard input. Options have defaults in torchrun's variables PET_*.
 
     When a rank fails, the others are stopped, and the exit status is that of the failed rank (128 + N for signal N).
     """
