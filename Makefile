@@ -11,7 +11,7 @@ SEED := $(shell date +%s)
 
 .PHONY: demo test test-slow soak check format bench clean
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.demo
 	$(BIN)/rankwise launch -n 4 examples/digits.py
 
 test: $(VENV)/.installed
@@ -62,7 +62,15 @@ test-xla:
 	$(PYTHON) -m tools.xla_lane $(if $(TESTS),--tests "$(TESTS)") $(if $(IGNITE),--ignite "$(IGNITE)")
 
 # The constraints come first: torch's CPU build is enough here, and its default one is gigabytes of CUDA.
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) ".[examples]"
+	touch $@
+
+# All that the demo needs too.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,examples]"
-	touch $@
+	$(INSTALL) ".[dev,examples]"
+	touch $(VENV)/.demo $@
