@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md is true: its two pictures, and its table of modules."""
+"""The two pictures of ARCHITECTURE.md are true, and drop-ins are kept from every private module."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_the_picture_of_imports_is_the_contract() -> None:
         assert [line.split("  ")[0] for line in picture] == re.findall(r'"([^"]+)"', contract)
 
 
-@pytest.mark.parametrize(("name", "module"), STEPS)
-def test_a_step_of_the_picture_is_there(name: str, module: str) -> None:
-    assert getattr(importlib.import_module(module), name).__module__ == module
+def test_the_steps_of_the_picture_are_there() -> None:
+    places = {(name, getattr(importlib.import_module(module), name).__module__) for name, module in STEPS}
+    assert places == set(STEPS)
 
 
 @pytest.mark.ranks(2)
@@ -68,19 +68,6 @@ def test_the_order_in_time_is_that_of_a_run() -> None:
     finally:
         sys.setprofile(None)
     assert [step for step in calls if step in STEPS] == STEPS
-
-
-def test_the_table_has_every_module() -> None:
-    rows = re.findall(r"^\| `([\w/]+)/` \| .* \| (.*) \|$", PAGE, re.MULTILINE)
-    named = {
-        ("" if package == "rankwise" else f"{package}/") + module
-        for package, modules in rows
-        for module in re.findall(r"`(\w+)`", modules)
-    }
-    paths = {str(path.relative_to(SOURCE).with_suffix("")) for path in SOURCE.rglob("*.py")}
-    modules = {path for path in paths if path.rpartition("/")[2] != "__init__"}
-    assert named - modules == set(), "named, and not there"
-    assert modules - named == set(), "there, and not named"
 
 
 def test_the_drop_ins_may_import_no_private_module() -> None:

@@ -1,0 +1,1 @@
+"""The collectives that users call."""

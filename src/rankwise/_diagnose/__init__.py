@@ -1,1 +1,1 @@
-"""Diagnosis of a running job: its processes, the stacks of its ranks, and which rank the others wait for."""
+"""What a running job does, seen from outside: its processes, stacks and verdict, without torch."""

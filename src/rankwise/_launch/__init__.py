@@ -1,0 +1,1 @@
+"""Starting ranks, and reporting how they ended."""

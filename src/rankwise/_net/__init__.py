@@ -1,0 +1,1 @@
+"""Sockets, hosts and the secret of a job."""

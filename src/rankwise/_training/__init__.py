@@ -1,0 +1,1 @@
+"""Functions of a training loop, made of collectives."""

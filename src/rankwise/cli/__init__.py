@@ -1,0 +1,1 @@
+"""The command: it parses, calls and prints."""

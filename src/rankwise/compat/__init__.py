@@ -1,0 +1,1 @@
+"""Drop-in modules with the names and the behaviour of other libraries."""

@@ -1,0 +1,1 @@
+"""Interfaces for other packages that build on rankwise."""

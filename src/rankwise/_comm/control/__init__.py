@@ -1,0 +1,1 @@
+"""The control plane: ranks agree on a call, and exchange short messages."""

@@ -1,0 +1,1 @@
+"""The data planes: transports of tensors."""

@@ -1,0 +1,1 @@
+"""The process that ranks are forked from."""
