@@ -79,7 +79,7 @@ def waits(sample: ProcessSample) -> bool:
 
 def _minority(locations: dict[int, str]) -> set[int]:
     counts = Counter(locations.values()).most_common()
-    if len(counts) < 2 or counts[0][1] == counts[1][1]:  # noqa: PLR2004 - two places
+    if len(counts) < 2 or counts[0][1] == counts[1][1]:
         return set()
     return {rank for rank, location in locations.items() if location != counts[0][0]}
 

@@ -31,7 +31,7 @@ from rankwise.errors import InvalidArgumentError, shown
 R = TypeVar("R")
 
 
-def launch(  # noqa: PLR0913 - the function of most programs
+def launch(
     fn: Callable[..., R],
     *args: Any,  # noqa: ANN401 - the function's own arguments
     nproc: int | None = None,

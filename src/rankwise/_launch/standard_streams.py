@@ -14,6 +14,6 @@ def open_standard_streams() -> None:
 
     Otherwise the next file that is opened would get the number of one, and output would be written to it.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - standard error
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # standard error
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600
 
 
-def init(  # noqa: PLR0913 - each is one that some launcher does not set
+def init(
     *,
     backend: str | None = None,
     device: str | torch.device | None = None,

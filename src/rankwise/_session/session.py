@@ -84,7 +84,7 @@ class Session:
         "world_size",
     )
 
-    def __init__(  # noqa: PLR0913 - most are those of a joined session only
+    def __init__(
         self,
         reading: LaunchEnvironment,
         *,

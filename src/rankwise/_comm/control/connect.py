@@ -73,7 +73,7 @@ class HostConnections:
         return next(ranks for ranks in self.neighbours.values() if rank in ranks)
 
 
-def connect(  # noqa: PLR0913 - keywords only
+def connect(
     *,
     store: Store,
     ranks: Sequence[int],

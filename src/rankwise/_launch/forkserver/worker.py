@@ -177,7 +177,7 @@ def _stream(descriptor: int, mode: str) -> io.TextIOWrapper | None:
     stream = io.TextIOWrapper(
         raw,
         encoding=getattr(before, "encoding", None),
-        errors="backslashreplace" if descriptor == 2 else getattr(before, "errors", None),  # noqa: PLR2004 - stderr
+        errors="backslashreplace" if descriptor == 2 else getattr(before, "errors", None),  # stderr
         line_buffering=mode == "w" and not unbuffered,
         write_through=unbuffered,
     )

@@ -83,7 +83,7 @@ class _RankWriter:
         self._relay = relay
         self._rank = rank
         self._local_rank = local_rank
-        self._is_error = stream is not None and stream.fileno() == 2  # noqa: PLR2004 - standard error
+        self._is_error = stream is not None and stream.fileno() == 2  # standard error
 
     @property
     def is_full(self) -> bool:
