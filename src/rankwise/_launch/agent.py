@@ -17,7 +17,6 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from rankwise._launch.accelerator_memory import AcceleratorMemory
 from rankwise._launch.attempts import AttemptHistory, FailedAttempt, reason_to_give_up
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_LOSS, after_interrupt, after_termination
@@ -55,7 +54,6 @@ class RankAgent(SimpleElasticAgent):
         self._history = history
         self._next_attempt = 0
         self._hosts: HostFailures | None = None
-        self._memory = AcceleratorMemory() if spec.max_restarts else AcceleratorMemory({})
         self._steps = ReportedSteps(spec.nproc if spec.max_restarts or spec.nodes else 0)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -72,9 +70,6 @@ class RankAgent(SimpleElasticAgent):
             self._supervisor.pause_timeouts()  # to the end: nothing reports when the client of debugpy stops the rank
         self._history.begin_attempt()
         self._meet_hosts(worker_group)
-        with self._forward_stop():
-            if self._supervisor.ranks and (left := self._memory.wait_until_free(self._supervisor.wait)):
-                self._supervisor.print_message(f"rankwise: {left}; the ranks are restarted all the same")
         with self._forward_stop():
             if self._hosts is not None:
                 self._hosts.meet()
