@@ -118,21 +118,10 @@ def is_python(pid: int) -> bool:
     try:
         if (_PROC / str(pid) / "exe").readlink().name.startswith(("python", "pypy")):
             return True
-        return any(part in _mappings(pid) for part in _OF_PYTHON)
+        mappings = (_PROC / str(pid) / "maps").read_text(errors="replace")
     except OSError:
         return False
-
-
-def uses_library(pid: int, name: str) -> bool:
-    """Return whether a process has loaded a library."""
-    try:
-        return f"/{name}" in _mappings(pid)
-    except OSError:
-        return False
-
-
-def _mappings(pid: int) -> str:
-    return (_PROC / str(pid) / "maps").read_text(errors="replace")
+    return any(part in mappings for part in _OF_PYTHON)
 
 
 def inner_pid(pid: int) -> int:

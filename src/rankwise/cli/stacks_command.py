@@ -41,15 +41,11 @@ def stacks(*, job: int | None, native: bool, watch: int | None, interval: float)
     """
     from rankwise._diagnose.folding import details, summary  # noqa: PLC0415 - not needed for --help
     from rankwise._diagnose.jobs import find_job  # noqa: PLC0415
-    from rankwise._diagnose.nccl_ras import ras_report  # noqa: PLC0415
 
     found = find_job(job)
     samples = _watch(found, watch, interval, native=native) if watch else _sample(found, native=native)
     echo(summary(samples) if not watch else f"last sample: {summary(samples)}")
     echo(f"\n{details(samples)}")
-    report = ras_report(found)
-    if report is not None:
-        echo(f"\n{report}")
     if all(sample.process.stack is None for sample in samples):
         sys.exit(EXIT_ERROR)
 
