@@ -21,7 +21,6 @@ import pytest
 import rankwise as rw
 from rankwise._diagnose.folding import is_busy
 from rankwise._diagnose.jobs import find_job, find_jobs
-from rankwise._diagnose.moved_environ import moved_environ
 from rankwise._diagnose.processes import DiagnosisError, environ_of, is_python, own_processes
 from rankwise._diagnose.sampling import ProcessSample
 from rankwise._diagnose.sleep_times import sleep_seconds
@@ -30,19 +29,12 @@ from rankwise._diagnose.wait_note import WaitNote, read_wait
 from tests.diagnose.jobs import rankwise
 
 SLEEP = "import time; print(flush=True); time.sleep(600)"
-# As setproctitle does: the variables are copied, and there is a title in their place.
+# As setproctitle does: something else in the memory that /proc shows as the variables.
 RENAMED = f"""
-import ctypes, os
-libc = ctypes.CDLL(None)
-libc.strdup.restype = libc.malloc.restype = ctypes.c_void_p
-addresses = ctypes.POINTER(ctypes.c_void_p).in_dll(libc, "environ")
-copies = ctypes.cast(libc.malloc(8 * len(os.environ) + 8), ctypes.POINTER(ctypes.c_void_p))
-for number in range(len(os.environ)):
-    address = addresses[number]
-    copies[number] = libc.strdup(ctypes.c_void_p(address))
-    ctypes.memset(address, 0, len(ctypes.string_at(address)))
-copies[len(os.environ)] = None
-addresses.contents = ctypes.c_void_p.from_buffer(copies.contents)
+import ctypes
+fields = open("/proc/self/stat", "rb").read().rpartition(b")")[2].split()
+begin, end = int(fields[47]), int(fields[48])
+ctypes.memset(begin, 0, end - begin)
 {SLEEP}
 """
 SITE = "/venv/lib/python3.12/site-packages"
@@ -78,20 +70,28 @@ def test_an_interpreter_of_another_name_is_found(tmp_path: Path) -> None:
         other.kill()
 
 
-def test_ranks_that_have_renamed_themselves_are_found() -> None:
-    with ranks(1) as (other,), ranks(0, 2, code=RENAMED) as (zero, two):
+def test_a_rank_that_has_renamed_itself_is_not_found() -> None:
+    with ranks(1) as (other,), ranks(0, code=RENAMED) as (zero,):
         assert not environ_of(zero.pid)
-        assert [rank.process.pid for rank in find_job(two.pid).ranks] == [zero.pid, other.pid, two.pid]
-
-
-def test_a_process_without_its_variables_is_no_rank() -> None:
-    code = RENAMED.replace("libc.strdup(ctypes.c_void_p(address))", "None")
-    with ranks(0, code=code) as (zero,):
-        assert not environ_of(zero.pid)
-        assert not moved_environ(zero.pid)
+        assert [rank.process.pid for rank in find_job(other.pid).ranks] == [other.pid]
         with pytest.raises(DiagnosisError):
             find_job(zero.pid)
-    assert not moved_environ(zero.pid)
+
+
+def test_launched_ranks_that_have_renamed_themselves_are_found(tmp_path: Path) -> None:
+    program = tmp_path / "renamed.py"
+    program.write_text(RENAMED)
+    command = [sys.executable, "-m", "rankwise", "launch", "-n", "2", str(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:
+        try:
+            assert launcher.stdout is not None
+            for _ in range(2):
+                launcher.stdout.readline()
+            job = find_job(launcher.pid)
+            assert [rank.rank for rank in job.ranks] == [0, 1]
+            assert not any(environ_of(rank.process.pid) for rank in job.ranks)
+        finally:
+            launcher.terminate()
 
 
 def test_ranks_that_an_engine_has_started_by_themselves_are_one_job() -> None:

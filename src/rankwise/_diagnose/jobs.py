@@ -7,7 +7,6 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rankwise._diagnose.moved_environ import moved_environ
 from rankwise._diagnose.processes import DiagnosisError, Process, command_of, environ_of, is_python, own_processes
 from rankwise._diagnose.stack_file import marked_rank
 from rankwise._environment.detect import detect
@@ -90,7 +89,7 @@ def find_jobs() -> list[Job]:
         DiagnosisError: There is no /proc.
     """
     processes = own_processes()
-    claims = {pid: claim for pid in processes if (claim := _identity(pid)) is not None}
+    claims = {pid: claim for pid, process in processes.items() if (claim := _identity(process)) is not None}
     ranks = _without_launchers(claims, processes)
     firsts = _firsts(ranks, claims, processes)
     claims |= firsts
@@ -142,18 +141,14 @@ def find_job(pid: int | None) -> Job:
     raise DiagnosisError(f"{expected} was not found on this host{others}")
 
 
-def _variables(pid: int) -> Mapping[str, str]:
-    """Return the variables of a process, also if there is a title in their place."""
-    environ = environ_of(pid)
-    return moved_environ(pid) if not environ and is_python(pid) else environ
-
-
-def _identity(pid: int) -> _Identity | None:
+def _identity(process: Process) -> _Identity | None:
     """Return the rank that a process claims to be; None for none."""
-    environ = _variables(pid)
+    pid = process.pid
+    environ = environ_of(pid)
     marked = marked_rank(pid)
     if marked is not None:
-        launch = _launch_id(environ)
+        # setproctitle writes a title over the variables of a rank; its fork server has the id of the launch too.
+        launch = _launch_id(environ) or _launch_id(environ_of(process.parent))
         if launch:
             return _Identity(("rankwise", launch), "rankwise", marked.world_size, marked.rank)
     if not environ:
