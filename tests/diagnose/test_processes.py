@@ -25,7 +25,7 @@ from rankwise._diagnose.processes import DiagnosisError, environ_of, is_python, 
 from rankwise._diagnose.sampling import ProcessSample
 from rankwise._diagnose.sleep_times import sleep_seconds
 from rankwise._diagnose.stack import Stack, StackFrame
-from rankwise._diagnose.wait_note import WaitNote, read_wait
+from rankwise._rank_files import WaitNote, read_wait
 from tests.diagnose.jobs import rankwise
 
 SLEEP = "import time; print(flush=True); time.sleep(600)"

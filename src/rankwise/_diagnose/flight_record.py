@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rankwise._diagnose.processes import descriptors_of, inner_pid
 from rankwise._net.json_lines import parse_object
+from rankwise._rank_files import descriptors_of, inner_pid
 from rankwise.errors import printable
 
 _NAME: Final = re.compile(r"/memfd:rankwise-calls:(\d+):(\d+):")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rankwise._diagnose.processes import DiagnosisError, Process, command_of, environ_of, is_python, own_processes
-from rankwise._diagnose.stack_file import marked_rank
 from rankwise._environment.detect import detect
+from rankwise._rank_files import marked_rank
 from rankwise.errors import RankwiseError
 
 _LAUNCH_ID: Final = "RANKWISE_LAUNCH"  # `reaper.LAUNCH_ID`, in a package above this one

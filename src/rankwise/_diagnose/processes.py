@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rankwise._rank_files import status_field
 from rankwise.errors import RankwiseError
 
 _PROC: Final = Path("/proc")
@@ -124,12 +125,6 @@ def is_python(pid: int) -> bool:
     return any(part in mappings for part in _OF_PYTHON)
 
 
-def inner_pid(pid: int) -> int:
-    """Return the process id that a process has for itself: another one in a container."""
-    ids = _status_field(pid, "NSpid").split()
-    return int(ids[-1]) if ids else pid
-
-
 def wait_channel(pid: int) -> str:
     """Return the function of the kernel that a process waits in; "" if it runs, or the kernel does not show it."""
     try:
@@ -150,30 +145,4 @@ def main_thread_times(pid: int) -> tuple[float, float]:
 
 def allowed_cores(pid: int) -> str:
     """Return the cores that a process may run on, as "0-3"; "" if that is not known."""
-    return _status_field(pid, "Cpus_allowed_list")
-
-
-def catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for a signal."""
-    mask = _status_field(pid, "SigCgt")
-    return bool(int(mask or "0", 16) >> (signum - 1) & 1)
-
-
-def _status_field(pid: int, name: str) -> str:
-    try:
-        status = (_PROC / str(pid) / "status").read_text(errors="replace")
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith(f"{name}:")), "")
-
-
-def descriptors_of(pid: int) -> dict[int, str]:
-    """Return the targets of the descriptors of a process; none if they cannot be read."""
-    targets: dict[int, str] = {}
-    folder = _PROC / str(pid) / "fd"
-    try:
-        for entry in folder.iterdir():
-            targets[int(entry.name)] = str(entry.readlink())
-    except _UNREADABLE:
-        return targets
-    return targets
+    return status_field(pid, "Cpus_allowed_list")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Final
 
 from rankwise._diagnose import py_spy
-from rankwise._diagnose.jobs import HostRank
-from rankwise._diagnose.processes import Process, main_thread_times, read_process, wait_channel
+from rankwise._diagnose.jobs import HostRank, find_jobs
+from rankwise._diagnose.processes import DiagnosisError, Process, main_thread_times, read_process, wait_channel
 from rankwise._diagnose.stack import Stack, parse_stacks
-from rankwise._diagnose.stack_file import request_stacks
+from rankwise._rank_files import request_stacks
 
 _SIGNAL_SECONDS: Final = 1.0
 _THREADS: Final = 8
+_LATE: Final = "its stack was not read in time"
 # States in which a process handles no signal.
 _CANNOT_ANSWER: Final = frozenset("TtD")
 # States in which a process runs no code, with the words for them.
@@ -88,6 +90,36 @@ def sample_ranks(ranks: Iterable[HostRank], *, native: bool = False) -> list[Ran
         ]
 
 
+def sample_in_time(pids: Mapping[int, int], seconds: float) -> list[RankSample]:
+    """Return samples of launched ranks and of their workers; those that take too long have no stack.
+
+    Args:
+        pids: The process of each rank, or a process such as a shell that has started it.
+        seconds: How long it may take.
+    """
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rankwise-stacks")
+    taken = [
+        (
+            rank,
+            pool.submit(sample_process, rank.process.pid),
+            [pool.submit(sample_process, each.pid) for each in rank.workers],
+        )
+        for rank in _launched(pids)
+    ]
+    wait([future for _, own, workers in taken for future in (own, *workers)], seconds)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return [
+        RankSample(
+            rank=rank.rank,
+            process=_taken(own, rank.process.pid, rank.process.state),
+            workers=tuple(
+                _taken(future, each.pid, each.state) for future, each in zip(workers, rank.workers, strict=True)
+            ),
+        )
+        for rank, own, workers in taken
+    ]
+
+
 def sample_process(pid: int, *, native: bool = False) -> ProcessSample:
     """Return a sample of a process."""
     process = read_process(pid)
@@ -109,3 +141,33 @@ def sample_process(pid: int, *, native: bool = False) -> ProcessSample:
     if not isinstance(found, Stack) and process.state not in _CANNOT_ANSWER:
         found = parse_stacks(request_stacks(pid, _SIGNAL_SECONDS)) or found
     return replace(sample, stack=found) if isinstance(found, Stack) else replace(sample, reason=found)
+
+
+def _taken(future: Future[ProcessSample], pid: int, state: str) -> ProcessSample:
+    if future.done() and not future.cancelled():
+        return future.result()
+    return ProcessSample(pid=pid, state=state, reason=_LATE)
+
+
+def _launched(pids: Mapping[int, int]) -> list[HostRank]:
+    """Return ranks with the processes that they have started; for a program such as a shell, its Python process."""
+    found: dict[int, HostRank] = {}
+    with contextlib.suppress(DiagnosisError):
+        found = {
+            rank.rank: rank
+            for job in find_jobs()
+            for rank in job.ranks
+            if pids.get(rank.rank, 0) in _with_ancestors(rank.process)
+        }
+    for number, pid in pids.items():
+        process = read_process(pid)
+        if number not in found and process is not None:
+            found[number] = HostRank(rank=number, process=process)
+    return [found[number] for number in pids if number in found]
+
+
+def _with_ancestors(process: Process) -> Iterator[int]:
+    above: Process | None = process
+    while above is not None:
+        yield above.pid
+        above = read_process(above.parent)

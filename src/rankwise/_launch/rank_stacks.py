@@ -5,15 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from rankwise._diagnose.folding import details, summary
-from rankwise._diagnose.jobs import HostRank, find_jobs
-from rankwise._diagnose.processes import DiagnosisError, Process, read_process
-from rankwise._diagnose.report_file import write_report
-from rankwise._diagnose.sampling import ProcessSample, RankSample, sample_process
 from rankwise._launch.rank_process import RankProcess
 from rankwise._net.polling import EventLoop
 from rankwise._text import ranks_text
@@ -23,8 +17,6 @@ HANG_DIR: Final = "RANKWISE_HANG_DIR"
 # How long it may take to read the stacks of all ranks: when it is asked for them, and before ranks are killed.
 _ASKED_SECONDS: Final = 5.0
 _KILL_SECONDS: Final = 1.0
-_THREADS: Final = 8
-_LATE: Final = "its stack was not read in time"
 
 
 class RankStacks:
@@ -76,61 +68,11 @@ class RankStacks:
         self._print_message(text + self._report(running, _ASKED_SECONDS, kind="stacks"))
 
     def _report(self, numbers: Sequence[int], seconds: float, *, kind: str) -> str:
-        samples = _samples({number: self._ranks[number].pid for number in numbers}, seconds)
+        # Here, since most launches end without them.
+        from rankwise._diagnose.folding import details, summary  # noqa: PLC0415
+        from rankwise._diagnose.report_file import write_report  # noqa: PLC0415
+        from rankwise._diagnose.sampling import sample_in_time  # noqa: PLC0415
+
+        samples = sample_in_time({number: self._ranks[number].pid for number in numbers}, seconds)
         text = f"{summary(samples)}\n{details(samples)}"
         return f"{text}\n{write_report(self.folder, text, min(numbers), kind=kind)}" if self.folder else text
-
-
-def _samples(pids: Mapping[int, int], seconds: float) -> list[RankSample]:
-    """Return samples of ranks and of their workers; those that take too long have no stack."""
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rankwise-stacks")
-    taken = [
-        (
-            rank,
-            pool.submit(sample_process, rank.process.pid),
-            [pool.submit(sample_process, each.pid) for each in rank.workers],
-        )
-        for rank in _ranks(pids)
-    ]
-    wait([future for _, own, workers in taken for future in (own, *workers)], seconds)
-    pool.shutdown(wait=False, cancel_futures=True)
-    return [
-        RankSample(
-            rank=rank.rank,
-            process=_taken(own, rank.process.pid, rank.process.state),
-            workers=tuple(
-                _taken(future, each.pid, each.state) for future, each in zip(workers, rank.workers, strict=True)
-            ),
-        )
-        for rank, own, workers in taken
-    ]
-
-
-def _taken(future: Future[ProcessSample], pid: int, state: str) -> ProcessSample:
-    if future.done() and not future.cancelled():
-        return future.result()
-    return ProcessSample(pid=pid, state=state, reason=_LATE)
-
-
-def _ranks(pids: Mapping[int, int]) -> list[HostRank]:
-    """Return ranks with the processes that they have started; for a program such as a shell, its Python process."""
-    found: dict[int, HostRank] = {}
-    with contextlib.suppress(DiagnosisError):
-        found = {
-            rank.rank: rank
-            for job in find_jobs()
-            for rank in job.ranks
-            if pids.get(rank.rank, 0) in _with_ancestors(rank.process)
-        }
-    for number, pid in pids.items():
-        process = read_process(pid)
-        if number not in found and process is not None:
-            found[number] = HostRank(rank=number, process=process)
-    return [found[number] for number in pids if number in found]
-
-
-def _with_ancestors(process: Process) -> Iterator[int]:
-    above: Process | None = process
-    while above is not None:
-        yield above.pid
-        above = read_process(above.parent)

@@ -13,18 +13,13 @@ from typing import Any, Final
 
 from rankwise._arguments import as_seconds
 from rankwise._comm.control.connect import HostConnections
-from rankwise._diagnose.flight_record import offer_calls
-from rankwise._diagnose.jobs import WATCHER
-from rankwise._diagnose.stack_file import offer_stacks
 from rankwise._environment.facts import LaunchEnvironment
-from rankwise._session.call_record import CallRecord
+from rankwise._rank_files import offer_stacks
 from rankwise._session.environ import process_variables
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 
 _SECONDS: Final = "RANKWISE_HANG_SECONDS"
 _FOLDER: Final = "RANKWISE_HANG_DIR"
-# Without the working folder, whose files may have the names of modules. The rank may have found rankwise by `sys.path`.
-_CODE: Final = f"import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[2]]; from {WATCHER} import main; main()"
 # The default of recent versions of torch.
 _RECORDED: Final = 2000
 # The backends that fill torch's flight recorder.
@@ -82,6 +77,9 @@ class HangWatch:
         local = rank if local_rank is None else local_rank.value
         self._withdraws = [offer_stacks(rank=rank, world_size=reading.world_size.value, local_rank=local)]
         if {name.rpartition(":")[2] for name in (backend or "none").split(",")} <= _RECORDING:
+            from rankwise._diagnose.flight_record import offer_calls  # noqa: PLC0415 - few sessions are watched
+            from rankwise._session.call_record import CallRecord  # noqa: PLC0415 - likewise
+
             record = CallRecord(adopted=adopted)
             self._withdraws.append(offer_calls(record.calls, record.pending))
         if self._hosts is not None:
@@ -103,10 +101,15 @@ class HangWatch:
         }
 
     def _start_process(self, settings: dict[str, Any]) -> None:
+        from rankwise._diagnose.jobs import WATCHER  # noqa: PLC0415 - few sessions are watched
+
+        # Without the working folder, whose files may have the names of modules. The rank may have found rankwise by
+        # `sys.path`.
+        code = f"import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[2]]; from {WATCHER} import main; main()"
         connections = [each["descriptor"] for each in settings["hosts"] if each["descriptor"] >= 0]
         with contextlib.suppress(OSError):  # no process is left for it; the ranks can do without
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter
-                [sys.executable, "-c", _CODE, json.dumps(settings), _PACKAGES],
+                [sys.executable, "-c", code, json.dumps(settings), _PACKAGES],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=connections,

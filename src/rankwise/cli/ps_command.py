@@ -113,8 +113,8 @@ def _rows(job: Job, before: dict[int, float], seconds: float) -> list[tuple[str,
 def _state(sample: ProcessSample, asleep: float) -> str:
     """Return the state of a rank; in a collective, with the time for which it has waited, if that is known."""
     from rankwise._diagnose.sampling import STATES  # noqa: PLC0415 - not needed for --help
-    from rankwise._diagnose.wait_note import read_wait  # noqa: PLC0415
     from rankwise._diagnose.watching import waits  # noqa: PLC0415
+    from rankwise._rank_files import read_wait  # noqa: PLC0415
 
     if sample.state in STATES:
         return STATES[sample.state].partition(" (")[0]

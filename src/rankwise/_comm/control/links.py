@@ -19,8 +19,8 @@ from rankwise._comm.control.host_page import HostPage
 from rankwise._comm.control.peer import CLOSED, Peer
 from rankwise._comm.control.rank_state import OngoingCalls, RankState
 from rankwise._comm.control.sockets import admit, listen_locally, local_name
-from rankwise._diagnose.wait_note import WaitNote
 from rankwise._net.polling import SharedEventLoop
+from rankwise._rank_files import WaitNote
 from rankwise.errors import CollectiveError
 
 # The longest single wait. Between waits, signal handlers run (Ctrl-C) and lost ranks are noticed.

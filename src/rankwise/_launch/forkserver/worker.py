@@ -24,7 +24,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from rankwise._diagnose.stack_file import offer_stacks
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter, flush
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, receive_message, serialize
 from rankwise._launch.forkserver.rank_debugger import (
@@ -41,6 +40,7 @@ from rankwise._launch.process_title import set_title
 from rankwise._launch.rank_traceback import format_traceback, is_consequence, without_launcher_frames
 from rankwise._launch.standard_streams import STANDARD_INPUT
 from rankwise._net.pausable_timeouts import follow_pauses
+from rankwise._rank_files import offer_stacks
 from rankwise.errors import RankFailure, message_of, summary
 
 _NOT_RUN: Final = 126
