@@ -9,13 +9,17 @@ launches at once.
 
 from __future__ import annotations
 
-from rankwise._launch.engines.ray_engine import RayEngine
-from rankwise._launch.engines.slurm_engine import SlurmEngine
+from typing import TYPE_CHECKING
+
 from rankwise._launch.functions import FunctionLaunch, launch_many
 from rankwise._launch.output import Output
 from rankwise._launch.scripts import ScriptLaunch
 from rankwise._launch.spec import check_nproc, parse_nproc
 from rankwise._rendezvous.nodes import Nodes
+
+if TYPE_CHECKING:
+    from rankwise._launch.engines.ray_engine import RayEngine
+    from rankwise._launch.engines.slurm_engine import SlurmEngine
 
 __all__ = [
     "FunctionLaunch",
@@ -28,3 +32,20 @@ __all__ = [
     "launch_many",
     "parse_nproc",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return an engine, which is imported when it is used: other launches do not depend on it."""
+    if name == "RayEngine":
+        from rankwise._launch.engines.ray_engine import RayEngine  # noqa: PLC0415
+
+        return RayEngine
+    if name == "SlurmEngine":
+        from rankwise._launch.engines.slurm_engine import SlurmEngine  # noqa: PLC0415
+
+        return SlurmEngine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

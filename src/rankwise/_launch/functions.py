@@ -5,28 +5,25 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rankwise._dependencies import require_torch
-from rankwise._launch.engines.interface import Engine
-from rankwise._launch.engines.running import launch_on
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
-from rankwise._launch.hosts.launching_hosts import launch_on_hosts
 from rankwise._launch.output import Output
 from rankwise._launch.preload import Preload, caller_source, check_preload, preloaded_modules
 from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
 from rankwise._launch.supervisor import Supervisor
-from rankwise._launch.xla_devices import check_device_launch, reported_by_rank, run_on_devices, values_by_rank
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes
-from rankwise._torch_xla import num_local_processes
 from rankwise.errors import InvalidArgumentError, shown
+
+if TYPE_CHECKING:
+    from rankwise._launch.engines.interface import Engine
 
 R = TypeVar("R")
 
@@ -92,6 +89,8 @@ def launch(
         [0, 10]
     """
     if on is not None:
+        from rankwise._launch.engines.running import launch_on  # noqa: PLC0415 - not needed on this host
+
         own_preload = None if preload is True else preload
         given = {"nodes": nodes, "output": output, "backend": backend, "hosts": hosts, "preload": own_preload}
         refused = {name: value is not None for name, value in given.items()}
@@ -105,6 +104,8 @@ def launch(
         for name, value in {"nodes": nodes, "backend": backend}.items():
             if value is not None:
                 raise InvalidArgumentError(f"{name}= and hosts= exclude each other: each starts ranks in its own way")
+        from rankwise._launch.hosts.launching_hosts import launch_on_hosts  # noqa: PLC0415 - not needed on this host
+
         return launch_on_hosts(fn, args, hosts=hosts, nproc=nproc, output=output, preload=preload)
     return FunctionLaunch(fn, args, nproc=nproc, nodes=nodes, output=output, backend=backend, preload=preload).run()
 
@@ -143,6 +144,8 @@ def launch_many(
         [[(3, 1), (3, 1)], [(2, 1), (2, 1)]]
     """
     if on is not None:
+        from rankwise._launch.engines.running import launch_on  # noqa: PLC0415 - as above
+
         return launch_on(fn, arguments, on=on, nproc=nproc, nnodes=nnodes, refused={})
     return [launch(fn, *args, nproc=nproc, nnodes=nnodes) for args in arguments]
 
@@ -188,6 +191,10 @@ class FunctionLaunch(Generic[R]):
         target: tuple[Callable[..., Any], tuple[Any, ...]] = (fn, tuple(args))
         self._on_devices = backend is not None
         if backend is not None:
+            # Other launches do not wait for these.
+            from rankwise._launch.xla_devices import check_device_launch, run_on_devices  # noqa: PLC0415
+            from rankwise._torch_xla import num_local_processes  # noqa: PLC0415
+
             target = (run_on_devices, (*target, check_device_launch(backend, nproc, nodes)))
             nproc = num_local_processes()
         self._nproc = check_nproc(nproc)  # type: ignore[arg-type]  # None is refused
@@ -211,6 +218,15 @@ class FunctionLaunch(Generic[R]):
             MissingDependencyError: This interpreter has no torch.
             LaunchError: The ranks could not be started, or the hosts did not meet.
         """
+        if not self._on_devices:
+            return self._values()
+        from rankwise._launch.xla_devices import reported_by_rank, values_by_rank  # noqa: PLC0415 - as above
+
+        with reported_by_rank():
+            return values_by_rank(self._values())
+
+    def _values(self) -> list[Any]:
+        """Run the ranks, and return what each process of a rank returns."""
         require_torch("starting ranks")
         environ = common_environ(self._nproc, one_host=self._nodes is None)
         spec = LaunchSpec(
@@ -222,16 +238,14 @@ class FunctionLaunch(Generic[R]):
             environ=environ,
         )
         console = self._output.console(self._nproc)
-        reported = reported_by_rank() if self._on_devices else nullcontext()
         modules = preloaded_modules(self._preload, environ, caller_source())
         start_server = partial(ForkServer, environ, preload=modules)
         supervised = Supervisor(start_server, console=console, hang_dir=environ.get(HANG_DIR, ""))
-        with convert_resource_errors(), reported, supervised as supervisor:
+        with convert_resource_errors(), supervised as supervisor:
             from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
 
             ranks = run_ranks(spec, supervisor)
-        values = [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
-        return values_by_rank(values) if self._on_devices else values
+        return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
 
 
 def _importable_name(setup: Callable[[], object]) -> str:

@@ -11,7 +11,6 @@ import click
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
 from rankwise.cli.launch_defaults import CommandWithDefaults, is_given, sources_text
-from rankwise.cli.launch_hosts import DEFAULT_SSH, SSH_VARIABLE, hosts_of_options
 from rankwise.cli.torchrun_options import output_settings, torchrun_options
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
@@ -169,7 +168,7 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     help="Start the launchers of these hosts from here, over ssh; those beyond --nnodes are spares.",
 )
 @_flag(
-    "ssh-command", envvar=SSH_VARIABLE, default=DEFAULT_SSH, show_default=True, metavar="COMMAND",
+    "ssh-command", envvar="RANKWISE_SSH", default="ssh", show_default=True, metavar="COMMAND",
     help="What --ssh runs in place of ssh, such as 'ssh -F cluster.config'.",
 )  # fmt: skip
 @click.option(
@@ -199,8 +198,12 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
             ),
             EXIT_USAGE,
         )
+    hosts = None
     try:
-        hosts = hosts_of_options(ctx, flags)
+        if flags["ssh"] is not None or flags["srun"]:
+            from rankwise.cli.launch_hosts import hosts_of_options  # noqa: PLC0415 - few launches need it
+
+            hosts = hosts_of_options(ctx, flags)
         started = _script_launch(target, args, flags, hosts)
     except InvalidArgumentError as error:
         fail(InvalidArgumentError(f"{error}{sources_text(ctx)}"), EXIT_USAGE)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
+from rankwise._launch.hosts.launching_hosts import LaunchHosts
+from rankwise._launch.hosts.srun_command import srun_commands
+from rankwise._launch.hosts.ssh_command import host_commands
+from rankwise._launch.spec import own_environ
 from rankwise.cli.launch_defaults import is_given
 from rankwise.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from rankwise._launch.hosts.launching_hosts import LaunchHosts
-
-SSH_VARIABLE: Final = "RANKWISE_SSH"
-DEFAULT_SSH: Final = "ssh"
 
 # Why an option has no meaning with --ssh or --srun.
 _EXCLUDED: Final = {
@@ -31,21 +29,13 @@ _EXCLUDED: Final = {
 }
 
 
-def hosts_of_options(ctx: click.Context, flags: Mapping[str, Any]) -> LaunchHosts | None:
-    """Return the hosts of --ssh or --srun; None without these.
+def hosts_of_options(ctx: click.Context, flags: Mapping[str, Any]) -> LaunchHosts:
+    """Return the hosts of --ssh or --srun.
 
     Raises:
         InvalidArgumentError: They are no names of hosts, there is no allocation, or another option excludes them.
         LauncherEnvironmentError: The list of nodes of the allocation is malformed.
     """
-    if flags["ssh"] is None and not flags["srun"]:
-        return None
-    # Other launches do not wait for these.
-    from rankwise._launch.hosts.launching_hosts import LaunchHosts  # noqa: PLC0415
-    from rankwise._launch.hosts.srun_command import srun_commands  # noqa: PLC0415
-    from rankwise._launch.hosts.ssh_command import host_commands  # noqa: PLC0415
-    from rankwise._launch.spec import own_environ  # noqa: PLC0415
-
     own = "--srun" if flags["srun"] else "--ssh"
     if flags["srun"] and flags["ssh"] is not None:
         raise InvalidArgumentError("--ssh and --srun exclude each other: a host is reached in one way")
