@@ -1,4 +1,4 @@
-"""torch_xla: the only module that imports it, and that uses its private names. Nothing is imported before it is used.
+"""torch_xla: the only module that imports it, when it is used; its private names are here and in `_xla_use` alone.
 
 On some devices each rank of torch_xla is a process, on others the ranks are threads of one process: those that
 `torch_xla.launch` starts, with a device each. The position of a rank is known to torch_xla alone, not to variables.
@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rankwise._xla_use import DEVICE_TYPE, is_used
 from rankwise.errors import LauncherEnvironmentError, MissingDependencyError
-
-DEVICE_TYPE: Final = "xla"
 
 _of_thread: Final = threading.local()
 
@@ -40,16 +39,9 @@ class DevicePosition:
     process_index: int
 
 
-def is_used() -> bool:
-    """Return whether this process uses XLA devices already. Imports nothing."""
-    package = sys.modules.get("torch_xla")
-    native = getattr(package, "_XLAC", None)  # there is none while another thread imports the package
-    return native is not None and bool(native._xla_runtime_is_initialized())  # noqa: SLF001 - no public name
-
-
 def is_device_thread() -> bool:
     """Return whether the calling thread may be a rank itself: ranks of torch_xla are threads of this process."""
-    if sys.modules.get("torch_xla") is None or threading.current_thread() is threading.main_thread() or not is_used():
+    if threading.current_thread() is threading.main_thread() or not is_used():
         return False
     runtime = _runtime()
     return bool(runtime.addressable_device_count() > 1 and runtime.world_size() > 1)
@@ -98,12 +90,6 @@ def position() -> DevicePosition:
         num_processes=world_size // runtime.addressable_device_count(),
         process_index=runtime.process_index(),
     )
-
-
-def is_own_group(group: object) -> bool:
-    """Return whether a process group is one of torch_xla: without a store, and for tensors on XLA devices alone."""
-    module = sys.modules.get("torch_xla.distributed.xla_backend")  # another thread may be importing it
-    return isinstance(group, getattr(module, "ProcessGroupXla", ()))
 
 
 def is_installed() -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NoReturn, TypeVar
 
 import torch
@@ -22,8 +23,7 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group
 from rankwise._comm.work import Work
 from rankwise._session.current import rank_of_this_thread, session_of_this_thread
-from rankwise._torch_xla import DEVICE_TYPE, help_device, is_used
-from rankwise._torch_xla import device as own_device
+from rankwise._xla_use import DEVICE_TYPE, is_used
 from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError, RankwiseError
 
 T = TypeVar("T")
@@ -127,14 +127,14 @@ def _in_state_of_caller(run: Callable[[], T]) -> Callable[[], T]:
     session = session_of_this_thread()
     inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
     stream = _current_stream()
-    device = str(own_device()) if is_used() else None
+    help_device = _help_for_device() if is_used() else None
 
     def run_in_state() -> T:
         with ExitStack() as stack:
             if session is not None:
                 stack.enter_context(rank_of_this_thread(session))
-            if device is not None:
-                help_device(device)
+            if help_device is not None:
+                help_device()
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(gradients))
             if stream is not None:  # the inputs are ready when the operations queued on it have ended
@@ -142,6 +142,13 @@ def _in_state_of_caller(run: Callable[[], T]) -> Callable[[], T]:
             return run()
 
     return lambda: context.run(run_in_state)
+
+
+def _help_for_device() -> Callable[[], None]:
+    """Return a function that lets a thread help the rank of this one's XLA device."""
+    from rankwise import _torch_xla  # noqa: PLC0415 - not needed without such devices
+
+    return partial(_torch_xla.help_device, str(_torch_xla.device()))
 
 
 def _current_stream() -> torch.Stream | None:

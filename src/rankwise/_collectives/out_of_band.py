@@ -18,8 +18,7 @@ import torch
 
 from rankwise._comm.buffers import as_bytes, memory_of, require_memory
 from rankwise._pickling import Definitions, Pickler, Unpickler
-from rankwise._torch_xla import DEVICE_TYPE, is_helper_thread, is_used, on_own_device
-from rankwise._torch_xla import device as own_device
+from rankwise._xla_use import DEVICE_TYPE, is_used
 from rankwise.errors import PayloadTypeError
 
 # A piece of a value: bytes, or a contiguous tensor or array with its contents.
@@ -194,8 +193,12 @@ class ValueUnpickler(Unpickler):
     def find_other(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
         """Return a definition that is not a placeholder."""
         found = super().find_class(module, name)
-        # Of a tensor of a subclass, torch pickles the device too: that of the thread of another rank.
-        return on_own_device(found) if module == "torch._utils" and name.startswith(_REBUILD_ON_DEVICE) else found
+        if module == "torch._utils" and name.startswith(_REBUILD_ON_DEVICE):
+            from rankwise._torch_xla import on_own_device  # noqa: PLC0415 - not needed without such devices
+
+            # Of a tensor of a subclass, torch pickles the device too: that of the thread of another rank.
+            return on_own_device(found)
+        return found
 
     def _other_buffers(self) -> Generator[memoryview, None, None]:
         while True:
@@ -214,8 +217,11 @@ class ValueUnpickler(Unpickler):
         place, device = self._place(index), self._devices[index]
         flat = self._contents(place, device, dtype)
         tensor = flat.as_strided(shape, strides) if strides else flat.reshape(shape)
-        if device == DEVICE_TYPE and is_used() and not is_helper_thread():
-            tensor = tensor.to(own_device())
+        if device == DEVICE_TYPE and is_used():
+            from rankwise import _torch_xla  # noqa: PLC0415 - not needed without such devices
+
+            if not _torch_xla.is_helper_thread():
+                tensor = tensor.to(_torch_xla.device())
         return tensor.requires_grad_(requires_grad)
 
     def make_array(self, index: int, dtype: Any, shape: Sequence[int]) -> Any:  # noqa: ANN401 - numpy's

@@ -20,7 +20,7 @@ from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
-from rankwise._torch_xla import is_used
+from rankwise._xla_use import is_used
 from rankwise.errors import PayloadTypeError
 
 # The group ranks in the group of a sender and a receiver.

@@ -33,7 +33,7 @@ from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, memory_o
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.shared_file import SharedFile
 from rankwise._restricted_pickles import plain_loads
-from rankwise._torch_xla import DEVICE_TYPE, is_helper_thread
+from rankwise._xla_use import DEVICE_TYPE, is_used
 
 _T = TypeVar("_T")
 # A piece of a buffer, with its offset there and its size in bytes.
@@ -210,7 +210,11 @@ def deserialize(header: Header, buffers: Mapping[str, torch.Tensor], *, safe: bo
         unpickler = SafeUnpickler if safe else ValueUnpickler
         table, stream, contents = pickle_of(header, buffers)
         load = partial(unpickle, stream, table, contents, unpickler)
-        return Deferred(load) if is_helper_thread() and DEVICE_TYPE in device_types(table, unpickler) else load()
+        if is_used() and DEVICE_TYPE in device_types(table, unpickler):
+            from rankwise._torch_xla import is_helper_thread  # noqa: PLC0415 - not needed without such devices
+
+            return Deferred(load) if is_helper_thread() else load()
+        return load()
     except Exception as error:
         raise not_unpickled(error) from error
 

@@ -14,7 +14,7 @@ from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.current import joined_session
 from rankwise._session.session import Session
 from rankwise._torch import flattened_mesh
-from rankwise._torch_xla import is_own_group
+from rankwise._xla_use import is_own_group
 from rankwise.errors import InvalidArgumentError, NotJoinedError, shown
 
 # Each rank counts its adoptions of a process group, so two threads must not adopt one at the same time.

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from rankwise._torch import has_expanded_view, transformation_test
-from rankwise._torch_xla import DEVICE_TYPE
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
 
 _is_transformed: Final = transformation_test()

@@ -16,12 +16,11 @@ from rankwise._comm.data.serial import SerialPlane
 from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
 from rankwise._comm.data.socket_plane import SocketPlane
 from rankwise._comm.data.torch_backend import TorchPlane
-from rankwise._comm.data.xla import XlaPlane
 from rankwise._comm.group_link import GroupLink
 from rankwise._comm.registry import GroupRegistry
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._torch import gloo_on
-from rankwise._torch_xla import DEVICE_TYPE
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import CollectiveError, NotJoinedError
 
 # The largest group on several hosts in which the members exchange frames. Larger groups agree through their data plane.
@@ -54,9 +53,10 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
     if is_member and len(ranks) == 1:
         planes.append(SerialPlane())
     elif is_member and exchange is not None:
-        if registry.device.type == DEVICE_TYPE and len(ranks) == len(
-            registry.ranks
-        ):  # others could not be in one graph
+        # Some of the devices alone could not be in one graph.
+        if registry.device.type == DEVICE_TYPE and len(ranks) == len(registry.ranks):
+            from rankwise._comm.data.xla import XlaPlane  # noqa: PLC0415 - not needed without such devices
+
             planes.append(XlaPlane())
         planes += _planes_over_link(link, ranks.index(registry.rank), is_only_plane=group is None)
     if group is not None or not planes:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import torch
 import torch.distributed as dist
 
-from rankwise._torch_xla import DEVICE_TYPE
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 

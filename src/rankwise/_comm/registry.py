@@ -24,7 +24,7 @@ from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._comm.work_queue import is_program_of_rank
 from rankwise._net.host import interface_towards_others, loopback_interface
 from rankwise._net.job_secret import JobSecret
-from rankwise._torch_xla import DEVICE_TYPE
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import CollectiveError, RankwiseError
 
 # The ids of groups of two ranks that communicate alone begin here, beyond those of other groups.

@@ -13,6 +13,7 @@ from rankwise._arguments import integer
 from rankwise._launch.forkserver.ipc import WorkerResult
 from rankwise._launch.report import describe_failures
 from rankwise._pickling import loads
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError, RankFailedError, shown
 
 # It runs a function in a thread for each device. By name, since that package is above this one.
@@ -47,7 +48,7 @@ def check_device_launch(backend: object, nproc: object, nodes: object) -> int | 
         InvalidArgumentError: There is no such backend, `nproc` is no number, or hosts are named.
         MissingDependencyError: There is no torch_xla.
     """
-    if not isinstance(backend, str) or backend != _torch_xla.DEVICE_TYPE:
+    if not isinstance(backend, str) or backend != DEVICE_TYPE:
         raise InvalidArgumentError(
             f"backend={shown(backend)}: launch has only 'xla', which starts a rank on each XLA device; without it, it "
             "starts processes, which pass their backend to rankwise.init()"

@@ -16,12 +16,12 @@ from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import current
 from rankwise._session.adoption import adopt, environment_in_group
+from rankwise._session.device import wants_xla
 from rankwise._session.environ import read_check, read_environment, read_shared_memory
 from rankwise._session.hang_watch import HangWatch
 from rankwise._session.init_arguments import check_compatible, check_sources, given_topology, share_session
 from rankwise._session.lifecycle import open_session
 from rankwise._session.session import DEFAULT_TIMEOUT, Session
-from rankwise._session.xla_session import open_xla_session, wants_xla
 from rankwise._torch import flight_recorder
 
 log = logging.getLogger(__name__)
@@ -129,6 +129,8 @@ def init(
                 current.reset_current()
 
             if wants_xla(reading, backend, device):
+                from rankwise._session.xla_session import open_xla_session  # noqa: PLC0415 - not needed without such devices
+
                 session = open_xla_session(reading, timeout=timeout, check=checked, reset=reset)
             else:
                 with flight_recorder(watch.recorded):

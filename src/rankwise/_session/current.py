@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise._session.environ import own_environment, read_environment
 from rankwise._session.session import Session, summary_with_location
 from rankwise._torch import keep_groups_for_good
-from rankwise._torch_xla import is_device_thread, is_own_group
+from rankwise._xla_use import is_own_group, is_used
 from rankwise.errors import NotJoinedError
 
 if TYPE_CHECKING:
@@ -167,6 +167,15 @@ def close_current(*, reason: str = "left the session", failed: bool = False) -> 
     reset_current()
     if session is not None:
         session.close(reason=reason, failed=failed)
+
+
+def is_device_thread() -> bool:
+    """Return whether the calling thread may be a rank itself: ranks of torch_xla are threads of this process."""
+    if not is_used():
+        return False
+    from rankwise import _torch_xla  # noqa: PLC0415 - not needed without such devices
+
+    return _torch_xla.is_device_thread()
 
 
 def default_group() -> torch.distributed.ProcessGroup | None:

@@ -7,9 +7,9 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from rankwise import _torch_xla
 from rankwise._backends import BackendConfig
 from rankwise._environment.facts import LaunchEnvironment
+from rankwise._xla_use import DEVICE_TYPE, is_own_group, is_used
 from rankwise.errors import InvalidArgumentError, JoinError, shown
 
 # Torch lists these among its backends, but they transfer no data.
@@ -44,12 +44,34 @@ def uses_xla(reading: LaunchEnvironment) -> bool:
     Ranks that torch_xla has started do, and processes alone that have used it. Libraries look for XLA devices where
     torch_xla is installed: ranks of another launcher are not converted by that.
     """
-    return reading.launcher == "torch_xla" or (reading.world_size.value == 1 and _torch_xla.is_used())
+    return reading.launcher == "torch_xla" or (reading.world_size.value == 1 and is_used())
 
 
 def is_xla(device: object) -> bool:
     """Return whether the argument of a function names an XLA device: as "xla", "xla:0", or a torch.device."""
-    return isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == _torch_xla.DEVICE_TYPE
+    return isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == DEVICE_TYPE
+
+
+def wants_xla(reading: LaunchEnvironment, backend: object, device: object) -> bool:
+    """Return whether the arguments of `init()`, or what started this process, select XLA devices.
+
+    Raises:
+        InvalidArgumentError: torch_xla has started this rank, or opened its process group, but another backend or
+            device is asked for.
+    """
+    named = is_xla(device) if backend is None else isinstance(backend, str) and backend == DEVICE_TYPE
+    is_started = reading.launcher == "torch_xla"
+    if is_started or is_own_group(dist.group.WORLD):
+        if not named and (backend is not None or device is not None):
+            done = "started this rank, with an XLA device" if is_started else "opened a process group, for XLA devices"
+            raise InvalidArgumentError(
+                f"backend={shown(backend)}, device={shown(device)}, but torch_xla has {done}: "
+                "pass backend='xla', or neither; tensors on the CPU can be used in its collectives too"
+            )
+        return True
+    if named and device is not None and not is_xla(device):
+        raise InvalidArgumentError(f"backend={shown(backend)} has none for device={shown(device)}")
+    return named or (backend is None and device is None and uses_xla(reading))
 
 
 def inferred_device(reading: LaunchEnvironment) -> torch.device:
@@ -59,7 +81,9 @@ def inferred_device(reading: LaunchEnvironment) -> torch.device:
         JoinError: There are several devices, but none for this rank.
     """
     if uses_xla(reading):
-        found: torch.device = _torch_xla.device()
+        from rankwise._torch_xla import device  # noqa: PLC0415 - not needed without such devices
+
+        found: torch.device = device()
         return found
     return choose_device(0 if reading.local_rank is None else reading.local_rank.value, None)
 

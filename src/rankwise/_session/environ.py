@@ -17,9 +17,8 @@ from typing import Final
 from rankwise._environment.detect import detect
 from rankwise._environment.facts import Fact, HostFile, LaunchEnvironment, read_int, read_text
 from rankwise._environment.restarts import count_restarts
-from rankwise._environment.xla_processes import MeetingPlace, meeting_place
 from rankwise._net.job_secret import JobSecret, find_secret
-from rankwise._torch_xla import launched_position, num_local_processes, require_alone
+from rankwise._xla_use import is_used
 from rankwise.errors import LauncherEnvironmentError
 
 log = logging.getLogger(__name__)
@@ -45,6 +44,10 @@ def own_environment() -> LaunchEnvironment:
         LauncherEnvironmentError: The variables are incomplete, contradictory or unreadable; or there are none, but
             torch_xla connects several processes.
     """
+    if not is_used():
+        return detect(os.environ)
+    from rankwise._torch_xla import require_alone  # noqa: PLC0415 - not needed without such devices
+
     reading = _environment_in_torch_xla() or detect(os.environ)
     if reading.launcher == "none":
         require_alone()
@@ -78,6 +81,8 @@ def read_environment(launcher: str = "auto", environ: Mapping[str, str] | None =
 
 def _environment_in_torch_xla() -> LaunchEnvironment | None:
     """Return the facts about a rank that torch_xla has started, which no variable has; None for other processes."""
+    from rankwise._torch_xla import launched_position  # noqa: PLC0415 - not needed without such devices
+
     position = launched_position()
     if position is None:
         return None
@@ -91,14 +96,6 @@ def _environment_in_torch_xla() -> LaunchEnvironment | None:
         node_rank=Fact(position.node_rank, f"{runtime}.host_index()"),
         num_nodes=Fact(position.world_size // position.local_world_size, f"{runtime}.local_device_count()"),
     )
-
-
-def meeting_place_of_processes(*, one_host: bool, process_index: int) -> MeetingPlace:
-    """Return where the processes of torch_xla meet; see `meeting_place`.
-
-    Local.
-    """
-    return meeting_place(os.environ, one_host=one_host, process_index=process_index)
 
 
 def read_check(environ: Mapping[str, str] | None = None) -> bool:
@@ -159,6 +156,8 @@ def xla_facts() -> dict[str, Fact[int] | Fact[str]]:
     if kind.value == "CPU":
         facts["xla_devices"] = read_int(os.environ, "CPU_NUM_DEVICES") or Fact(1, "no CPU_NUM_DEVICES")
     elif kind.value == "TPU":
+        from rankwise._torch_xla import num_local_processes  # noqa: PLC0415 - likewise
+
         facts["xla_devices"] = Fact(num_local_processes(), "the TPUs of this host")
     return facts
 

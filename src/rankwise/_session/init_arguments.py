@@ -13,7 +13,7 @@ from rankwise._environment.facts import Fact, check_topology
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session.device import choose_device, is_xla
 from rankwise._session.session import Session
-from rankwise._torch_xla import DEVICE_TYPE
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError, TopologyError, shown
 
 

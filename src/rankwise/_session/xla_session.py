@@ -23,16 +23,16 @@ from rankwise._comm.opening import open_comm
 from rankwise._comm.registry import GroupRegistry
 from rankwise._comm.work_queue import rank_threads
 from rankwise._environment.facts import LaunchEnvironment
-from rankwise._environment.xla_processes import MeetingPlace
+from rankwise._environment.xla_processes import MeetingPlace, meeting_place
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import address_towards, host_id
 from rankwise._rendezvous.membership import JoinRequest
 from rankwise._rendezvous.store import connect, join_over_store, serve
-from rankwise._session.device import is_xla, uses_xla
-from rankwise._session.environ import meeting_place_of_processes
+from rankwise._session.environ import process_variables
 from rankwise._session.session import Session
-from rankwise._torch_xla import DEVICE_TYPE, DevicePosition
-from rankwise.errors import InvalidArgumentError, JoinError, JoinTimeoutError, RankwiseError, shown
+from rankwise._torch_xla import DevicePosition
+from rankwise._xla_use import DEVICE_TYPE
+from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 
 log = logging.getLogger(__name__)
 
@@ -42,28 +42,6 @@ _stores_lock: Final = threading.Lock()
 _RETRY_SECONDS: Final = 0.05
 # How long the process that serves the store waits for the other ranks after an error.
 _FAILED_SECONDS: Final = 5.0
-
-
-def wants_xla(reading: LaunchEnvironment, backend: object, device: object) -> bool:
-    """Return whether the arguments of `init()`, or what started this process, select XLA devices.
-
-    Raises:
-        InvalidArgumentError: torch_xla has started this rank, or opened its process group, but another backend or
-            device is asked for.
-    """
-    named = is_xla(device) if backend is None else isinstance(backend, str) and backend == DEVICE_TYPE
-    is_started = reading.launcher == "torch_xla"
-    if is_started or _torch_xla.is_own_group(dist.group.WORLD):
-        if not named and (backend is not None or device is not None):
-            done = "started this rank, with an XLA device" if is_started else "opened a process group, for XLA devices"
-            raise InvalidArgumentError(
-                f"backend={shown(backend)}, device={shown(device)}, but torch_xla has {done}: "
-                "pass backend='xla', or neither; tensors on the CPU can be used in its collectives too"
-            )
-        return True
-    if named and device is not None and not is_xla(device):
-        raise InvalidArgumentError(f"backend={shown(backend)} has none for device={shown(device)}")
-    return named or (backend is None and device is None and uses_xla(reading))
 
 
 def open_xla_session(reading: LaunchEnvironment, *, timeout: float, check: bool, reset: Callable[[], None]) -> Session:
@@ -82,7 +60,7 @@ def open_xla_session(reading: LaunchEnvironment, *, timeout: float, check: bool,
     one_host = position.world_size == position.local_world_size
     place = None
     if position.num_processes > 1:
-        place = meeting_place_of_processes(one_host=one_host, process_index=position.process_index)
+        place = meeting_place(process_variables(), one_host=one_host, process_index=position.process_index)
     store = dist.HashStore() if position.world_size == 1 else _meet(reading, place, timeout=timeout, check=check)
     registry = GroupRegistry(
         rank=position.rank,

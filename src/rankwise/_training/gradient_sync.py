@@ -20,12 +20,12 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion
 from rankwise._comm.reduce_ops import Op
 from rankwise._text import ranks_text
-from rankwise._torch_xla import DEVICE_TYPE
 from rankwise._training.gradient_averaging import SPARSE, combine_bits, layout_bit, reduce_by_copies, reduce_sparse
 from rankwise._training.gradient_buckets import Bucket
 from rankwise._training.gradient_layout import GradientLayout, layout_of, layouts_of
 from rankwise._training.gradient_moves import CollectedGradients
 from rankwise._training.gradient_overlap import GradientOverlap, open_bucket_group
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import CollectiveError, RankwiseError
 
 # Bits of a rank, combined with OR over all ranks.

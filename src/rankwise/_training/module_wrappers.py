@@ -12,7 +12,7 @@ from rankwise._collectives.pytree import describe
 from rankwise._comm.control.protocol import Call
 from rankwise._session.current import joined_session
 from rankwise._torch import uncompiled
-from rankwise._torch_xla import DEVICE_TYPE
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError
 
 # The classes whose ranks have parts of the parameters, by the package that defines them: FSDP 1 and 2, and torch_xla's.

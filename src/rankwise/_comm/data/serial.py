@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from rankwise import _torch_xla
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.data.plane import DataPlane, Pieces, Support
 from rankwise._comm.reduce_ops import Op
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError
 
 _SUPPORT = Support()
@@ -26,8 +26,10 @@ class SerialPlane(DataPlane):
         return tensor
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:  # noqa: ARG002
-        if tensor.device.type == _torch_xla.DEVICE_TYPE:
-            _torch_xla.execute()  # as in larger groups, or the steps of a training loop become one graph
+        if tensor.device.type == DEVICE_TYPE:
+            from rankwise._torch_xla import execute  # noqa: PLC0415 - not needed without such devices
+
+            execute()  # as in larger groups, or the steps of a training loop become one graph
         return _do_nothing  # the reduction of one tensor is that tensor
 
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:  # noqa: ARG002

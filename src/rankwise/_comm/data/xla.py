@@ -16,6 +16,7 @@ from rankwise import _torch_xla
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
 from rankwise._comm.reduce_ops import Op
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
 
 # The names that torch_xla has for the reductions. And and or are those of bools, as minimum and maximum of 0 and 1.
@@ -38,7 +39,7 @@ class XlaPlane(DataPlane):
     def __init__(self) -> None:
         self._support = Support(
             operations=frozenset({Operation.ALL_REDUCE}),
-            devices=frozenset({_torch_xla.DEVICE_TYPE}),
+            devices=frozenset({DEVICE_TYPE}),
             dtypes=REAL_DTYPES - _NOT_REDUCED.get(_torch_xla.device_kind(), frozenset()),
         )
 
