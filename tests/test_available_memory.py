@@ -91,12 +91,15 @@ def test_memory_that_other_ranks_are_about_to_take_is_left(monkeypatch: pytest.M
     """Each may have checked that there is memory for a step, and be stopped in the middle of writing it."""
     step, steps, others = 1 << 20, 12, 7 << 20
     free = steps * step + others
+    taken = 0  # by others, before the last step
     writev = os.writev
 
     def write(descriptor: int, pieces: Sequence[memoryview]) -> int:
         nonlocal free
         nbytes = writev(descriptor, pieces)
         free -= nbytes
+        if free == others + step:
+            free -= taken
         return nbytes
 
     for module in (_memory, shared_file):
@@ -106,19 +109,10 @@ def test_memory_that_other_ranks_are_about_to_take_is_left(monkeypatch: pytest.M
     monkeypatch.setattr(_memory, "available_memory", lambda: free)
     monkeypatch.setattr(os, "writev", write)
 
-    def write_file(taken: int) -> None:
-        """Write a file, while others take memory before the last step."""
-
-        def advance(_: int) -> None:
-            nonlocal free
-            if free == others + step:
-                free -= taken
-
-        shared_file.SharedFile([np.ones(steps * step, np.uint8)], advance).close()
-
-    write_file(0)
+    data = [np.ones(steps * step, np.uint8)]
+    shared_file.SharedFile(data).close()
     assert free == others
-    free = steps * step + others
+    free, taken = steps * step + others, 1
     with pytest.raises(MemoryError, match=f"do not fit into .*, of which {others} are for other processes"):
-        write_file(1)
+        shared_file.SharedFile(data)
     assert free == others + step - 1  # the last step was not written

@@ -71,7 +71,6 @@ NOT_APPLICABLE: Final = {
     "test_non_blocking.py::test_groups_do_not_wait_for_each_other-*-xla": _AT_ONCE,
     "test_non_blocking.py::test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way-*": _PATCH,
     "test_random_values.py::*-[24]devices-*": _DRAWN,
-    "test_progress.py::*-[24]devices-*": _PATCH,
     "test_any_objects.py::test_random_objects-*[24]devices-*": _DRAWN,
     "test_any_objects.py::test_objects_of_every_kind-*-xla-*": _SPARSE,
     "test_safe_values.py::test_values_of_other_kinds_are_named-*-xla": _SPARSE,

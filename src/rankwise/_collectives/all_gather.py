@@ -12,7 +12,6 @@ from rankwise._arguments import as_bool, as_integer
 from rankwise._collectives.gathering import gather_tensors, gather_values
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
-from rankwise._collectives.progress import ProgressCallback
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.safe_values import set_safe
 from rankwise._comm.buffers import from_bytes, same_memory
@@ -31,7 +30,6 @@ def all_gather(
     *,
     differentiable: bool = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> list[T]: ...
@@ -40,7 +38,6 @@ def all_gather(
     value: T,
     *,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[True],
 ) -> Work[list[T]]: ...
@@ -50,7 +47,6 @@ def all_gather(
     *,
     differentiable: bool = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: bool,
 ) -> list[T] | Work[list[T]]: ...
@@ -59,7 +55,6 @@ def all_gather(
     *,
     differentiable: bool = False,
     safe: bool = False,
-    progress: ProgressCallback | None = None,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> list[T] | Work[list[T]]:
@@ -76,9 +71,6 @@ def all_gather(
             tensor of floats or complex numbers, and every rank must run backward through the result.
         safe: Whether to take only values of builtin types, those of `collections`, arrays and numbers of numpy, dense
             tensors, and classes passed to `register_safe`. The ranks check it before any value is unpickled.
-        progress: Called with the bytes that are done and those that are expected so far, while this rank writes, sends
-            or receives large values; not for values that go with the call's first message. Its error is raised after
-            the call, on this rank alone. Ranks may differ in it.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
@@ -96,12 +88,10 @@ def all_gather(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(
-            comm, all_gather, value, differentiable=differentiable, safe=safe, progress=progress, async_op=async_op
-        )
+        return start(comm, all_gather, value, differentiable=differentiable, safe=safe, async_op=async_op)
     call = Call("all_gather")
     if differentiable is False and safe is False:
-        return gather_values(comm, call, value, progress=progress)
+        return gather_values(comm, call, value)
     tensor: Any = value
     with comm.collective(call):
         flows = as_bool(differentiable, "differentiable")
@@ -113,8 +103,8 @@ def all_gather(
             require_differentiable(tensor)
         set_safe(call, safe)
     if flows:
-        return cast("list[T]", gather_tensors(comm, call, tensor, progress))
-    return gather_values(comm, call, value, progress=progress)
+        return cast("list[T]", gather_tensors(comm, call, tensor))
+    return gather_values(comm, call, value)
 
 
 @overload

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from rankwise._collectives.memory_room import require_room, with_free_memory
-from rankwise._collectives.progress import Progress, in_steps
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.safe_values import is_safe, refuse_unsafe
 from rankwise._collectives.serialization import (
@@ -40,15 +38,14 @@ class _Gather(torch.autograd.Function):
         tensor: torch.Tensor,
         comm: Comm,
         call: Call,
-        progress: object,
     ) -> tuple[torch.Tensor, ...]:
         ctx.comm = comm
         # Autograd forbids in-place operations on the views that a function returns, so these are not views to it.
-        return tuple(map(same_memory, gather_values(comm, call, dense(tensor), progress=progress)))
+        return tuple(map(same_memory, gather_values(comm, call, dense(tensor))))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # noqa: ANN401
-        return _GatherGradient.apply(ctx.comm, *grads), None, None, None  # type: ignore[no-untyped-call]  # torch's
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
+        return _GatherGradient.apply(ctx.comm, *grads), None, None  # type: ignore[no-untyped-call]  # torch's
 
 
 class _GatherGradient(torch.autograd.Function):
@@ -70,24 +67,16 @@ class _GatherGradient(torch.autograd.Function):
         return None, *gather_tensors(ctx.comm, call, grad)
 
 
-def gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor, progress: object = None) -> list[torch.Tensor]:
+def gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
     """Gather tensors with gradients."""
-    gathered: list[torch.Tensor] = list(_Gather.apply(tensor, comm, call, progress))  # type: ignore[no-untyped-call]  # torch's
+    gathered: list[torch.Tensor] = list(_Gather.apply(tensor, comm, call))  # type: ignore[no-untyped-call]  # torch's
     return gathered
 
 
-def gather_values(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False, progress: object = None) -> list[T]:
-    """Gather the values of all members.
-
-    Args:
-        comm: The group.
-        call: The call.
-        value: The value of this member.
-        is_one_tensor: They are the parts of one tensor, side by side in memory if possible.
-        progress: The argument of the public function.
-    """
+def gather_values(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) -> list[T]:
+    """Gather the values of all members; if they are the parts of one tensor, side by side in memory if possible."""
     safe = is_safe(call)
-    with comm.collective(call), SharedFiles(comm, Progress(progress), to_all=True) as files:
+    with comm.collective(call), SharedFiles(comm, to_all=True) as files:
         payload = with_free_memory(serialize(value, safe=safe))
         messages = comm.all_gather_bytes(call, payload.header.encode())
         headers = [Header.decode(message, safe=safe) for message in messages]
@@ -101,14 +90,11 @@ def gather_values(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = Fal
 
         def prepare() -> Prepared[None]:
             remaining = [rest.of(header) for header in headers]
-            return _gather_buffers(
-                comm, rest.of(payload), remaining, buffers, files.progress, is_one_tensor=is_one_tensor
-            )
+            return _gather_buffers(comm, rest.of(payload), remaining, buffers, is_one_tensor=is_one_tensor)
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
         refuse_unsafe(comm, call, zip(comm.ranks, headers, buffers, strict=True))
-    files.progress.raise_error()
     return files.values(headers, buffers, safe=safe)
 
 
@@ -117,7 +103,6 @@ def _gather_buffers(
     payload: Serialized,
     headers: Sequence[Header],
     buffers: Sequence[dict[str, torch.Tensor]],
-    progress: Progress,
     *,
     is_one_tensor: bool,
 ) -> Prepared[None]:
@@ -136,13 +121,5 @@ def _gather_buffers(
         for header, received, part in zip(headers, buffers, parts, strict=True):
             if device in header.sizes:  # the contents of a file may be there otherwise
                 received[device] = part
-        moves.append(in_steps(parts, partial(_gather_parts, comm, data, parts, device, is_even=is_even), progress))
+        moves.append(comm.all_gather_into(data, parts) if is_even else comm.all_gather_ragged(data, parts, device))
     return all_of(moves, None)
-
-
-def _gather_parts(
-    comm: Comm, data: torch.Tensor, parts: Sequence[torch.Tensor], device: str, step: slice, *, is_even: bool
-) -> Prepared[None]:
-    """Prepare to gather one step of the buffers of a device."""
-    mine, received = data[step], [part[step] for part in parts]
-    return comm.all_gather_into(mine, received) if is_even else comm.all_gather_ragged(mine, received, device)

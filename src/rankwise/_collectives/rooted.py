@@ -15,7 +15,6 @@ import torch
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.memory_room import require_room, with_free_memory
 from rankwise._collectives.non_blocking import start
-from rankwise._collectives.progress import Progress, ProgressCallback, in_steps, transfer
 from rankwise._collectives.safe_values import is_safe, refuse_unsafe, set_safe
 from rankwise._collectives.serialization import (
     Header,
@@ -44,7 +43,6 @@ def gather(
     *,
     dst: int | GroupRank = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> list[T] | None: ...
@@ -54,7 +52,6 @@ def gather(
     *,
     dst: int | GroupRank = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[True],
 ) -> Work[list[T] | None]: ...
@@ -64,7 +61,6 @@ def gather(
     *,
     dst: int | GroupRank = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: bool,
 ) -> list[T] | Work[list[T] | None] | None: ...
@@ -73,7 +69,6 @@ def gather(
     *,
     dst: int | GroupRank = 0,
     safe: bool = False,
-    progress: ProgressCallback | None = None,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> list[T] | Work[list[T] | None] | None:
@@ -85,7 +80,6 @@ def gather(
         value: This rank's value.
         dst: The global rank that receives the list, or a `GroupRank`.
         safe: Whether to take only values of known types, as for `all_gather`.
-        progress: Called while large values move, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
@@ -104,9 +98,9 @@ def gather(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, gather, value, dst=dst, safe=safe, progress=progress, async_op=async_op)
+        return start(comm, gather, value, dst=dst, safe=safe, async_op=async_op)
     call = Call("gather")
-    with comm.collective(call) as rank, SharedFiles(comm, Progress(progress), to_all=False) as files:
+    with comm.collective(call) as rank, SharedFiles(comm, to_all=False) as files:
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"dst": comm.ranks[receiver]}
         set_safe(call, safe)
@@ -125,10 +119,9 @@ def gather(
         if rest is not Rest.NOTHING:
             remaining = [rest.of(header) for header in headers]
             own = rest.of(payload)
-            comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, own, remaining, buffers, files.progress))
+            comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, own, remaining, buffers))
         received = zip(comm.ranks, headers, buffers, strict=True) if rank == receiver else ()
         refuse_unsafe(comm, call, received)
-    files.progress.raise_error()
     if rank != receiver:
         return None
     return files.values(headers, buffers, safe=is_safe(call))
@@ -140,7 +133,6 @@ def broadcast(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> T: ...
@@ -150,7 +142,6 @@ def broadcast(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[True],
 ) -> Work[T]: ...
@@ -160,7 +151,6 @@ def broadcast(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: bool,
 ) -> T | Work[T]: ...
@@ -169,7 +159,6 @@ def broadcast(
     *,
     src: int | GroupRank = 0,
     safe: bool = False,
-    progress: ProgressCallback | None = None,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> T | Work[T]:
@@ -181,7 +170,6 @@ def broadcast(
         value: On `src`, the value to send; ignored on the other ranks, where it may be None.
         src: The global rank whose value is sent, or a `GroupRank`.
         safe: Whether to take only values of known types, as for `all_gather`.
-        progress: Called while large values move, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
@@ -200,9 +188,9 @@ def broadcast(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, broadcast, value, src=src, safe=safe, progress=progress, async_op=async_op)
+        return start(comm, broadcast, value, src=src, safe=safe, async_op=async_op)
     call = Call("broadcast")
-    with comm.collective(call) as rank, SharedFiles(comm, Progress(progress), to_all=True) as files:
+    with comm.collective(call) as rank, SharedFiles(comm, to_all=True) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         set_safe(call, safe)
@@ -218,19 +206,14 @@ def broadcast(
         def prepare() -> Prepared[None]:
             received = empty_buffers(rest.of(header), comm) if payload is None else rest.of(payload).copy()
             buffers.update(received)
-            return all_of([_broadcast_buffer(comm, data, sender, files.progress) for data in received.values()], None)
+            return all_of([comm.broadcast(data, sender) for data in received.values()], None)
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
         refuse_unsafe(comm, call, [(comm.ranks[sender], header, buffers)])
-    files.progress.raise_error()
     result: T
     [result] = files.values([header], [buffers], safe=is_safe(call))
     return result
-
-
-def _broadcast_buffer(comm: Comm, data: torch.Tensor, src: int, progress: Progress) -> Prepared[None]:
-    return in_steps([data], lambda step: comm.broadcast(data[step], src), progress)
 
 
 class _Following(NamedTuple):
@@ -270,11 +253,10 @@ def _gather_buffers(
     payload: Serialized,
     headers: Sequence[Header],
     buffers: Sequence[dict[str, torch.Tensor]],
-    progress: Progress,
 ) -> Prepared[None]:
     """Prepare to gather buffers on the member with group rank `dst`, which alone has the headers."""
     if comm.rank != dst:
-        return all_of([transfer(comm, [(data, dst)], [], progress) for data in payload.buffers.values()], None)
+        return all_of([comm.transfer([(data, dst)], []) for data in payload.buffers.values()], None)
     require_available(sum(header.sizes.get("cpu", 0) for header in headers))
     for member, (header, parts) in enumerate(zip(headers, buffers, strict=True)):
         parts.update(payload.copy() if member == dst else empty_buffers(header, comm))
@@ -285,5 +267,5 @@ def _gather_buffers(
             for member, header in enumerate(headers)
             if member != dst and device in header.sizes
         ]
-        moves.append(transfer(comm, [], incoming, progress))
+        moves.append(comm.transfer([], incoming))
     return all_of(moves, None)

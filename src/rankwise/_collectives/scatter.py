@@ -10,7 +10,6 @@ import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
-from rankwise._collectives.progress import Progress, ProgressCallback, transfer
 from rankwise._collectives.safe_values import is_safe, refuse_unsafe, set_safe
 from rankwise._collectives.serialization import (
     Header,
@@ -50,7 +49,6 @@ def scatter(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> T: ...
@@ -60,7 +58,6 @@ def scatter(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: Literal[True],
 ) -> Work[T]: ...
@@ -70,7 +67,6 @@ def scatter(
     *,
     src: int | GroupRank = ...,
     safe: bool = ...,
-    progress: ProgressCallback | None = ...,
     group: GroupLike | None = ...,
     async_op: bool,
 ) -> T | Work[T]: ...
@@ -79,7 +75,6 @@ def scatter(
     *,
     src: int | GroupRank = 0,
     safe: bool = False,
-    progress: ProgressCallback | None = None,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> T | Work[T]:
@@ -92,7 +87,6 @@ def scatter(
             ignored on the other ranks, where it may be None.
         src: The global rank whose values are sent, or a `GroupRank`.
         safe: Whether to take only values of known types, as for `all_gather`.
-        progress: Called while large values move, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
@@ -111,9 +105,9 @@ def scatter(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, scatter, values, src=src, safe=safe, progress=progress, async_op=async_op)
+        return start(comm, scatter, values, src=src, safe=safe, async_op=async_op)
     call = Call("scatter")
-    with comm.collective(call) as rank, SharedFiles(comm, Progress(progress), to_all=False) as files:
+    with comm.collective(call) as rank, SharedFiles(comm, to_all=False) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         set_safe(call, safe)
@@ -132,9 +126,7 @@ def scatter(
             if rank != sender:
                 received = empty_buffers(rest.of(header), comm)
                 buffers.update(received)
-                return all_of(
-                    [transfer(comm, [], [(data, sender)], files.progress) for data in received.values()], None
-                )
+                return all_of([comm.transfer([], [(data, sender)]) for data in received.values()], None)
             remaining = [rest.of(payload) for payload in payloads]
             moves = []
             for device in buffer_devices([payload.header for payload in remaining]):
@@ -143,14 +135,13 @@ def scatter(
                     for member, payload in enumerate(remaining)
                     if member != rank and device in payload.buffers
                 ]
-                moves.append(transfer(comm, outgoing, [], files.progress))
+                moves.append(comm.transfer(outgoing, []))
             buffers.update(remaining[rank].copy())
             return all_of(moves, None)
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
         refuse_unsafe(comm, call, [(comm.ranks[sender], header, buffers)])
-    files.progress.raise_error()
     result: T
     [result] = files.values([header], [buffers], safe=is_safe(call))
     return result

@@ -27,7 +27,6 @@ from rankwise._collectives.out_of_band import (
     unpickle,
 )
 from rankwise._collectives.plain_values import is_plain, plain_pickle, read_plain
-from rankwise._collectives.progress import Progress
 from rankwise._collectives.safe_pickles import SafePickler, SafeUnpickler
 from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, memory_of, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
@@ -122,7 +121,7 @@ class Serialized:
             return self
         return _in_buffers(self._pickled, has_pickle=False)
 
-    def write_file(self, progress: Progress) -> SharedFile:
+    def write_file(self) -> SharedFile:
         """Return a file with the contents of the CPU buffer.
 
         Raises:
@@ -136,7 +135,7 @@ class Serialized:
                 memories.append(_ZEROS[: start - end])
             memories.append(memory_of_piece(piece))
             end = start + nbytes
-        return SharedFile(memories, progress.advance)
+        return SharedFile(memories)
 
 
 class PickleOf(NamedTuple):

@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 import torch
 
 from rankwise._collectives.member_hosts import MemberHosts
-from rankwise._collectives.progress import Progress, transfer
 from rankwise._collectives.safe_values import is_safe
 from rankwise._collectives.serialization import Header, Serialized, deserialize
 from rankwise._comm.comm import Comm
@@ -80,22 +79,16 @@ class _Prepared:
 
 
 class SharedFiles(ExitStack):
-    """The files of this member in one collective, in a block at whose end they are closed.
+    """The files of this member in one collective, in a block at whose end they are closed."""
 
-    Attributes:
-        progress: Is told of the bytes that are written, sent and received.
-    """
-
-    def __init__(self, comm: Comm, progress: Progress, *, to_all: bool) -> None:
+    def __init__(self, comm: Comm, *, to_all: bool) -> None:
         """Begin without files.
 
         Args:
             comm: The group.
-            progress: Is told of the bytes.
             to_all: All members receive all values, of which each sends one at most: so can those on several hosts.
         """
         super().__init__()
-        self.progress = progress
         self._comm = comm
         self._to_all = to_all
         self._unpickled: list[Any] | None = None
@@ -127,15 +120,10 @@ class SharedFiles(ExitStack):
             return Rest.EVERYTHING
         hosts = MemberHosts(self._comm)
         call.begin_data()
-        # What is received in the file of another member of this host counts when it is mapped.
-        others = [header.file_bytes for header, sender in zip(headers, senders, strict=True) if sender != hosts.own]
-        num_mapped = sum(others) - sum(hosts.awaited(headers, senders).values())
-        self.progress.expect(num_mapped)
         prepared = self._prepare(hosts, sent, headers, senders)
         answers = [json.loads(answer) for answer in self._comm.all_gather_bytes(call, prepared.encode())]
         rest = Rest.of_all(answer["rest"] for answer in answers)
         if rest is Rest.EVERYTHING:
-            self.progress.expect_no_more()
             return rest
         call.begin_data()
         mapped: list[torch.Tensor | None] = [None for _ in headers]
@@ -146,7 +134,6 @@ class SharedFiles(ExitStack):
             except OSError as error:
                 failure = error, header.file_bytes
         self._relay(hosts, sent, prepared, senders, mapped)  # also after an error: the other hosts wait for it
-        self.progress.advance(num_mapped)
         if failure is not None:
             _require_memory(*failure)
             rest = Rest.EVERYTHING
@@ -195,14 +182,13 @@ class SharedFiles(ExitStack):
         """
         if not (hosts.is_alone or self._comm.uses_shared_memory):
             return _Prepared(Rest.EVERYTHING)
-        large = [payload.header.file_bytes for payload in sent]
         awaited = hosts.awaited(headers, senders)
         require_available(sum(awaited.values()))
-        self.progress.expect(0 if hosts.is_alone else sum(large))
         nbytes = 0
         try:
             written: list[FileReference | None] = []
-            for payload, nbytes in zip(sent, large, strict=True):
+            for payload in sent:
+                nbytes = payload.header.file_bytes
                 written.append(None if hosts.is_alone or not nbytes else self._write(payload))
             received: dict[int, ReceivedFile | torch.Tensor] = {}
             for index, nbytes in awaited.items():
@@ -213,7 +199,7 @@ class SharedFiles(ExitStack):
         return _Prepared(Rest.after(headers), written, received)
 
     def _write(self, payload: Serialized) -> FileReference:
-        file = payload.write_file(self.progress)
+        file = payload.write_file()
         self.callback(file.close)
         return file.reference
 
@@ -239,7 +225,7 @@ class SharedFiles(ExitStack):
             data = sent[0].buffers["cpu"] if own is None else own  # the buffer takes memory of its own
             outgoing = [(data, first) for first in hosts.first_elsewhere]
         incoming = [(_memory(data), senders[index]) for index, data in prepared.received.items()]
-        transfer(self._comm, outgoing, incoming, self.progress)()
+        self._comm.transfer(outgoing, incoming)()
 
     def _unpickle(self, headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> None:
         """Unpickle the values before the last agreement, so that an error is one on all members."""

@@ -12,7 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -55,12 +55,8 @@ class SharedFile:
         reference: What others need to map it, until it is closed.
     """
 
-    def __init__(self, pieces: Sequence[Buffer], advance: Callable[[int], None]) -> None:
-        """Write the data.
-
-        Args:
-            pieces: The data, in contiguous pieces, of one byte or more together.
-            advance: Called with the number of bytes that each step has written.
+    def __init__(self, pieces: Sequence[Buffer]) -> None:
+        """Write the data: contiguous pieces, of one byte or more together.
 
         Raises:
             MemoryError: The host, or a control group of this process, has less memory.
@@ -68,7 +64,7 @@ class SharedFile:
         """
         self._descriptor = _create()
         with self._closed_on_error():
-            _write(self._descriptor, pieces, advance)
+            _write(self._descriptor, pieces)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _seals(*_LENGTH_SEALS, "F_SEAL_WRITE"))
             self.reference = _reference(self._descriptor)
 
@@ -146,22 +142,20 @@ def _seals(*names: str) -> int:
     return sum(getattr(fcntl, name) for name in names)
 
 
-def _write(descriptor: int, pieces: Sequence[Buffer], advance: Callable[[int], None]) -> None:
+def _write(descriptor: int, pieces: Sequence[Buffer]) -> None:
     views = [memoryview(piece) for piece in pieces]
     left = sum(view.nbytes for view in views)
     is_large = left > CHECKED_BYTES
     for rest in _steps(views):
         if is_large:
             require_available(left, reserve=_OTHERS_BYTES)
-        nbytes = sum(view.nbytes for view in rest)
-        left -= nbytes
+        left -= sum(view.nbytes for view in rest)
         while rest:
             written = os.writev(descriptor, rest)
             while rest and written >= rest[0].nbytes:
                 written -= rest.pop(0).nbytes
             if written:
                 rest[0] = rest[0].cast("B")[written:]
-        advance(nbytes)
 
 
 def _steps(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
