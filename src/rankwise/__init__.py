@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rankwise._collectives.reduce_scatter import reduce_scatter
     from rankwise._collectives.reduce_to_one import reduce
     from rankwise._collectives.rooted import broadcast, gather
-    from rankwise._collectives.safe_types import register_safe
     from rankwise._collectives.scatter import scatter
     from rankwise._comm.group import Comm, Group
     from rankwise._comm.group_rank import GroupRank
@@ -144,7 +143,6 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
-    "register_safe",
     "release_grads",
     "report_progress",
     "restart_count",
@@ -167,7 +165,6 @@ _HOMES = {
     "_collectives.reduce": ("all_reduce", "all_reduce_"),
     "_collectives.reduce_scatter": ("reduce_scatter",),
     "_collectives.reduce_to_one": ("reduce",),
-    "_collectives.safe_types": ("register_safe",),
     "_comm.group": ("Comm", "Group"),
     "_comm.group_rank": ("GroupRank",),
     "_comm.work": ("Work",),

@@ -24,11 +24,11 @@ def plain_loads(data: bytes, definitions: Mapping[tuple[str, str], Any] = Mappin
     Raises:
         pickle.UnpicklingError: The pickle refers to something else.
     """
-    refuse_extensions(data)
+    _refuse_extensions(data)
     return _RestrictedUnpickler(data, definitions).load()
 
 
-def refuse_extensions(pickled: bytes | memoryview) -> None:
+def _refuse_extensions(pickled: bytes) -> None:
     """Refuse a pickle with codes of extensions, of which Python keeps the definitions, past every unpickler.
 
     Raises:
@@ -36,7 +36,7 @@ def refuse_extensions(pickled: bytes | memoryview) -> None:
     """
     # Opcodes are read one by one, which takes long, only where a code could be valid.
     registered = vars(copyreg)["_inverted_registry"]
-    if registered and any(opcode.name in _EXTENSIONS for opcode, _, _ in pickletools.genops(bytes(pickled))):
+    if registered and any(opcode.name in _EXTENSIONS for opcode, _, _ in pickletools.genops(pickled)):
         raise pickle.UnpicklingError("codes of extensions are not allowed in this pickle")
 
 

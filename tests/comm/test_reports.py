@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import os
 import pickle
@@ -27,6 +28,18 @@ REMOTE = rw.RemoteRankError(rank=1, host="a", raised="ValueError: no data", trac
 )
 def test_reports_come_back(report: object) -> None:
     assert repr(read_report(pickle.dumps(report))) == repr(report)
+
+
+def test_codes_of_extensions_are_refused() -> None:
+    """Python keeps their definitions for all unpicklers, once one has read such a pickle."""
+    copyreg.add_extension("os", "getpid", 0xF0)
+    try:
+        pickle.loads(b"\x80\x05\x82\xf0.")
+        with pytest.raises(pickle.UnpicklingError, match="codes of extensions"):
+            read_report(b"\x80\x05\x82\xf0)R.")
+        assert read_report(pickle.dumps({1: b"\x82\xf0"})) == {1: b"\x82\xf0"}
+    finally:
+        copyreg.remove_extension("os", "getpid", 0xF0)
 
 
 @pytest.mark.parametrize("hostile", [functools.partial(os.getpid), os.getpid, rw.init, {1: os.getpid}])

@@ -18,7 +18,6 @@ _THREAD = "a session belongs to the thread of its rank; other threads that the r
 _LOG = "counts log messages, and those of all ranks are in one log"
 _ROUTE = "changes the routes of calls in the whole process, and takes one that ranks on XLA devices do not have"
 _PATCH = "changes a class in the whole process, under the other ranks"
-_PROCESS = "changes or reads a table of the process, which is that of all ranks"
 _COUNTED = "counts descriptors and threads of the process, where other ranks connect meanwhile"
 _AT_ONCE = "a non-blocking call with tensors on XLA devices is made at once, so that different orders are a deadlock"
 _SHARED = "threads have no memory that processes share"
@@ -73,10 +72,6 @@ NOT_APPLICABLE: Final = {
     "test_random_values.py::*-[24]devices-*": _DRAWN,
     "test_any_objects.py::test_random_objects-*[24]devices-*": _DRAWN,
     "test_any_objects.py::test_objects_of_every_kind-*-xla-*": _SPARSE,
-    "test_safe_values.py::test_values_of_other_kinds_are_named-*-xla": _SPARSE,
-    "test_safe_values.py::test_one_rank_that_has_not_registered_a_class_refuses_it_on_all-[24]devices-*": _PROCESS,
-    "test_safe_values.py::test_codes_of_extensions_are_refused-[24]devices-*": _PROCESS,
-    "test_safe_values.py::test_nothing_is_made_before_all_is_checked-[24]devices-*": _PROCESS,
     "test_reduction.py::test_values_that_cannot_be_reduced_are_refused_in_every_world-*-xla": _SPARSE,
     "test_training.py::*sparse*-xla": _SPARSE,
     **{

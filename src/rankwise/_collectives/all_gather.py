@@ -13,7 +13,6 @@ from rankwise._collectives.gathering import gather_tensors, gather_values
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
-from rankwise._collectives.safe_values import set_safe
 from rankwise._comm.buffers import from_bytes, same_memory
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import dense
@@ -29,7 +28,6 @@ def all_gather(
     value: T,
     *,
     differentiable: bool = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> list[T]: ...
@@ -37,7 +35,6 @@ def all_gather(
 def all_gather(
     value: T,
     *,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: Literal[True],
 ) -> Work[list[T]]: ...
@@ -46,7 +43,6 @@ def all_gather(
     value: T,
     *,
     differentiable: bool = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: bool,
 ) -> list[T] | Work[list[T]]: ...
@@ -54,7 +50,6 @@ def all_gather(
     value: T,
     *,
     differentiable: bool = False,
-    safe: bool = False,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> list[T] | Work[list[T]]:
@@ -69,13 +64,11 @@ def all_gather(
         value: This rank's value.
         differentiable: Whether gradients flow back to the rank that a tensor came from. The value must be a dense
             tensor of floats or complex numbers, and every rank must run backward through the result.
-        safe: Whether to take only values of builtin types, those of `collections`, arrays and numbers of numpy, dense
-            tensors, and classes passed to `register_safe`. The ranks check it before any value is unpickled.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
-        PayloadTypeError: The value cannot be pickled, or gradients cannot flow through it; `safe` refuses one of them.
+        PayloadTypeError: The value cannot be pickled, or gradients cannot flow through it.
         RemoteRankError: This error occurred on another rank.
         MismatchError: Another rank calls another collective.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
@@ -88,9 +81,9 @@ def all_gather(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, all_gather, value, differentiable=differentiable, safe=safe, async_op=async_op)
+        return start(comm, all_gather, value, differentiable=differentiable, async_op=async_op)
     call = Call("all_gather")
-    if differentiable is False and safe is False:
+    if differentiable is False:
         return gather_values(comm, call, value)
     tensor: Any = value
     with comm.collective(call):
@@ -101,7 +94,6 @@ def all_gather(
                 raise PayloadTypeError(f"gradients flow through tensors of floats, got {describe(value)}")
             dense(tensor)
             require_differentiable(tensor)
-        set_safe(call, safe)
     if flows:
         return cast("list[T]", gather_tensors(comm, call, tensor))
     return gather_values(comm, call, value)

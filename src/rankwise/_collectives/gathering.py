@@ -9,7 +9,6 @@ import torch
 
 from rankwise._collectives.memory_room import require_room, with_free_memory
 from rankwise._collectives.pytree import describe
-from rankwise._collectives.safe_values import is_safe, refuse_unsafe
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -75,11 +74,10 @@ def gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.T
 
 def gather_values(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) -> list[T]:
     """Gather the values of all members; if they are the parts of one tensor, side by side in memory if possible."""
-    safe = is_safe(call)
     with comm.collective(call), SharedFiles(comm, to_all=True) as files:
-        payload = with_free_memory(serialize(value, safe=safe))
+        payload = with_free_memory(serialize(value))
         messages = comm.all_gather_bytes(call, payload.header.encode())
-        headers = [Header.decode(message, safe=safe) for message in messages]
+        headers = [Header.decode(message) for message in messages]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         rest = Rest.before(headers)
         nbytes = sum(header.file_bytes for header in headers)
@@ -94,8 +92,7 @@ def gather_values(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = Fal
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
-        refuse_unsafe(comm, call, zip(comm.ranks, headers, buffers, strict=True))
-    return files.values(headers, buffers, safe=safe)
+    return files.values(headers, buffers)
 
 
 def _gather_buffers(

@@ -46,14 +46,14 @@ class Pickled:
         contents: The contents, each with the type of its device and its size in bytes.
     """
 
-    def __init__(self, value: object, make_pickler: Callable[[Pickled], ValuePickler]) -> None:
+    def __init__(self, value: object) -> None:
         """Pickle a value.
 
         Raises:
             PayloadTypeError: It cannot be pickled.
         """
         self.chunks: list[bytes | memoryview] = []
-        pickler = make_pickler(self)
+        pickler = _Pickler(self)
         try:
             pickler.dump(value)
         except MemoryError:  # which is not about the value's type
@@ -78,18 +78,16 @@ class Pickled:
         return sum(map(len, self.chunks))
 
 
-def unpickle(
-    stream: memoryview | bytes, table: bytes, buffers: Mapping[str, torch.Tensor], unpickler: type[ValueUnpickler]
-) -> Any:  # noqa: ANN401 - any value
+def unpickle(stream: memoryview | bytes, table: bytes, buffers: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value
     """Return the value of a pickle, with contents that are in buffers, by type of device. It takes over the buffers."""
-    sizes, devices, *definitions = unpickler.read_table(table)
+    sizes, devices, *definitions = pickle.loads(table)
     lengths = array("q", sizes)
-    return unpickler(stream, Definitions(*definitions), lengths, devices or ["cpu"] * len(lengths), buffers).load()
+    return _Unpickler(stream, Definitions(*definitions), lengths, devices or ["cpu"] * len(lengths), buffers).load()
 
 
-def device_types(table: bytes, unpickler: type[ValueUnpickler]) -> set[str]:
+def device_types(table: bytes) -> set[str]:
     """Return the types of the devices that contents are from."""
-    return {*(unpickler.read_table(table)[1] or ["cpu"])}
+    return {*(pickle.loads(table)[1] or ["cpu"])}
 
 
 def aligned(nbytes: int) -> int:
@@ -105,7 +103,7 @@ def memory_of_piece(piece: Piece) -> Any:  # noqa: ANN401 - a contiguous buffer
     return (ctypes.c_char * nbytes).from_address(piece.data_ptr()) if nbytes else b""
 
 
-class ValuePickler(Pickler):
+class _Pickler(Pickler):
     """A pickler that keeps the contents of tensors and arrays apart; functions and classes may be from anywhere.
 
     Attributes:
@@ -134,26 +132,20 @@ class ValuePickler(Pickler):
         index = len(self.contents)
         contents = value if is_memory else as_bytes(value.permute(order) if strides else value)
         self.contents.append((value.device.type, contents, contents.nbytes))
-        reduced = out_of_band_tensor, (index, value.dtype, tuple(value.shape), strides, value.requires_grad)
+        reduced = _out_of_band_tensor, (index, value.dtype, tuple(value.shape), strides, value.requires_grad)
         attributes = value.__dict__
-        return (*reduced, attributes, None, None, set_attributes) if attributes else reduced
+        return (*reduced, attributes, None, None, _set_attributes) if attributes else reduced
 
     def _reduced_array(self, value: Any) -> Any:  # noqa: ANN401 - an array
         dtype, flags = value.dtype, value.flags
         if not (dtype.isbuiltin == 1 and dtype.kind in _NUMERIC_KINDS and flags.c_contiguous and flags.writeable):
             return NotImplemented  # which pickle knows; large ones come to the callback
         self.contents.append(("cpu", value, value.nbytes))
-        return out_of_band_array, (len(self.contents) - 1, dtype, value.shape)
+        return _out_of_band_array, (len(self.contents) - 1, dtype, value.shape)
 
 
-class ValueUnpickler(Unpickler):
-    """An unpickler that takes the contents of tensors and arrays from buffers.
-
-    Attributes:
-        read_table: Reads the table of `Pickled`.
-    """
-
-    read_table: Callable[[bytes], Any] = staticmethod(pickle.loads)
+class _Unpickler(Unpickler):
+    """An unpickler that takes the contents of tensors and arrays from buffers."""
 
     def __init__(
         self,
@@ -169,15 +161,13 @@ class ValueUnpickler(Unpickler):
         self._memory = owned_memory(buffers["cpu"]) if "cpu" in buffers else memoryview(b"")
         self._starts: list[int] = []
         ends = dict.fromkeys(buffers, 0)
-        if min(lengths, default=0) < 0:  # numpy reads before the memory then
-            raise PayloadTypeError("a length of contents is negative")
         for device, nbytes in zip(devices, lengths, strict=True):
             self._starts.append(ends[device])
             ends[device] += aligned(nbytes)
         # Buffers of other objects are the contents that no tensor or array asks for, in their order.
         self._next = 0
         self._others = self._other_buffers()
-        super().__init__(Stream(stream), definitions, buffers=self._others)  # type: ignore[arg-type]
+        super().__init__(_Stream(stream), definitions, buffers=self._others)  # type: ignore[arg-type]
 
     def load(self) -> Any:  # noqa: ANN401 - any value
         try:
@@ -186,12 +176,10 @@ class ValueUnpickler(Unpickler):
             self._others.close()  # which refers to this object, as this object does to it
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
-        if module == __name__ and name in PLACEHOLDERS:
-            return self.make_tensor if name == out_of_band_tensor.__name__ else self.make_array
-        return self.find_other(module, name)
-
-    def find_other(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
-        """Return a definition that is not a placeholder."""
+        if module == __name__ and name == _out_of_band_tensor.__name__:
+            return self._tensor
+        if module == __name__ and name == _out_of_band_array.__name__:
+            return self._array
         found = super().find_class(module, name)
         if module == "torch._utils" and name.startswith(_REBUILD_ON_DEVICE):
             from rankwise._torch_xla import on_own_device  # noqa: PLC0415 - not needed without such devices
@@ -211,7 +199,7 @@ class ValueUnpickler(Unpickler):
         self._next += 1
         return slice(self._starts[index], self._starts[index] + self._lengths[index])
 
-    def make_tensor(
+    def _tensor(
         self, index: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], requires_grad: bool
     ) -> torch.Tensor:
         place, device = self._place(index), self._devices[index]
@@ -224,7 +212,7 @@ class ValueUnpickler(Unpickler):
                 tensor = tensor.to(_torch_xla.device())
         return tensor.requires_grad_(requires_grad)
 
-    def make_array(self, index: int, dtype: Any, shape: Sequence[int]) -> Any:  # noqa: ANN401 - numpy's
+    def _array(self, index: int, dtype: Any, shape: Sequence[int]) -> Any:  # noqa: ANN401 - numpy's
         import numpy as np  # noqa: PLC0415 - the array's dtype has imported it
 
         place = self._place(index)
@@ -241,7 +229,7 @@ class ValueUnpickler(Unpickler):
         return torch.frombuffer(self._memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=place.start)
 
 
-class Stream:
+class _Stream:
     """A pickle as the unpickler's file, from which nothing is copied."""
 
     def __init__(self, pickled: memoryview | bytes) -> None:
@@ -283,22 +271,15 @@ def _kept_apart(contents: list[tuple[str, Piece, int]]) -> Callable[[pickle.Pick
     return callback
 
 
-def out_of_band_tensor(index: int, *_: object) -> torch.Tensor:
-    """Placeholder in a pickle for a tensor whose contents are apart; `ValueUnpickler` replaces it."""
+def _out_of_band_tensor(index: int, *_: object) -> torch.Tensor:
+    """Placeholder in a pickle for a tensor whose contents are apart; `_Unpickler.find_class` replaces it."""
     raise PayloadTypeError(f"the contents of tensor {index} are not in this pickle")
 
 
-def out_of_band_array(index: int, *_: object) -> None:
-    """Placeholder in a pickle for an array whose contents are apart; `ValueUnpickler` replaces it."""
+def _out_of_band_array(index: int, *_: object) -> None:
+    """Placeholder in a pickle for an array whose contents are apart; `_Unpickler.find_class` replaces it."""
     raise PayloadTypeError(f"the contents of array {index} are not in this pickle")
 
 
-def set_attributes(tensor: torch.Tensor, attributes: Mapping[str, object]) -> None:
-    """Set the attributes of a tensor, as a pickle has them."""
-    if not isinstance(tensor, torch.Tensor):  # in a pickle that was made otherwise
-        raise PayloadTypeError(f"a {type(tensor).__qualname__} is no tensor with attributes")
+def _set_attributes(tensor: torch.Tensor, attributes: Mapping[str, object]) -> None:
     tensor.__dict__.update(attributes)
-
-
-# Pickles refer to these functions, which `ValueUnpickler` replaces by its methods.
-PLACEHOLDERS: Final = frozenset({out_of_band_tensor.__name__, out_of_band_array.__name__})

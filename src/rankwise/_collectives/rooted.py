@@ -15,7 +15,6 @@ import torch
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.memory_room import require_room, with_free_memory
 from rankwise._collectives.non_blocking import start
-from rankwise._collectives.safe_values import is_safe, refuse_unsafe, set_safe
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -42,7 +41,6 @@ def gather(
     value: T,
     *,
     dst: int | GroupRank = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> list[T] | None: ...
@@ -51,7 +49,6 @@ def gather(
     value: T,
     *,
     dst: int | GroupRank = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: Literal[True],
 ) -> Work[list[T] | None]: ...
@@ -60,7 +57,6 @@ def gather(
     value: T,
     *,
     dst: int | GroupRank = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: bool,
 ) -> list[T] | Work[list[T] | None] | None: ...
@@ -68,7 +64,6 @@ def gather(
     value: T,
     *,
     dst: int | GroupRank = 0,
-    safe: bool = False,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> list[T] | Work[list[T] | None] | None:
@@ -79,13 +74,12 @@ def gather(
     Args:
         value: This rank's value.
         dst: The global rank that receives the list, or a `GroupRank`.
-        safe: Whether to take only values of known types, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `dst` is not a member.
-        PayloadTypeError: The value cannot be pickled, or `safe` refuses one.
+        PayloadTypeError: The value cannot be pickled.
         RemoteRankError: This error occurred on another rank.
         MismatchError: Another rank calls another collective.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
@@ -98,17 +92,16 @@ def gather(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, gather, value, dst=dst, safe=safe, async_op=async_op)
+        return start(comm, gather, value, dst=dst, async_op=async_op)
     call = Call("gather")
     with comm.collective(call) as rank, SharedFiles(comm, to_all=False) as files:
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"dst": comm.ranks[receiver]}
-        set_safe(call, safe)
-        payload = with_free_memory(serialize(value, safe=is_safe(call)))
+        payload = with_free_memory(serialize(value))
         # Every rank has to know what follows for any rank, since all agree once more before it moves.
         body = _Following.of(payload).encode() + payload.header.encode()
         messages, result = comm.gather_bytes(call, body, receiver, _Following.combine)
-        headers = [Header.decode(message[_FOLLOWING.size :], safe=is_safe(call)) for message in messages]
+        headers = [Header.decode(message[_FOLLOWING.size :]) for message in messages]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         # In groups without frames only the receiver knows, so that they always agree once more.
         following = _Following(1, 0, 0) if result is None else _Following.decode(result)
@@ -120,11 +113,9 @@ def gather(
             remaining = [rest.of(header) for header in headers]
             own = rest.of(payload)
             comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, own, remaining, buffers))
-        received = zip(comm.ranks, headers, buffers, strict=True) if rank == receiver else ()
-        refuse_unsafe(comm, call, received)
     if rank != receiver:
         return None
-    return files.values(headers, buffers, safe=is_safe(call))
+    return files.values(headers, buffers)
 
 
 @overload
@@ -132,7 +123,6 @@ def broadcast(
     value: T,
     *,
     src: int | GroupRank = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> T: ...
@@ -141,7 +131,6 @@ def broadcast(
     value: T,
     *,
     src: int | GroupRank = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: Literal[True],
 ) -> Work[T]: ...
@@ -150,7 +139,6 @@ def broadcast(
     value: T,
     *,
     src: int | GroupRank = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: bool,
 ) -> T | Work[T]: ...
@@ -158,7 +146,6 @@ def broadcast(
     value: T,
     *,
     src: int | GroupRank = 0,
-    safe: bool = False,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> T | Work[T]:
@@ -169,13 +156,12 @@ def broadcast(
     Args:
         value: On `src`, the value to send; ignored on the other ranks, where it may be None.
         src: The global rank whose value is sent, or a `GroupRank`.
-        safe: Whether to take only values of known types, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `src` is not a member.
-        PayloadTypeError: The value cannot be pickled, or `safe` refuses one.
+        PayloadTypeError: The value cannot be pickled.
         RemoteRankError: This error occurred on `src`.
         MismatchError: Another rank calls another collective, or passes another `src`.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
@@ -188,15 +174,14 @@ def broadcast(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, broadcast, value, src=src, safe=safe, async_op=async_op)
+        return start(comm, broadcast, value, src=src, async_op=async_op)
     call = Call("broadcast")
     with comm.collective(call) as rank, SharedFiles(comm, to_all=True) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
-        set_safe(call, safe)
-        payload = with_free_memory(serialize(value, safe=is_safe(call))) if rank == sender else None
+        payload = with_free_memory(serialize(value)) if rank == sender else None
         message = comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender)
-        header = Header.decode(message, safe=is_safe(call))
+        header = Header.decode(message)
         buffers: dict[str, torch.Tensor] = {}
         rest = Rest.before([header])
         if header.file_bytes:
@@ -210,9 +195,8 @@ def broadcast(
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
-        refuse_unsafe(comm, call, [(comm.ranks[sender], header, buffers)])
     result: T
-    [result] = files.values([header], [buffers], safe=is_safe(call))
+    [result] = files.values([header], [buffers])
     return result
 
 

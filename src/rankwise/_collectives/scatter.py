@@ -10,7 +10,6 @@ import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
-from rankwise._collectives.safe_values import is_safe, refuse_unsafe, set_safe
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -48,7 +47,6 @@ def scatter(
     values: Sequence[T] | None,
     *,
     src: int | GroupRank = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: Literal[False] = ...,
 ) -> T: ...
@@ -57,7 +55,6 @@ def scatter(
     values: Sequence[T] | None,
     *,
     src: int | GroupRank = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: Literal[True],
 ) -> Work[T]: ...
@@ -66,7 +63,6 @@ def scatter(
     values: Sequence[T] | None,
     *,
     src: int | GroupRank = ...,
-    safe: bool = ...,
     group: GroupLike | None = ...,
     async_op: bool,
 ) -> T | Work[T]: ...
@@ -74,7 +70,6 @@ def scatter(
     values: Sequence[T] | None,
     *,
     src: int | GroupRank = 0,
-    safe: bool = False,
     group: GroupLike | None = None,
     async_op: bool = False,
 ) -> T | Work[T]:
@@ -86,13 +81,12 @@ def scatter(
         values: On `src`, one value for each member, in the order of ranks, or a tensor or array with one row for each;
             ignored on the other ranks, where it may be None.
         src: The global rank whose values are sent, or a `GroupRank`.
-        safe: Whether to take only values of known types, as for `all_gather`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `src` is not a member, or the number of values is not the number of members.
-        PayloadTypeError: A value cannot be pickled, or `safe` refuses one.
+        PayloadTypeError: A value cannot be pickled.
         RemoteRankError: One of these errors occurred on `src`.
         MismatchError: Another rank calls another collective, or passes another `src`.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
@@ -105,18 +99,17 @@ def scatter(
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, scatter, values, src=src, safe=safe, async_op=async_op)
+        return start(comm, scatter, values, src=src, async_op=async_op)
     call = Call("scatter")
     with comm.collective(call) as rank, SharedFiles(comm, to_all=False) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
-        set_safe(call, safe)
-        payloads = serialize_each(values, comm.size, "scatter", safe=is_safe(call)) if rank == sender else []
+        payloads = serialize_each(values, comm.size, "scatter") if rank == sender else []
         require_available(sum(payload.header.file_bytes for payload in payloads))
         # Every rank has to know what follows for any rank, since all agree once more before it moves.
         prefix = Following.of(payloads).value
         message = comm.scatter_bytes(call, [prefix + payload.header.encode() for payload in payloads], sender)
-        following, header = Following(message[:1]), Header.decode(message[1:], safe=is_safe(call))
+        following, header = Following(message[:1]), Header.decode(message[1:])
         buffers: dict[str, torch.Tensor] = {}
         rest = Rest.NOTHING if following is Following.NOTHING else Rest.EVERYTHING
         if following is Following.FILES:
@@ -141,7 +134,6 @@ def scatter(
 
         if rest is not Rest.NOTHING:
             comm.run_prepared(call, prepare)
-        refuse_unsafe(comm, call, [(comm.ranks[sender], header, buffers)])
     result: T
-    [result] = files.values([header], [buffers], safe=is_safe(call))
+    [result] = files.values([header], [buffers])
     return result

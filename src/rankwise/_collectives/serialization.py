@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
@@ -18,25 +18,25 @@ from rankwise._collectives.deferred import Deferred, not_unpickled
 from rankwise._collectives.out_of_band import (
     Pickled,
     Piece,
-    ValuePickler,
-    ValueUnpickler,
     aligned,
     device_types,
     memory_of_piece,
     owned_memory,
     unpickle,
 )
-from rankwise._collectives.plain_values import is_plain, plain_pickle, read_plain
-from rankwise._collectives.safe_pickles import SafePickler, SafeUnpickler
 from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, memory_of, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.shared_file import SharedFile
-from rankwise._restricted_pickles import plain_loads
 from rankwise._xla_use import DEVICE_TYPE, is_used
 
 _T = TypeVar("_T")
 # A piece of a buffer, with its offset there and its size in bytes.
 Placed: TypeAlias = tuple[int, int, Piece]
+
+# Short values of these types, such as the metrics of a step, are sent often. A pickle of them needs nothing beside it,
+# and takes a fraction of the time of any other value.
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+_MOST_SCALARS: Final = 64
 
 _ZEROS: Final = bytes(aligned(1))
 # A file takes longer than the data planes below about this size, and a process may have 65,530 maps: a program that
@@ -78,9 +78,8 @@ class Header:
         return replace(self, sizes=_without_host(self.sizes)) if self.file_bytes else self
 
     @classmethod
-    def decode(cls, data: bytes, *, safe: bool = False) -> Header:
-        # Reading it without any definitions takes longer.
-        sizes, table, pickled, lengths, inline, free = plain_loads(data) if safe else pickle.loads(data)
+    def decode(cls, data: bytes) -> Header:
+        sizes, table, pickled, lengths, inline, free = pickle.loads(data)
         return cls(sizes=sizes, table=table, pickled=pickled, lengths=lengths, inline=inline, free=free)
 
 
@@ -138,34 +137,15 @@ class Serialized:
         return SharedFile(memories)
 
 
-class PickleOf(NamedTuple):
-    """The pickle of a received value.
-
-    Attributes:
-        table: What is needed to read it.
-        stream: The pickle.
-        buffers: The contents of tensors and arrays, by type of device.
-    """
-
-    table: bytes
-    stream: memoryview
-    buffers: Mapping[str, torch.Tensor]
-
-
-def serialize(value: object, *, most_inline: int = INLINE_BYTES, safe: bool = False) -> Serialized:
+def serialize(value: object, *, most_inline: int = INLINE_BYTES) -> Serialized:
     """Return a value in serialized form: in its header, if it has at most so many bytes and is not on an accelerator.
-
-    Args:
-        value: The value.
-        most_inline: The number of bytes.
-        safe: In the form that `deserialize` reads if `safe`.
 
     Raises:
         PayloadTypeError: It cannot be pickled.
     """
-    if is_plain(value) and len(data := plain_pickle(value)) <= most_inline:
+    if _is_plain(value) and len(data := pickle.dumps(value, pickle.HIGHEST_PROTOCOL)) <= most_inline:
         return Serialized(Header(sizes={}, pickled=data))
-    pickled = Pickled(value, SafePickler if safe else ValuePickler)
+    pickled = Pickled(value)
     num_described = pickled.nbytes + len(pickled.table)
     is_on_host = all(device == "cpu" for device, _, _ in pickled.contents)
     if is_on_host and num_described + sum(nbytes for _, _, nbytes in pickled.contents) <= most_inline:
@@ -176,40 +156,29 @@ def serialize(value: object, *, most_inline: int = INLINE_BYTES, safe: bool = Fa
     return _in_buffers(pickled, has_pickle=bool(pickled.contents) and num_described <= INLINE_BYTES)
 
 
-def pickle_of(header: Header, buffers: Mapping[str, torch.Tensor]) -> PickleOf:
-    """Return the pickle of a value, from its header or from a buffer. It takes ownership of the buffers."""
-    if not header.sizes:
-        return PickleOf(header.table, memoryview(header.pickled), {"cpu": to_tensor(header.inline)})
-    if header.lengths == (0, 0):
-        return PickleOf(header.table, memoryview(header.pickled), buffers)
-    num_table, num_pickled = header.lengths
-    start = aligned(num_table)
-    end = aligned(start + num_pickled)
-    memory = owned_memory(buffers["cpu"])
-    stream = memory[start : start + num_pickled]
-    return PickleOf(bytes(memory[:num_table]), stream, {**buffers, "cpu": buffers["cpu"][end:]})
-
-
-def deserialize(header: Header, buffers: Mapping[str, torch.Tensor], *, safe: bool = False) -> Any:  # noqa: ANN401 - any value of the user's
+def deserialize(header: Header, buffers: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401 - any value of the user's
     """Return the value; where a rank has tensors on an XLA device, and another thread helps it, as a `Deferred`.
 
     It takes ownership of the buffers.
-
-    Args:
-        header: The header.
-        buffers: The buffers, by type of device.
-        safe: Refuse definitions that are neither safe nor registered.
 
     Raises:
         PayloadTypeError: It cannot be unpickled here.
     """
     try:
         if not (header.sizes or header.table):
-            return read_plain(header.pickled, safe=safe)
-        unpickler = SafeUnpickler if safe else ValueUnpickler
-        table, stream, contents = pickle_of(header, buffers)
-        load = partial(unpickle, stream, table, contents, unpickler)
-        if is_used() and DEVICE_TYPE in device_types(table, unpickler):
+            return pickle.loads(header.pickled)
+        table, stream = header.table, memoryview(header.pickled)
+        if not header.sizes:
+            buffers = {"cpu": to_tensor(header.inline)}
+        elif header.lengths != (0, 0):
+            num_table, num_pickled = header.lengths
+            start = aligned(num_table)
+            end = aligned(start + num_pickled)
+            memory = owned_memory(buffers["cpu"])
+            table, stream = bytes(memory[:num_table]), memory[start : start + num_pickled]
+            buffers = {**buffers, "cpu": buffers["cpu"][end:]}
+        load = partial(unpickle, stream, table, buffers)
+        if is_used() and DEVICE_TYPE in device_types(table):
             from rankwise._torch_xla import is_helper_thread  # noqa: PLC0415 - not needed without such devices
 
             return Deferred(load) if is_helper_thread() else load()
@@ -232,6 +201,16 @@ def empty_buffers(header: Header, comm: Comm) -> dict[str, torch.Tensor]:
 def buffer_devices(headers: Sequence[Header]) -> list[str]:
     """Return the device types of all buffers, in the same order on all ranks."""
     return sorted({device for header in headers for device in header.sizes})
+
+
+def _is_plain(value: Any) -> bool:  # noqa: ANN401 - any value of the user's
+    """Return whether a value is one of Python's scalars, or a short dict, list or tuple of them."""
+    kind = type(value)
+    if kind is dict:
+        return len(value) <= _MOST_SCALARS and _SCALARS.issuperset(map(type, (*value, *value.values())))
+    if kind is list or kind is tuple:
+        return len(value) <= _MOST_SCALARS and _SCALARS.issuperset(map(type, value))
+    return kind in _SCALARS
 
 
 def _in_buffers(pickled: Pickled, *, has_pickle: bool) -> Serialized:

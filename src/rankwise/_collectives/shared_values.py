@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 import torch
 
 from rankwise._collectives.member_hosts import MemberHosts
-from rankwise._collectives.safe_values import is_safe
 from rankwise._collectives.serialization import Header, Serialized, deserialize
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
@@ -139,7 +138,7 @@ class SharedFiles(ExitStack):
             rest = Rest.EVERYTHING
         if hosts.is_alone and hosts.own in senders and headers[senders.index(hosts.own)].file_bytes:
             mapped[senders.index(hosts.own)] = sent[0].buffers["cpu"].clone()
-        if rest is Rest.NOTHING and not is_safe(call):
+        if rest is Rest.NOTHING:
             self._unpickle(headers, mapped)
         rest = Rest.of_all(answer.decode() for answer in self._comm.all_gather_bytes(call, rest.value.encode()))
         if rest is Rest.EVERYTHING:
@@ -148,21 +147,14 @@ class SharedFiles(ExitStack):
             _add_mapped(buffers, mapped)
         return rest
 
-    def values(
-        self, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]], *, safe: bool = False
-    ) -> list[Any]:
+    def values(self, headers: Sequence[Header], buffers: Sequence[dict[str, torch.Tensor]]) -> list[Any]:
         """Return the values, unpickled now unless they are already. Local.
-
-        Args:
-            headers: The headers.
-            buffers: The buffers of each.
-            safe: As for `deserialize`.
 
         Raises:
             PayloadTypeError: A value cannot be unpickled here.
         """
         if self._unpickled is None:
-            return [deserialize(header, received, safe=safe) for header, received in zip(headers, buffers, strict=True)]
+            return [deserialize(header, received) for header, received in zip(headers, buffers, strict=True)]
         return self._unpickled
 
     def _can_share(self) -> bool:

@@ -12,9 +12,7 @@ from rankwise._comm.comm import INLINE_BYTES
 from rankwise.errors import InvalidArgumentError
 
 
-def serialize_each(
-    values: object, size: int, operation: str, *, most_inline: int = INLINE_BYTES, safe: bool = False
-) -> list[Serialized]:
+def serialize_each(values: object, size: int, operation: str, *, most_inline: int = INLINE_BYTES) -> list[Serialized]:
     """Serialize the values of a sequence, or the rows of a tensor or array: one for each member.
 
     Args:
@@ -22,7 +20,6 @@ def serialize_each(
         size: The number of members.
         operation: The name of the collective, for the message.
         most_inline: The size in bytes up to which a value is in its header.
-        safe: As for `serialize`.
 
     Raises:
         InvalidArgumentError: The number of values is not the number of members.
@@ -32,7 +29,7 @@ def serialize_each(
     if each is None or len(each) != size:
         got = f"a {type(values).__qualname__}{'' if each is None else f' of {len(each)}'}"
         raise InvalidArgumentError(f"{operation} takes one value for each of {size} ranks, got {got}")
-    return [serialize(value, most_inline=most_inline, safe=safe) for value in each]
+    return [serialize(value, most_inline=most_inline) for value in each]
 
 
 def _listed(values: object) -> list[object] | None:
