@@ -109,7 +109,7 @@ def measure_new_group() -> dict[str, list[tuple[Block, Block]]]:
     torch.set_num_threads(1)
     with rw.init():
         members = list(range(4))
-        made: list[rw.Comm] = []
+        made: list[rw.Group] = []
         made_by_torch: list[dist.ProcessGroup] = []
 
         def close() -> None:

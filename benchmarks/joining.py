@@ -106,7 +106,7 @@ def count_resources(side: str) -> list[dict[str, int]]:
     """
     torch.set_num_threads(1)
     make: Callable[[], Any] = rankwise_group if side == "rankwise" else torch_group
-    close: Callable[[Any], object] = rw.Comm.close if side == "rankwise" else dist.destroy_process_group
+    close: Callable[[Any], object] = rw.Group.close if side == "rankwise" else dist.destroy_process_group
     before = open_now()
     join(side)
     counts = [open_now()]
@@ -122,7 +122,7 @@ def count_resources(side: str) -> list[dict[str, int]]:
     return [{kind: count[kind] - before[kind] for kind in count} for count in counts]
 
 
-def rankwise_group() -> rw.Comm:
+def rankwise_group() -> rw.Group:
     group = rw.new_group(range(rw.get_world_size()))
     rw.all_reduce(1.0, group=group)
     return group

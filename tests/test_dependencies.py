@@ -39,7 +39,7 @@ def run(environ: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]
         "rw.all_reduce(1)",
         "rw.device()",
         "rw.launch(print, nproc=2)",
-        "rw.Comm",
+        "rw.Group",
         "from rankwise._session.current import current_session as s; s().comm",
     ],
 )

@@ -14,7 +14,7 @@ import torch
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._session.session import summary_with_location
 from rankwise._user_frames import raised_at
 from tests.session.worlds import clean_environ
@@ -39,7 +39,7 @@ def entries(call: Callable[[], Any]) -> list[traceback.FrameSummary]:
 
 @pytest.mark.ranks("serial", 2)
 @pytest.mark.usefixtures("torch_random")
-def test_errors_of_rankwise_end_where_the_user_called(comm: Comm) -> None:
+def test_errors_of_rankwise_end_where_the_user_called(comm: Group) -> None:
     rank, group = comm.rank or 0, rw.new_group(range(comm.size))
     calls: dict[str, Callable[[], object]] = {
         "barrier": lambda: rw.barrier(timeout=-1),
@@ -68,7 +68,7 @@ def test_errors_of_rankwise_end_where_the_user_called(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_frames_of_the_user_stay_wherever_they_are(comm: Comm) -> None:
+def test_frames_of_the_user_stay_wherever_they_are(comm: Group) -> None:
     with pytest.raises(rw.RankwiseError) as caught:
         rw.all_gather(Refuses() if comm.rank == 0 else 1)
     if comm.rank == 0:
@@ -79,7 +79,7 @@ def test_frames_of_the_user_stay_wherever_they_are(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_an_error_that_is_not_rankwises_keeps_all_frames(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_not_rankwises_keeps_all_frames(comm: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a defect")
 
@@ -92,7 +92,7 @@ def test_an_error_that_is_not_rankwises_keeps_all_frames(comm: Comm, monkeypatch
 
 
 @pytest.mark.ranks(2)
-def test_places_in_messages_are_the_users(comm: Comm) -> None:
+def test_places_in_messages_are_the_users(comm: Group) -> None:
     with pytest.raises(rw.MismatchError) as caught:
         rw.barrier(f"epoch {comm.rank}")
     line = caught.value.__traceback__ and caught.value.__traceback__.tb_lineno

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rankwise._collectives.reduce_to_one import reduce
     from rankwise._collectives.rooted import broadcast, gather
     from rankwise._collectives.scatter import scatter
-    from rankwise._comm.group import Comm, Group
+    from rankwise._comm.group import Group
     from rankwise._comm.group_rank import GroupRank
     from rankwise._comm.work import Work
     from rankwise._environment.detect import detect, launchers
-    from rankwise._environment.facts import LaunchEnvironment, Reading
+    from rankwise._environment.facts import LaunchEnvironment
     from rankwise._launch.functions import launch
     from rankwise._session.api import finalize, init
     from rankwise._session.current import is_joined
@@ -80,7 +80,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CollectiveError",
     "CollectiveTimeoutError",
-    "Comm",
     "Group",
     "GroupRank",
     "InvalidArgumentError",
@@ -96,7 +95,6 @@ __all__ = [
     "RankFailedError",
     "RankFailure",
     "RankwiseError",
-    "Reading",
     "RemoteRankError",
     "Session",
     "Store",
@@ -165,11 +163,11 @@ _HOMES = {
     "_collectives.reduce": ("all_reduce", "all_reduce_"),
     "_collectives.reduce_scatter": ("reduce_scatter",),
     "_collectives.reduce_to_one": ("reduce",),
-    "_comm.group": ("Comm", "Group"),
+    "_comm.group": ("Group",),
     "_comm.group_rank": ("GroupRank",),
     "_comm.work": ("Work",),
     "_environment.detect": ("detect", "launchers"),
-    "_environment.facts": ("LaunchEnvironment", "Reading"),
+    "_environment.facts": ("LaunchEnvironment",),
     "errors": (
         "CollectiveError",
         "CollectiveTimeoutError",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise.compat import mmcv, vis4d
 
 
@@ -24,7 +24,7 @@ class Hook:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_ranks_know_themselves(comm: Comm) -> None:
+def test_ranks_know_themselves(comm: Group) -> None:
     assert mmcv.get_dist_info() == (comm.rank, comm.size)
 
 
@@ -42,14 +42,14 @@ def test_ranks_are_right_before_they_join(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_master_only_runs_on_rank_zero_only(comm: Comm) -> None:
+def test_master_only_runs_on_rank_zero_only(comm: Group) -> None:
     assert Hook().save("work", epoch=3) == ("work/3" if comm.rank == 0 else None)
     assert Hook.save.__name__ == "save"
 
 
 @pytest.mark.ranks("serial", 2)
 @pytest.mark.parametrize("decorator", [mmcv.master_only, vis4d.rank_zero_only])
-def test_functions_of_any_kind_are_called_on_rank_zero_only(comm: Comm, decorator: Callable[..., Any]) -> None:
+def test_functions_of_any_kind_are_called_on_rank_zero_only(comm: Group, decorator: Callable[..., Any]) -> None:
     """As by the originals: rankwise's own decorator refuses those whose body does not run when they are called."""
 
     async def load() -> int:
@@ -67,7 +67,7 @@ def test_functions_of_any_kind_are_called_on_rank_zero_only(comm: Comm, decorato
 
 @pytest.mark.ranks("serial", 2, 4)
 @pytest.mark.parametrize(("coalesce", "bucket_size_mb"), [(True, -1), (True, 0), (True, 1), (False, -1)])
-def test_parameters_become_their_means(comm: Comm, coalesce: bool, bucket_size_mb: int) -> None:
+def test_parameters_become_their_means(comm: Group, coalesce: bool, bucket_size_mb: int) -> None:
     rank, size = mmcv.get_dist_info()
     parameters = [
         nn.Parameter(torch.full((2, 3), float(rank))),
@@ -85,7 +85,7 @@ def test_parameters_become_their_means(comm: Comm, coalesce: bool, bucket_size_m
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("coalesce", [False, True])
-def test_tensors_of_odd_memory_become_their_means(comm: Comm, coalesce: bool) -> None:
+def test_tensors_of_odd_memory_become_their_means(comm: Group, coalesce: bool) -> None:
     """Without `coalesce` the original reduces the memory between the elements of a slice, and ignores conjugation."""
     rank, _ = mmcv.get_dist_info()
     pairs = torch.tensor([1 + 2j, 3 - 1j]) * (1 + rank)
@@ -105,7 +105,7 @@ def test_tensors_of_odd_memory_become_their_means(comm: Comm, coalesce: bool) ->
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_counters_of_batch_norms_are_averaged_too(comm: Comm) -> None:
+def test_counters_of_batch_norms_are_averaged_too(comm: Group) -> None:
     """Integers make the original raise, and so do bools."""
     norm = nn.BatchNorm1d(3)
     assert norm.num_batches_tracked is not None
@@ -121,7 +121,7 @@ def test_counters_of_batch_norms_are_averaged_too(comm: Comm) -> None:
 
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("coalesce", [False, True])
-def test_half_precision_does_not_overflow(comm: Comm, coalesce: bool) -> None:
+def test_half_precision_does_not_overflow(comm: Group, coalesce: bool) -> None:
     """The original sums first if it sends all together, and divides first if not."""
     parameter = torch.full((2,), 40000.0, dtype=torch.float16, requires_grad=True)
     parameter.grad = torch.full((2,), 40000.0, dtype=torch.float16)
@@ -131,7 +131,7 @@ def test_half_precision_does_not_overflow(comm: Comm, coalesce: bool) -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_ranks_whose_parameters_differ_are_told_and_none_is_changed(comm: Comm) -> None:
+def test_ranks_whose_parameters_differ_are_told_and_none_is_changed(comm: Group) -> None:
     rank, size = mmcv.get_dist_info()
     parameters = [torch.full((2,), float(rank)), torch.ones(3 if rank else 4)]
     for coalesce in (False, True):
@@ -146,7 +146,7 @@ def test_ranks_whose_parameters_differ_are_told_and_none_is_changed(comm: Comm) 
 
 
 @pytest.mark.ranks(2)
-def test_what_has_no_mean_is_refused_before_anything_is_sent(comm: Comm) -> None:
+def test_what_has_no_mean_is_refused_before_anything_is_sent(comm: Group) -> None:
     rank, _ = mmcv.get_dist_info()
     kinds = [torch.eye(2).to_sparse(), torch.ones(2).to(torch.float8_e4m3fn), torch.ones(1).expand(2), 0.5, "weight"]
     for tensor in kinds:
@@ -157,7 +157,7 @@ def test_what_has_no_mean_is_refused_before_anything_is_sent(comm: Comm) -> None
 
 @pytest.mark.ranks("serial", 2, 4)
 @pytest.mark.parametrize(("coalesce", "bucket_size_mb"), [(True, -1), (True, 1), (False, -1)])
-def test_gradients_become_their_means(comm: Comm, coalesce: bool, bucket_size_mb: int) -> None:
+def test_gradients_become_their_means(comm: Group, coalesce: bool, bucket_size_mb: int) -> None:
     """Also where ranks have them for different parameters: the original then mixes one with another, or hangs."""
     rank, size = mmcv.get_dist_info()
     parameters = [nn.Parameter(torch.zeros(3)) for _ in range(4)]
@@ -172,7 +172,7 @@ def test_gradients_become_their_means(comm: Comm, coalesce: bool, bucket_size_mb
 
 @pytest.mark.ranks(2, 4)
 @pytest.mark.usefixtures("torch_random")
-def test_sparse_gradients_are_averaged(comm: Comm) -> None:
+def test_sparse_gradients_are_averaged(comm: Group) -> None:
     rank, size = mmcv.get_dist_info()
     embedding = nn.Embedding(4, 2, sparse=True)
     embedding(torch.tensor([rank])).sum().backward()
@@ -182,7 +182,7 @@ def test_sparse_gradients_are_averaged(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_ranks_with_other_models_are_told(comm: Comm) -> None:
+def test_ranks_with_other_models_are_told(comm: Group) -> None:
     rank, _ = mmcv.get_dist_info()
     parameter = nn.Parameter(torch.zeros(2 if rank else 3))
     parameter.grad = torch.ones_like(parameter)
@@ -192,7 +192,7 @@ def test_ranks_with_other_models_are_told(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_coalesced_tensors_are_summed_and_divided_by_what_is_said(comm: Comm) -> None:
+def test_coalesced_tensors_are_summed_and_divided_by_what_is_said(comm: Group) -> None:
     rank, size = mmcv.get_dist_info()
     for divisor in (size, 2 * size):
         tensors = [torch.full((2,), float(rank)), torch.full((3,), rank), torch.full((2,), float(rank)).double()]

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise.compat import virtex as dist
 
 mean = pytest.approx
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_ranks_know_themselves(comm: Comm) -> None:
+def test_ranks_know_themselves(comm: Group) -> None:
     assert (dist.get_rank(), dist.get_world_size()) == (comm.rank, comm.size)
     assert dist.is_master_process() == (comm.rank == 0)
     dist.synchronize()
@@ -36,7 +36,7 @@ def test_ranks_are_right_before_they_join(size: int, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_a_tensor_becomes_its_mean_in_place(comm: Comm) -> None:
+def test_a_tensor_becomes_its_mean_in_place(comm: Group) -> None:
     tensor = torch.full((3,), float(dist.get_rank()))
     before = tensor.data_ptr()
     dist.average_across_processes(tensor)
@@ -45,7 +45,7 @@ def test_a_tensor_becomes_its_mean_in_place(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_a_dict_becomes_its_means_whatever_the_order_of_its_keys(comm: Comm) -> None:
+def test_a_dict_becomes_its_means_whatever_the_order_of_its_keys(comm: Group) -> None:
     """The original adds up one key of this rank and another one of that."""
     rank = dist.get_rank()
     values = {"a": torch.tensor(float(rank)), "b": torch.full((2, 2), 100.0 + rank)}
@@ -57,14 +57,14 @@ def test_a_dict_becomes_its_means_whatever_the_order_of_its_keys(comm: Comm) -> 
 
 
 @pytest.mark.ranks(2)
-def test_dicts_in_dicts_are_averaged_too(comm: Comm) -> None:
+def test_dicts_in_dicts_are_averaged_too(comm: Group) -> None:
     inner = torch.tensor(float(dist.get_rank()))
     dist.average_across_processes({"losses": {"caption": inner}})  # type: ignore[dict-item]  # more than the original takes
     assert inner.item() == 0.5
 
 
 @pytest.mark.ranks(2, 4)
-def test_half_precision_does_not_overflow(comm: Comm) -> None:
+def test_half_precision_does_not_overflow(comm: Group) -> None:
     """The original sums first: 2 * 40000 is beyond float16."""
     tensor = torch.full((2,), 40000.0, dtype=torch.float16)
     dist.average_across_processes({"big": tensor})
@@ -72,7 +72,7 @@ def test_half_precision_does_not_overflow(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_integers_are_refused_before_anything_is_sent(comm: Comm) -> None:
+def test_integers_are_refused_before_anything_is_sent(comm: Group) -> None:
     """The original raises too, when it has put the sum in their place."""
     loss, seen = torch.tensor(float(dist.get_rank())), torch.tensor([3, dist.get_rank()])
     with pytest.raises(rw.PayloadTypeError, match=r"int64 cannot hold a mean; average tensor.float\(\)"):
@@ -82,7 +82,7 @@ def test_integers_are_refused_before_anything_is_sent(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_what_is_neither_a_tensor_nor_a_dict_passes(comm: Comm) -> None:
+def test_what_is_neither_a_tensor_nor_a_dict_passes(comm: Group) -> None:
     """As in the original, where a loss that was made a number already, or a list, stays as it is."""
     tensor = torch.tensor(float(dist.get_rank()))
     for value in (0.5, 3, None, "text", [tensor], (tensor,)):
@@ -94,7 +94,7 @@ def test_what_is_neither_a_tensor_nor_a_dict_passes(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_what_is_no_tensor_in_a_dict_is_refused_on_all_ranks(comm: Comm) -> None:
+def test_what_is_no_tensor_in_a_dict_is_refused_on_all_ranks(comm: Group) -> None:
     value = {"loss": 1.0 if dist.get_rank() == 1 else torch.tensor(1.0)}
     error = rw.PayloadTypeError if dist.get_rank() == 1 else rw.RemoteRankError
     with pytest.raises(error, match="in place, got a number"):
@@ -103,7 +103,7 @@ def test_what_is_no_tensor_in_a_dict_is_refused_on_all_ranks(comm: Comm) -> None
 
 
 @pytest.mark.ranks(2)
-def test_a_slice_becomes_its_mean_and_what_lies_between_stays(comm: Comm) -> None:
+def test_a_slice_becomes_its_mean_and_what_lies_between_stays(comm: Group) -> None:
     """The original reduces as many numbers as the slice has, from where it begins: others' among them."""
     whole = torch.arange(12.0).view(3, 4) * (1 + dist.get_rank())
     between = whole[:, 1::2].clone()
@@ -113,7 +113,7 @@ def test_a_slice_becomes_its_mean_and_what_lies_between_stays(comm: Comm) -> Non
 
 
 @pytest.mark.ranks(2)
-def test_the_gradient_of_a_mean_is_that_of_this_ranks_share(comm: Comm) -> None:
+def test_the_gradient_of_a_mean_is_that_of_this_ranks_share(comm: Group) -> None:
     """As the original's division in place has it."""
     weight = torch.ones(2, requires_grad=True)
     loss = (weight * (1 + dist.get_rank())).sum()
@@ -125,14 +125,14 @@ def test_the_gradient_of_a_mean_is_that_of_this_ranks_share(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_ranks_may_differ_in_strides_and_gradients(comm: Comm) -> None:
+def test_ranks_may_differ_in_strides_and_gradients(comm: Group) -> None:
     tensor = torch.ones(2, 4) if comm.rank else (torch.ones(4, 2, requires_grad=True) * 3).t()
     dist.average_across_processes(tensor)
     assert torch.equal(tensor, torch.full((2, 4), 2.0))
 
 
 @pytest.mark.ranks(2, 4)
-def test_ranks_with_other_keys_are_told(comm: Comm) -> None:
+def test_ranks_with_other_keys_are_told(comm: Group) -> None:
     key = "other" if dist.get_rank() == 1 else "loss"
     tensor = torch.ones(1)
     with pytest.raises(rw.MismatchError):
@@ -141,7 +141,7 @@ def test_ranks_with_other_keys_are_told(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2)
-def test_parameters_are_averaged_without_a_gradient(comm: Comm) -> None:
+def test_parameters_are_averaged_without_a_gradient(comm: Group) -> None:
     parameter = torch.nn.Parameter(torch.tensor([float(dist.get_rank())]))
     dist.average_across_processes(parameter)
     assert parameter.item() == (comm.size - 1) / 2
@@ -150,7 +150,7 @@ def test_parameters_are_averaged_without_a_gradient(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_memory_is_a_number_without_a_gpu_too(comm: Comm) -> None:
+def test_memory_is_a_number_without_a_gpu_too(comm: Group) -> None:
     usage = dist.gpu_mem_usage()
     assert isinstance(usage, int)
     assert (usage > 0) == (torch.cuda.is_available() and torch.cuda.is_initialized())

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._session.current import reset_current
 from rankwise.compat import vis4d
 from tests.compat.adapted import PROGRAMS
@@ -27,7 +27,7 @@ RECORDS = Path(__file__).parents[1] / "data"
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_ranks_know_themselves(comm: Comm) -> None:
+def test_ranks_know_themselves(comm: Group) -> None:
     assert (vis4d.get_rank(), vis4d.get_world_size(), vis4d.get_local_rank()) == (comm.rank, comm.size, comm.rank)
     assert vis4d.distributed_available() == dist.is_initialized() == (comm.size > 1)
     vis4d.synchronize()
@@ -89,7 +89,7 @@ def test_garbage_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_broadcast_gives_any_value_to_all(comm: Comm) -> None:
+def test_broadcast_gives_any_value_to_all(comm: Group) -> None:
     last = comm.size - 1
     value = {"boxes": torch.arange(3), "name": "héllo"} if vis4d.get_rank() == last else None
     received = vis4d.broadcast(value, src=last)
@@ -99,7 +99,7 @@ def test_broadcast_gives_any_value_to_all(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_rank_zero_only_runs_on_rank_zero_only(comm: Comm) -> None:
+def test_rank_zero_only_runs_on_rank_zero_only(comm: Group) -> None:
     @vis4d.rank_zero_only
     def save(path: str) -> str:
         return path
@@ -109,7 +109,7 @@ def test_rank_zero_only_runs_on_rank_zero_only(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_values_become_tensors_and_values_again(comm: Comm) -> None:
+def test_values_become_tensors_and_values_again(comm: Group) -> None:
     value = {"rank": vis4d.get_rank(), "boxes": [1.5] * 3}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the original's storages are deprecated
@@ -151,7 +151,7 @@ def test_a_backend_that_is_not_known_is_an_assertion_error_too(group_of: None) -
 
 @pytest.mark.ranks("serial", 2, 4)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_tensors_are_padded_to_the_largest(comm: Comm, dtype: torch.dtype) -> None:
+def test_tensors_are_padded_to_the_largest(comm: Group, dtype: torch.dtype) -> None:
     tensor = torch.ones(2 * vis4d.get_rank() + 1, dtype=dtype)
     if comm.size == 1:
         with pytest.raises(rw.NotJoinedError, match="pad_to_largest_tensor is for ranks"):
@@ -164,7 +164,7 @@ def test_tensors_are_padded_to_the_largest(comm: Comm, dtype: torch.dtype) -> No
 
 
 @pytest.mark.ranks(2)
-def test_what_cannot_be_padded_is_refused_on_all_ranks(comm: Comm) -> None:
+def test_what_cannot_be_padded_is_refused_on_all_ranks(comm: Group) -> None:
     matrix = torch.ones(2, 2)
     assert vis4d.pad_to_largest_tensor(matrix) == ([4, 4], matrix), "as large as all: itself, as in the original"
     with pytest.raises(rw.InvalidArgumentError, match=r"rank 1 has the shape \[2, 2\].* 5 elements"):
@@ -176,7 +176,7 @@ def test_what_cannot_be_padded_is_refused_on_all_ranks(comm: Comm) -> None:
 
 @pytest.mark.ranks("serial", 2, 4)
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_objects_are_gathered_in_order(comm: Comm, everywhere: bool) -> None:
+def test_objects_are_gathered_in_order(comm: Group, everywhere: bool) -> None:
     value = {"rank": vis4d.get_rank(), "boxes": torch.ones(vis4d.get_rank() * 1000)}
     gathered = vis4d.all_gather_object_gpu(value, rank_zero_return_only=not everywhere)
     if comm.rank and not everywhere:
@@ -189,7 +189,7 @@ def test_objects_are_gathered_in_order(comm: Comm, everywhere: bool) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_reduce_mean_of_ranks_that_differ_in_strides_and_gradients(comm: Comm) -> None:
+def test_reduce_mean_of_ranks_that_differ_in_strides_and_gradients(comm: Group) -> None:
     tensor = torch.ones(2, 4) if comm.rank else torch.full((4, 2), 3.0, requires_grad=True).t()
     mean = vis4d.reduce_mean(tensor)
     assert torch.equal(mean, torch.full((2, 4), 2.0))
@@ -197,7 +197,7 @@ def test_reduce_mean_of_ranks_that_differ_in_strides_and_gradients(comm: Comm) -
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_reduce_mean_of_any_type_is_new(comm: Comm) -> None:
+def test_reduce_mean_of_any_type_is_new(comm: Group) -> None:
     """Integers make the original raise, and two float16 of 40000 make it overflow when they are summed."""
     for tensor, wanted in (
         (torch.tensor([1.0, float(vis4d.get_rank())]), [1.0, (comm.size - 1) / 2]),
@@ -212,7 +212,7 @@ def test_reduce_mean_of_any_type_is_new(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_reductions_keep_the_strides_and_gradients_of_the_originals(comm: Comm) -> None:
+def test_reductions_keep_the_strides_and_gradients_of_the_originals(comm: Group) -> None:
     rank = vis4d.get_rank()
     image = torch.full((1, 3, 4, 4), float(rank)).to(memory_format=torch.channels_last)
     mean = vis4d.reduce_mean(image)
@@ -232,7 +232,7 @@ def test_reductions_keep_the_strides_and_gradients_of_the_originals(comm: Comm) 
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_all_reduce_dict_matches_keys_in_any_order(comm: Comm) -> None:
+def test_all_reduce_dict_matches_keys_in_any_order(comm: Group) -> None:
     """The original broadcasts keys of different lengths, and sums one thing with another."""
     rank = vis4d.get_rank()
     values = {"a": torch.tensor([1.0, float(rank)]), "a longer name": torch.full((2, 2), 10.0)}
@@ -246,7 +246,7 @@ def test_all_reduce_dict_matches_keys_in_any_order(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_all_reduce_dict_does_what_its_op_says(comm: Comm) -> None:
+def test_all_reduce_dict_does_what_its_op_says(comm: Group) -> None:
     """Whatever is not "mean" is a sum to the original."""
     value = {"x": torch.tensor(float(vis4d.get_rank()))}
     last = comm.size - 1
@@ -257,7 +257,7 @@ def test_all_reduce_dict_does_what_its_op_says(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_all_reduce_dict_is_exact(comm: Comm) -> None:
+def test_all_reduce_dict_is_exact(comm: Group) -> None:
     """Through float32 the original loses integers beyond 2**24, and most of a float64."""
     big, fine = 2**40 + 1, 1.0 + 2.0**-40
     values = {"big": torch.tensor(big), "fine": torch.tensor(fine, dtype=torch.float64), "half": torch.ones(1).half()}
@@ -271,7 +271,7 @@ def test_all_reduce_dict_is_exact(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_all_reduce_dict_tells_ranks_that_differ(comm: Comm) -> None:
+def test_all_reduce_dict_tells_ranks_that_differ(comm: Group) -> None:
     rank = vis4d.get_rank()
     with pytest.raises(rw.MismatchError):
         vis4d.all_reduce_dict({"loss" if rank else "score": torch.ones(1)})
@@ -283,7 +283,7 @@ def test_all_reduce_dict_tells_ranks_that_differ(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_modules_that_wrap_others_are_known(comm: Comm) -> None:
+def test_modules_that_wrap_others_are_known(comm: Group) -> None:
     model = nn.Identity()
     assert not vis4d.is_module_wrapper(nn.Sequential(model))
     assert vis4d.is_module_wrapper(nn.Sequential(nn.DataParallel(model)))

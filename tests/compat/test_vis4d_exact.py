@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise.compat import vis4d
 
 
@@ -60,7 +60,7 @@ def everyones(value: Any) -> list[Any]:
 
 
 @pytest.mark.ranks(2)
-def test_tensors_arrive_as_pickle_has_them(comm: Comm) -> None:
+def test_tensors_arrive_as_pickle_has_them(comm: Group) -> None:
     """A slice has the strides of its clone when rankwise's own collectives return it."""
     for name, make in TENSORS.items():
         wanted = facts(pickle.loads(pickle.dumps(make())))
@@ -70,7 +70,7 @@ def test_tensors_arrive_as_pickle_has_them(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_tensors_of_one_value_have_memory_of_their_own(comm: Comm) -> None:
+def test_tensors_of_one_value_have_memory_of_their_own(comm: Group) -> None:
     whole = torch.arange(4000.0)
     for first, second, again in everyones([whole[:2000], whole[1000:], whole[:2000]])[2:]:
         first[1500] = -1.0
@@ -81,7 +81,7 @@ def test_tensors_of_one_value_have_memory_of_their_own(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_no_more_of_a_large_tensor_travels_than_is_between_the_ends(comm: Comm) -> None:
+def test_no_more_of_a_large_tensor_travels_than_is_between_the_ends(comm: Group) -> None:
     """The original sends all of a batch for one of its images."""
     row = vis4d.all_gather_object_gpu(torch.ones(1000, 1000)[5], rank_zero_return_only=False)
     assert row is not None
@@ -89,7 +89,7 @@ def test_no_more_of_a_large_tensor_travels_than_is_between_the_ends(comm: Comm) 
 
 
 @pytest.mark.ranks(2)
-def test_arrays_can_be_written_to(comm: Comm) -> None:
+def test_arrays_can_be_written_to(comm: Group) -> None:
     """An image that was read is read-only, and stays so in rankwise's own collectives."""
     for size in (2, 2000):
         image = np.ones((size, 3))
@@ -100,7 +100,7 @@ def test_arrays_can_be_written_to(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_class_of_the_script_is_the_one_of_that_name(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_the_script_is_the_one_of_that_name(comm: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where ranks define it differently, as with a default that is a rank."""
 
     class Detection:
@@ -117,7 +117,7 @@ def test_a_class_of_the_script_is_the_one_of_that_name(comm: Comm, monkeypatch: 
 
 
 @pytest.mark.ranks(2)
-def test_what_pickle_refuses_travels_if_rankwise_can_carry_it(comm: Comm) -> None:
+def test_what_pickle_refuses_travels_if_rankwise_can_carry_it(comm: Group) -> None:
     with pytest.raises(AttributeError):
         pickle.dumps(lambda: 7)
     assert [function() for function in everyones(lambda: 7)] == [7] * (6 if comm.rank else 10)

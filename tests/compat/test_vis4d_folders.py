@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise.compat import vis4d
 
 
@@ -30,7 +30,7 @@ def kept(folder: str) -> bool:
 @pytest.mark.ranks("serial", 2, 4)
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("with_folder", [False, True])
-def test_objects_are_gathered(comm: Comm, folder: str, everywhere: bool, with_folder: bool) -> None:
+def test_objects_are_gathered(comm: Group, folder: str, everywhere: bool, with_folder: bool) -> None:
     for step in range(3):
         value = {"rank": vis4d.get_rank(), "step": step, "boxes": torch.ones(vis4d.get_rank() * 1000)}
         gathered = vis4d.all_gather_object_cpu(
@@ -47,7 +47,7 @@ def test_objects_are_gathered(comm: Comm, folder: str, everywhere: bool, with_fo
 
 
 @pytest.mark.ranks(2)
-def test_the_folder_need_not_exist(comm: Comm, folder: str) -> None:
+def test_the_folder_need_not_exist(comm: Group, folder: str) -> None:
     gathered = vis4d.all_gather_object_cpu(vis4d.get_rank(), f"{folder}/part_0.pkl/below", rank_zero_return_only=False)
     assert gathered == [0, 1]
     with pytest.raises(rw.MismatchError):
@@ -57,7 +57,7 @@ def test_the_folder_need_not_exist(comm: Comm, folder: str) -> None:
 
 @pytest.mark.ranks("serial", 2, 4)
 @pytest.mark.parametrize("in_system", [False, True])
-def test_a_new_folder_is_seen_by_all(comm: Comm, folder: str, in_system: bool) -> None:
+def test_a_new_folder_is_seen_by_all(comm: Group, folder: str, in_system: bool) -> None:
     """The original's folders have predictable names in /tmp, or relative ones."""
     before = Path.cwd()
     os.chdir(folder)
@@ -77,12 +77,12 @@ def test_a_new_folder_is_seen_by_all(comm: Comm, folder: str, in_system: bool) -
 
 
 @pytest.mark.ranks("serial", 2)
-def test_a_folder_of_the_callers_is_used_as_it_is(comm: Comm, folder: str) -> None:
+def test_a_folder_of_the_callers_is_used_as_it_is(comm: Group, folder: str) -> None:
     assert vis4d.create_tmpdir(vis4d.get_rank(), folder) == folder
     assert kept(folder)
 
 
 @pytest.mark.ranks("serial", 2)
-def test_a_rank_that_is_not_ones_own_is_refused_on_all_ranks(comm: Comm) -> None:
+def test_a_rank_that_is_not_ones_own_is_refused_on_all_ranks(comm: Group) -> None:
     with pytest.raises((rw.InvalidArgumentError, rw.RemoteRankError), match="but this process is rank"):
         vis4d.create_tmpdir(vis4d.get_rank() + 1)

@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.group import Comm, Group
+from rankwise._comm.group import Group
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.current import current_session
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_a_process_group_made_by_other_code_is_adopted(comm: Comm) -> None:
+def test_a_process_group_made_by_other_code_is_adopted(comm: Group) -> None:
     rank = rw.get_rank()
     members = list(range(1, comm.size))
     group = dist.new_group(members)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from tests.contract import random_objects as model
 from tests.contract.random_values import EXAMPLES
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.slow_with_ranks(3, 
 
 
 @pytest.mark.parametrize("length", model.LENGTHS)
-def test_objects_of_every_kind(comm: Comm, length: int) -> None:
+def test_objects_of_every_kind(comm: Group, length: int) -> None:
     rank = rw.get_rank()
     for kind, make in model.KINDS.items():
         for other, found in enumerate(rw.all_gather(make(length, rank))):
@@ -29,7 +29,7 @@ def test_objects_of_every_kind(comm: Comm, length: int) -> None:
 
 @pytest.mark.soak(50)
 @pytest.mark.ranks("serial", 2, 3, 4)
-def test_random_objects(comm: Comm, seed: int) -> None:
+def test_random_objects(comm: Group, seed: int) -> None:
     @hypothesis.seed(seed)
     @settings(EXAMPLES, max_examples=15)
     @given(st.lists(model.templates, min_size=comm.size, max_size=comm.size), st.integers(0, comm.size - 1))
@@ -53,7 +53,7 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
-def test_short_values_of_plain_types_and_those_that_are_nearly_so(comm: Comm) -> None:
+def test_short_values_of_plain_types_and_those_that_are_nearly_so(comm: Group) -> None:
     """Of the first ones a pickle alone is sent; subclasses, long and nested ones take the way of all others."""
     plain: list[Any] = [None, True, -(10**400), 0.1, "ä\udc80", b"", {}, (), [1, None], {1: "a", None: b"b", "c": 2.5}]
     nearly = ["x" * 10_000, list(range(64)), list(range(65)), dict.fromkeys(range(65)), {"a": {"b": 1}}, ([],), 1j]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch.nn.parameter import is_lazy
 
 import rankwise as rw
-from rankwise._comm.group import Comm, Group
+from rankwise._comm.group import Group
 from rankwise._comm.opening import serial_comm
 from tests.contract.argument_kinds import ARRAYS, KINDS, PLAIN, made_of
 from tests.contract.random_values import EXAMPLES
@@ -112,7 +112,7 @@ SETTINGS = {
 
 
 def size_of(group: Any) -> int:
-    return group.size if isinstance(group, Comm) else rw.get_world_size()
+    return group.size if isinstance(group, Group) else rw.get_world_size()
 
 
 def cells(title: str) -> Iterator[tuple[str, str]]:
@@ -138,7 +138,7 @@ def is_short(timeout: Any) -> bool:
         return False
 
 
-def called(title: str, odd: dict[str, Any], group: Comm | None, size: int) -> str:
+def called(title: str, odd: dict[str, Any], group: Group | None, size: int) -> str:
     """Return a description of the result or error of a call, without the number of ranks."""
     row = ROWS[title]
     return outcome(partial(row.call, **{**row.arguments(size), "group": group, **odd}))
@@ -171,7 +171,7 @@ def dimensions(tensor: torch.Tensor) -> int | None:
 
 @pytest.mark.ranks("serial", 2)
 @pytest.mark.parametrize("title", ROWS)
-def test_every_kind_of_every_argument(comm: Comm, title: str) -> None:
+def test_every_kind_of_every_argument(comm: Group, title: str) -> None:
     alone = Group(serial_comm(torch.device("cpu")))
     wrong: list[str] = []
     for argument, kind in cells(title):
@@ -221,7 +221,7 @@ def made(template: Any) -> Any:
 @pytest.mark.ranks(2, 3)
 @pytest.mark.slow_with_ranks(3)
 @pytest.mark.soak(100)
-def test_random_arguments_on_some_ranks(comm: Comm, seed: int) -> None:
+def test_random_arguments_on_some_ranks(comm: Group, seed: int) -> None:
     """Arguments of all kinds, several at once, in containers, on one rank or on all: all ranks return, or all raise."""
 
     @hypothesis.seed(seed)

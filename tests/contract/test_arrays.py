@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 WORLDS = pytest.mark.ranks("serial", 1, 2, 3)
 
 
 @WORLDS
 @pytest.mark.parametrize("length", [0, 3, 5000])
-def test_arrays_are_reduced_as_tensors_are(comm: Comm, length: int) -> None:
+def test_arrays_are_reduced_as_tensors_are(comm: Group, length: int) -> None:
     rank, size = rw.get_rank(), comm.size
     for kind in (np.float16, np.float32, np.float64, np.int8, np.uint16, np.int64, np.complex64, np.bool_):
         array = (np.arange(length) % 2 + rank).astype(kind)
@@ -35,7 +35,7 @@ def test_arrays_are_reduced_as_tensors_are(comm: Comm, length: int) -> None:
 
 
 @WORLDS
-def test_arrays_in_containers_and_of_unusual_layouts(comm: Comm) -> None:
+def test_arrays_in_containers_and_of_unusual_layouts(comm: Group) -> None:
     size = comm.size
     grid = np.arange(6.0).reshape(2, 3)
     value = {
@@ -70,7 +70,7 @@ def test_arrays_in_containers_and_of_unusual_layouts(comm: Comm) -> None:
 
 
 @WORLDS
-def test_arrays_without_numbers_are_refused(comm: Comm) -> None:
+def test_arrays_without_numbers_are_refused(comm: Group) -> None:
     masked: Any = np.ma.masked_array([1.0, 2.0], mask=[True, False])
     for array in (
         np.array(["a"]),
@@ -93,7 +93,7 @@ def test_arrays_without_numbers_are_refused(comm: Comm) -> None:
 
 
 @WORLDS
-def test_an_array_against_a_tensor_is_a_mismatch(comm: Comm) -> None:
+def test_an_array_against_a_tensor_is_a_mismatch(comm: Group) -> None:
     value: Any = np.ones(2) if rw.get_rank() else torch.ones(2, dtype=torch.float64)
     if comm.size == 1:
         rw.all_reduce(value)
@@ -104,7 +104,7 @@ def test_an_array_against_a_tensor_is_a_mismatch(comm: Comm) -> None:
 
 
 @WORLDS
-def test_arrays_are_scattered_by_rows(comm: Comm) -> None:
+def test_arrays_are_scattered_by_rows(comm: Group) -> None:
     rows = np.arange(2 * comm.size).reshape(comm.size, 2)
     values: Any = rows
     found = rw.scatter(values)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.slow_with_ranks(3)]
 
@@ -45,7 +45,7 @@ class Slow:
         return int, ()
 
 
-def test_a_result_is_awaited_while_the_loop_runs(comm: Comm) -> None:
+def test_a_result_is_awaited_while_the_loop_runs(comm: Group) -> None:
     value = Slow()
 
     async def program() -> None:
@@ -59,10 +59,10 @@ def test_a_result_is_awaited_while_the_loop_runs(comm: Comm) -> None:
     run(program())
 
 
-def test_several_are_awaited_at_once_in_different_groups(comm: Comm) -> None:
+def test_several_are_awaited_at_once_in_different_groups(comm: Group) -> None:
     groups = [rw.new_group(range(comm.size)) for _ in range(3)]
 
-    async def reduce(group: Comm, number: int) -> float:
+    async def reduce(group: Group, number: int) -> float:
         total = 0.0
         for _ in range(5):
             small = await rw.all_reduce(number, group=group, async_op=True)
@@ -78,7 +78,7 @@ def test_several_are_awaited_at_once_in_different_groups(comm: Comm) -> None:
     assert sorted(totals) == [5.0 * number * comm.size * (LARGE + 1) for number in range(3)]
 
 
-def test_several_are_awaited_at_once_in_one_group(comm: Comm) -> None:
+def test_several_are_awaited_at_once_in_one_group(comm: Group) -> None:
     async def program() -> list[Any]:
         works = [rw.all_reduce(number, async_op=True) for number in range(20)]
         return await asyncio.gather(*works[::-1])
@@ -86,7 +86,7 @@ def test_several_are_awaited_at_once_in_one_group(comm: Comm) -> None:
     assert run(program()) == [number * comm.size for number in reversed(range(20))]
 
 
-def test_errors_arrive_as_usual(comm: Comm) -> None:
+def test_errors_arrive_as_usual(comm: Group) -> None:
     async def program() -> None:
         work = rw.all_reduce(1, "nonsense" if rw.get_rank() == 0 else "sum", async_op=True)
         for _ in range(2):
@@ -99,7 +99,7 @@ def test_errors_arrive_as_usual(comm: Comm) -> None:
     run(program())
 
 
-def test_a_task_that_is_cancelled_leaves_the_group_usable(comm: Comm) -> None:
+def test_a_task_that_is_cancelled_leaves_the_group_usable(comm: Group) -> None:
     """The other ranks wait for the call, so it is made in spite of the cancellation."""
     value = Slow()
 
@@ -124,7 +124,7 @@ def test_a_task_that_is_cancelled_leaves_the_group_usable(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-def test_a_loop_that_ends_before_its_collective_does_no_harm(comm: Comm, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_ends_before_its_collective_does_no_harm(comm: Group, caplog: pytest.LogCaptureFixture) -> None:
     value = Slow()
 
     async def wait(work: rw.Work[list[Any]]) -> None:
@@ -148,7 +148,7 @@ async def _awaited(work: rw.Work[T]) -> T:
     return await work
 
 
-def test_a_call_that_is_refused_is_named(comm: Comm) -> None:
+def test_a_call_that_is_refused_is_named(comm: Group) -> None:
     """A blocking call while another thread is in one: as without a loop."""
     value = Slow()
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.data.torch_backend import TorchPlane
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._comm.registry import GroupRegistry
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(3, 4)]
@@ -60,7 +60,7 @@ def assert_about(before: tuple[int, int]) -> None:
 
 
 @pytest.mark.slow_with_ranks("serial", 1, 3, 4)
-def test_a_closed_group_releases_its_resources(comm: Comm) -> None:
+def test_a_closed_group_releases_its_resources(comm: Group) -> None:
     """The connections are those of the session, which the first transfer makes."""
     with rw.new_group(range(comm.size)) as group:
         rw.all_reduce(torch.ones(3000), group=group)
@@ -77,7 +77,7 @@ def test_a_closed_group_releases_its_resources(comm: Comm) -> None:
 
 
 @pytest.mark.slow_with_ranks("serial", 1, 3, 4)
-def test_300_groups_take_few_descriptors_and_leave_none(comm: Comm) -> None:
+def test_300_groups_take_few_descriptors_and_leave_none(comm: Group) -> None:
     rw.new_group(range(comm.size)).close()
     before = settled()
     groups = [rw.new_group(range(comm.size)) for _ in range(300)]
@@ -89,7 +89,7 @@ def test_300_groups_take_few_descriptors_and_leave_none(comm: Comm) -> None:
     assert settled() == before, open_files()
 
 
-def test_a_closed_group_cannot_be_used_and_can_be_closed_again(comm: Comm) -> None:
+def test_a_closed_group_cannot_be_used_and_can_be_closed_again(comm: Group) -> None:
     members = [0, comm.size - 1] if comm.size > 1 else [0]
     with rw.new_group(members) as group:
         assert rw.get_rank() not in members or rw.all_reduce(1, group=group) == len(members)
@@ -104,7 +104,7 @@ def test_a_closed_group_cannot_be_used_and_can_be_closed_again(comm: Comm) -> No
     assert rw.all_gather(rw.get_rank()) == list(range(comm.size))
 
 
-def test_unreferenced_groups_are_closed_by_the_next_new_group(comm: Comm) -> None:
+def test_unreferenced_groups_are_closed_by_the_next_new_group(comm: Group) -> None:
     rw.new_group([0]).close()
     before = settled()
     for _ in range(5):
@@ -115,7 +115,7 @@ def test_unreferenced_groups_are_closed_by_the_next_new_group(comm: Comm) -> Non
 
 
 @pytest.mark.ranks(2, 3)
-def test_unreferenced_groups_are_closed_with_the_pairs_that_have_communicated_alone(comm: Comm) -> None:
+def test_unreferenced_groups_are_closed_with_the_pairs_that_have_communicated_alone(comm: Group) -> None:
     def send() -> None:
         group = rw.new_group(range(comm.size))
         if group.rank == 0:
@@ -133,7 +133,7 @@ def test_unreferenced_groups_are_closed_with_the_pairs_that_have_communicated_al
     assert held() == before
 
 
-def test_closing_on_one_rank_only_is_a_mismatch_on_both(comm: Comm) -> None:
+def test_closing_on_one_rank_only_is_a_mismatch_on_both(comm: Group) -> None:
     group = rw.new_group(range(comm.size))
     if comm.size == 1:
         group.close()
@@ -149,7 +149,7 @@ def test_closing_on_one_rank_only_is_a_mismatch_on_both(comm: Comm) -> None:
     group.close()
 
 
-def test_an_error_in_the_block_closes_the_group_without_waiting(comm: Comm) -> None:
+def test_an_error_in_the_block_closes_the_group_without_waiting(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     group = rw.new_group(range(comm.size))
     if rank == last:
@@ -171,7 +171,7 @@ def test_an_error_in_the_block_closes_the_group_without_waiting(comm: Comm) -> N
     assert rw.all_reduce(1) == comm.size
 
 
-def test_groups_of_the_session_cannot_be_closed_by_users(comm: Comm) -> None:
+def test_groups_of_the_session_cannot_be_closed_by_users(comm: Group) -> None:
     node = rw.node_group()
     with pytest.raises(rw.InvalidArgumentError, match="finalize"):
         node.close()
@@ -180,7 +180,7 @@ def test_groups_of_the_session_cannot_be_closed_by_users(comm: Comm) -> None:
     assert rw.all_reduce(1, group=node) == comm.size
 
 
-def test_a_group_in_use_by_another_thread_stays_open(comm: Comm) -> None:
+def test_a_group_in_use_by_another_thread_stays_open(comm: Group) -> None:
     group = rw.new_group(range(comm.size))
     if comm.size > 1:
         if rw.get_rank() == 0:
@@ -199,7 +199,7 @@ def test_a_group_in_use_by_another_thread_stays_open(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_process_group_that_other_code_destroyed(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_group_that_other_code_destroyed(comm: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GroupRegistry, "moves_data_itself", lambda _: False)
     group = rw.new_group(range(comm.size))
     plane = comm_of(group).planes[-1]

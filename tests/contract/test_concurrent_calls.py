@@ -19,7 +19,7 @@ import torch
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
 
@@ -44,7 +44,7 @@ def refused(call: Callable[[], object]) -> str:
     return str(raised.value)
 
 
-def test_another_thread_is_refused(comm: Comm) -> None:
+def test_another_thread_is_refused(comm: Group) -> None:
     for _ in range(20):
         messages: list[str] = []
 
@@ -77,7 +77,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.slow_with_ranks(3)
-def test_every_collective_in_another_thread_is_refused_also_a_non_blocking_one(comm: Comm) -> None:
+def test_every_collective_in_another_thread_is_refused_also_a_non_blocking_one(comm: Group) -> None:
     messages: dict[str, str] = {}
 
     def in_thread() -> None:
@@ -101,7 +101,7 @@ def test_every_collective_in_another_thread_is_refused_also_a_non_blocking_one(c
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.slow_with_ranks(3)
-def test_another_thread_is_refused_while_any_collective_waits(comm: Comm, tmp_path: Path) -> None:
+def test_another_thread_is_refused_while_any_collective_waits(comm: Group, tmp_path: Path) -> None:
     """On the last rank, since the others come late: they wait until its other thread was refused."""
     last = rw.get_rank() == comm.size - 1
     for title, call in CALLS.items():
@@ -130,7 +130,7 @@ def test_another_thread_is_refused_while_any_collective_waits(comm: Comm, tmp_pa
 @pytest.mark.ranks(2, 3)
 @pytest.mark.slow_with_ranks(3)
 def test_another_thread_is_refused_between_the_agreement_on_a_call_and_its_data(
-    comm: Comm, monkeypatch: pytest.MonkeyPatch
+    comm: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The size of the data is known after the first agreement, and the ranks agree once more when they have memory."""
     texts: dict[str, str] = {}
@@ -161,11 +161,11 @@ def test_another_thread_is_refused_between_the_agreement_on_a_call_and_its_data(
 
 
 @pytest.mark.slow_with_ranks(3)
-def test_two_threads_use_every_collective_in_two_groups(comm: Comm) -> None:
+def test_two_threads_use_every_collective_in_two_groups(comm: Group) -> None:
     groups = [rw.new_group(range(comm.size)) for _ in range(2)]
     ended: list[int] = []
 
-    def work(group: Comm) -> None:
+    def work(group: Group) -> None:
         for _ in range(5):
             for call in CALLS.values():
                 call(comm.size, group=group)
@@ -181,7 +181,7 @@ def test_two_threads_use_every_collective_in_two_groups(comm: Comm) -> None:
 
 
 @pytest.mark.slow_with_ranks(3)
-def test_an_error_in_the_group_of_one_thread_does_not_disturb_the_other(comm: Comm) -> None:
+def test_an_error_in_the_group_of_one_thread_does_not_disturb_the_other(comm: Group) -> None:
     rank, groups = rw.get_rank(), [rw.new_group(range(comm.size)) for _ in range(2)]
     errors: list[str] = []
 
@@ -201,7 +201,7 @@ def test_an_error_in_the_group_of_one_thread_does_not_disturb_the_other(comm: Co
     assert len(errors) == 20
 
 
-def test_a_thread_with_its_own_group_is_not_refused(comm: Comm) -> None:
+def test_a_thread_with_its_own_group_is_not_refused(comm: Group) -> None:
     """The main thread uses one group, with small and large values, while another thread uses its own."""
     group = rw.new_group(range(comm.size))
     results: list[float] = []
@@ -231,7 +231,7 @@ def at_signal(call: Callable[[], object]) -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_signal_handler_is_refused(comm: Comm) -> None:
+def test_a_signal_handler_is_refused(comm: Group) -> None:
     messages: list[str] = []
     with at_signal(lambda: messages.append(refused(rw.barrier))):
         gathered: list[Any] = rw.all_gather(Pickled(lambda: os.kill(os.getpid(), signal.SIGUSR2)))
@@ -241,7 +241,7 @@ def test_a_signal_handler_is_refused(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_signal_handler_is_refused_while_its_rank_waits(comm: Comm, tmp_path: Path) -> None:
+def test_a_signal_handler_is_refused_while_its_rank_waits(comm: Group, tmp_path: Path) -> None:
     rank, size = rw.get_rank(), comm.size
     messages: list[str] = []
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3, 4),
@@ -40,7 +40,7 @@ class Report:
     inner: Any = field(default=None)
 
 
-def test_dicts_match_in_any_order(comm: Comm) -> None:
+def test_dicts_match_in_any_order(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     total = sum(range(size))
     names = ["b", "a", "c"] if rank % 2 else ["c", "a", "b"]
@@ -53,7 +53,7 @@ def test_dicts_match_in_any_order(comm: Comm) -> None:
             assert (number, tensor.tolist()) == (total, [float(total)])
 
 
-def test_keys_may_be_enums_and_tuples(comm: Comm) -> None:
+def test_keys_may_be_enums_and_tuples(comm: Group) -> None:
     keys: list[Any] = [Metric.LOSS, Metric.ACCURACY, ("train", 1), True, 7, "x"]
     ordered = keys if rw.get_rank() % 2 else keys[::-1]
     assert rw.all_reduce({key: keys.index(key) for key in ordered}) == {
@@ -61,7 +61,7 @@ def test_keys_may_be_enums_and_tuples(comm: Comm) -> None:
     }
 
 
-def test_containers_of_every_type_are_rebuilt(comm: Comm) -> None:
+def test_containers_of_every_type_are_rebuilt(comm: Group) -> None:
     size = comm.size
     value: dict[str, Any] = {
         "list": [1, [2.5, None]],
@@ -83,7 +83,7 @@ def test_containers_of_every_type_are_rebuilt(comm: Comm) -> None:
     assert value["report"].loss == 0.5, "the input is the caller's"
 
 
-def test_many_tensors_keep_their_types_and_share_no_memory(comm: Comm) -> None:
+def test_many_tensors_keep_their_types_and_share_no_memory(comm: Group) -> None:
     size = comm.size
     for length in (3, 5000):
         value = {
@@ -98,7 +98,7 @@ def test_many_tensors_keep_their_types_and_share_no_memory(comm: Comm) -> None:
             assert flat.untyped_storage().nbytes() == flat.nbytes, "saving it saves nothing else"
 
 
-def test_numbers_are_exact_and_take_the_widest_type(comm: Comm) -> None:
+def test_numbers_are_exact_and_take_the_widest_type(comm: Group) -> None:
     rank, size, last = rw.get_rank(), comm.size, comm.size - 1
     reduced = rw.all_reduce([2**70, 0.1, True, 1 + 1j, np.float32(0.5), np.int64(3), np.bool_(True)])
     assert reduced == [size * 2**70, sum([0.1] * size), size, size * (1 + 1j), size * 0.5, size * 3, size]
@@ -112,7 +112,7 @@ def test_numbers_are_exact_and_take_the_widest_type(comm: Comm) -> None:
     assert means == [last / 2, 1 / size]
 
 
-def test_not_a_number_wins_in_tensors_of_any_size(comm: Comm) -> None:
+def test_not_a_number_wins_in_tensors_of_any_size(comm: Group) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         for length in (3, 5000):
             value = torch.linspace(-1, 1, length).to(dtype)
@@ -127,13 +127,13 @@ def test_not_a_number_wins_in_tensors_of_any_size(comm: Comm) -> None:
                 assert reduced[0] == -math.inf
 
 
-def test_a_key_of_another_type_is_refused(comm: Comm) -> None:
+def test_a_key_of_another_type_is_refused(comm: Group) -> None:
     for key in (1.5, b"x", None, ("a", 1.5), frozenset({1})):
         with pytest.raises(rw.PayloadTypeError, match="has the key"):
             rw.all_reduce({key: 1})
 
 
-def test_containers_are_gathered_with_their_tensors(comm: Comm) -> None:
+def test_containers_are_gathered_with_their_tensors(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     shared = torch.full((rank, 2), float(rank))
 
@@ -168,7 +168,7 @@ def test_containers_are_gathered_with_their_tensors(comm: Comm) -> None:
         check(rw.scatter(parts if rank == dst else None, src=dst), rank)
 
 
-def test_parameters_and_modules_are_gathered(comm: Comm) -> None:
+def test_parameters_and_modules_are_gathered(comm: Group) -> None:
     def model_of(rank: int) -> torch.nn.Sequential:
         model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50))
         for place, tensor in enumerate(model.state_dict().values()):
@@ -183,7 +183,7 @@ def test_parameters_and_modules_are_gathered(comm: Comm) -> None:
             assert torch.equal(found.state_dict()[name], tensor)
 
 
-def test_more_leaves_and_larger_values_than_fit_into_a_frame(comm: Comm) -> None:
+def test_more_leaves_and_larger_values_than_fit_into_a_frame(comm: Group) -> None:
     size = comm.size
     numbers = {f"key {place}": place for place in range(3000)}
     assert rw.all_reduce(numbers) == {key: size * number for key, number in numbers.items()}
@@ -194,7 +194,7 @@ def test_more_leaves_and_larger_values_than_fit_into_a_frame(comm: Comm) -> None
     assert [len(other[0]) for other in rw.all_gather([text])] == [300_000] + [3] * (size - 1)
 
 
-def test_namedtuples_made_anywhere(comm: Comm) -> None:
+def test_namedtuples_made_anywhere(comm: Group) -> None:
     Point = namedtuple("Point", "x y")  # noqa: PYI024 - as users write it
     assert rw.all_reduce(Point(1, [2])) == Point(comm.size, [2 * comm.size])
 
@@ -205,7 +205,7 @@ class Late:
     seen: int = field(init=False)
 
 
-def test_a_torch_size_is_reduced_as_a_tuple(comm: Comm) -> None:
+def test_a_torch_size_is_reduced_as_a_tuple(comm: Group) -> None:
     size: Any = torch.Size([2, 3])
     assert rw.all_reduce(size) == (2 * comm.size, 3 * comm.size)
     mean: Any = rw.all_reduce({"shape": size, "none": torch.Size([])}, op="mean")
@@ -213,7 +213,7 @@ def test_a_torch_size_is_reduced_as_a_tuple(comm: Comm) -> None:
     assert type(mean["shape"]) is tuple
 
 
-def test_numpy_keys_equal_python_keys(comm: Comm) -> None:
+def test_numpy_keys_equal_python_keys(comm: Group) -> None:
     plain = [1, 10, 2, "a", ("b", 3)]
     numpys = [np.int64(1), np.int32(10), np.uint8(2), np.str_("a"), (np.str_("b"), np.int8(3))]
     keys: list[Any] = numpys if rw.get_rank() % 2 else plain
@@ -222,7 +222,7 @@ def test_numpy_keys_equal_python_keys(comm: Comm) -> None:
     assert [type(key) for key in reduced] == [type(key) for key in keys]
 
 
-def test_cyclic_deep_and_incomplete_values_are_refused(comm: Comm) -> None:
+def test_cyclic_deep_and_incomplete_values_are_refused(comm: Group) -> None:
     endless: list[Any] = [1]
     endless.append({"itself": endless})
     report = Late(0.5)

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd import forward_ad
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3),
@@ -32,7 +32,7 @@ COLLECTIVES: dict[str, Callable[[Any], torch.Tensor]] = {
 
 @pytest.mark.parametrize("length", [3, 5000])
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_results_can_be_written_to(comm: Comm, name: str, length: int) -> None:
+def test_results_can_be_written_to(comm: Group, name: str, length: int) -> None:
     weight = torch.full((length,), -1.0, requires_grad=True)
     found = COLLECTIVES[name](weight * 1)
     F.relu(found, inplace=True).sum().backward()
@@ -50,7 +50,7 @@ def test_results_can_be_written_to(comm: Comm, name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_gradients_need_floats_or_complex_numbers(comm: Comm, name: str) -> None:
+def test_gradients_need_floats_or_complex_numbers(comm: Group, name: str) -> None:
     call = COLLECTIVES[name]
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64):
         value = torch.ones(3, dtype=dtype, requires_grad=True)
@@ -79,7 +79,7 @@ def test_gradients_need_floats_or_complex_numbers(comm: Comm, name: str) -> None
 
 
 @pytest.mark.parametrize("differentiable", [True, False])
-def test_transforms_of_functions_are_refused(comm: Comm, *, differentiable: bool) -> None:
+def test_transforms_of_functions_are_refused(comm: Group, *, differentiable: bool) -> None:
     calls: dict[str, Callable[[Any], Any]] = {
         "all_reduce": partial(rw.all_reduce, differentiable=differentiable),
         "all_gather": lambda x: rw.all_gather(x, differentiable=differentiable)[0],
@@ -114,7 +114,7 @@ def holding(tensor: torch.Tensor) -> torch.nn.Module:
     return module
 
 
-def test_tangents_are_refused_where_they_would_be_lost(comm: Comm) -> None:
+def test_tangents_are_refused_where_they_would_be_lost(comm: Group) -> None:
     for call in COLLECTIVES.values():
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))

@@ -20,13 +20,13 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks(2, 4), pytest.mark.slow_with_ranks(4)]
 
 T = TypeVar("T")
 
-Talk = Callable[[Comm], object]
+Talk = Callable[[Group], object]
 
 LARGE = 100_000
 
@@ -46,12 +46,12 @@ def reduce(value: Any, op: str = "sum", **more: Any) -> Talk:
     return lambda _: rw.all_reduce(value, op=op, **more)
 
 
-def with_turn(comm: Comm) -> None:
+def with_turn(comm: Group) -> None:
     with rw.rank_zero_first():
         pass
 
 
-def in_order(comm: Comm) -> None:
+def in_order(comm: Group) -> None:
     with rw.in_rank_order():
         pass
 
@@ -245,13 +245,13 @@ FAILURES: dict[str, tuple[Talk, Talk, type[Exception], str]] = {
 }
 
 
-def works(comm: Comm) -> None:
+def works(comm: Group) -> None:
     assert rw.all_gather(rw.get_rank()) == list(range(comm.size))
     assert rw.all_reduce(torch.ones(LARGE)).sum().item() == LARGE * comm.size
 
 
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
-def test_each_operation_against_each_other(comm: Comm, odd: int) -> None:
+def test_each_operation_against_each_other(comm: Group, odd: int) -> None:
     odd %= comm.size
     for usual, other in itertools.permutations(OPERATIONS, 2):
         if usual.split()[0] == other.split()[0]:
@@ -276,7 +276,7 @@ def shuffled(cases: dict[str, T], seed: int) -> list[tuple[str, T]]:
 
 @pytest.mark.soak(50)
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
-def test_each_kind_of_mismatch(comm: Comm, odd: int, seed: int) -> None:
+def test_each_kind_of_mismatch(comm: Group, odd: int, seed: int) -> None:
     odd %= comm.size
     for name, (usual, other, wanted) in shuffled(MISMATCHES, seed):
         with pytest.raises(rw.MismatchError) as raised:
@@ -289,7 +289,7 @@ def test_each_kind_of_mismatch(comm: Comm, odd: int, seed: int) -> None:
 
 @pytest.mark.soak(50)
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
-def test_an_error_of_one_rank_is_raised_on_all(comm: Comm, odd: int, seed: int) -> None:
+def test_an_error_of_one_rank_is_raised_on_all(comm: Group, odd: int, seed: int) -> None:
     odd %= comm.size
     for _, (usual, other, wanted, message) in shuffled(FAILURES, seed):
         if rw.get_rank() == odd:
@@ -304,7 +304,7 @@ def test_an_error_of_one_rank_is_raised_on_all(comm: Comm, odd: int, seed: int) 
 
 
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
-def test_a_rank_that_skips_a_collective_and_one_that_calls_it_twice(comm: Comm, odd: int) -> None:
+def test_a_rank_that_skips_a_collective_and_one_that_calls_it_twice(comm: Group, odd: int) -> None:
     odd %= comm.size
     for _ in range(20):
         with pytest.raises(rw.MismatchError, match=r"barrier\(\) on .*all_reduce|all_reduce.*barrier\(\) on"):
@@ -325,7 +325,7 @@ def test_a_rank_that_skips_a_collective_and_one_that_calls_it_twice(comm: Comm, 
         works(comm)
 
 
-def test_ranks_that_wait_in_different_groups(comm: Comm) -> None:
+def test_ranks_that_wait_in_different_groups(comm: Group) -> None:
     """A deadlock: the first two ranks wait for each other in different groups, the other ranks wait for them."""
     rank = rw.get_rank()
     pair, twin = rw.new_group([0, 1]), rw.new_group([0, 1])
@@ -346,7 +346,7 @@ def test_ranks_that_wait_in_different_groups(comm: Comm) -> None:
             assert rw.all_gather(rank, group=pair) == rw.all_gather(rank, group=twin) == [0, 1]
 
 
-def test_a_late_rank_is_not_mistaken_for_one_in_another_group(comm: Comm) -> None:
+def test_a_late_rank_is_not_mistaken_for_one_in_another_group(comm: Group) -> None:
     """It calls the collectives of both groups in the same order as the others, only later."""
     rank = rw.get_rank()
     pair = rw.new_group([0, 1])
@@ -357,7 +357,7 @@ def test_a_late_rank_is_not_mistaken_for_one_in_another_group(comm: Comm) -> Non
     works(comm)
 
 
-def test_a_barrier_that_times_out_names_the_missing_ranks(comm: Comm, tmp_path: Path) -> None:
+def test_a_barrier_that_times_out_names_the_missing_ranks(comm: Group, tmp_path: Path) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for repetition in range(2):
         rw.all_reduce(1)
@@ -373,7 +373,7 @@ def test_a_barrier_that_times_out_names_the_missing_ranks(comm: Comm, tmp_path: 
         works(comm)
 
 
-def test_a_thread_may_use_a_group_of_its_own(comm: Comm) -> None:
+def test_a_thread_may_use_a_group_of_its_own(comm: Group) -> None:
     """A second thread of a rank may wait in another group."""
     rank, group = rw.get_rank(), rw.new_group(range(comm.size))
     found: list[list[int]] = []

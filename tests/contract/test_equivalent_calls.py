@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks("serial", 2, 4), pytest.mark.usefixtures("torch_random")]
 
 
-def cat(dim: Any) -> Callable[[Comm], object]:
+def cat(dim: Any) -> Callable[[Group], object]:
     return lambda _: rw.all_gather_cat(torch.ones(2, 2), dim=dim)
 
 
@@ -29,7 +29,7 @@ minute: Any = np.int64(60)
 
 
 # Pairs of equivalent calls.
-SAME: dict[str, list[Callable[[Comm], object]]] = {
+SAME: dict[str, list[Callable[[Group], object]]] = {
     "op": [lambda _: rw.all_reduce(1, op="max"), lambda _: rw.all_reduce(1, op=np.str_("max"))],
     "op in place": [
         lambda _: rw.all_reduce_(torch.ones(3), "min"),
@@ -78,7 +78,7 @@ SAME: dict[str, list[Callable[[Comm], object]]] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_equivalent_calls_match(comm: Comm, name: str) -> None:
+def test_equivalent_calls_match(comm: Group, name: str) -> None:
     calls = SAME[name]
     for first in range(len(calls)):
         calls[(first + rw.get_rank()) % len(calls)](comm)

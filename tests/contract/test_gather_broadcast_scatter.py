@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
 
@@ -48,13 +48,13 @@ def values_of(rank: int) -> list[object]:
     ]
 
 
-def test_all_gather_of_objects_keeps_the_order_of_ranks(comm: Comm) -> None:
+def test_all_gather_of_objects_keeps_the_order_of_ranks(comm: Group) -> None:
     rank = rw.get_rank()
     for place, value in enumerate(values_of(rank)):
         assert rw.all_gather(value) == [values_of(other)[place] for other in range(comm.size)]
 
 
-def test_all_gather_of_tensors_keeps_type_and_shape(comm: Comm) -> None:
+def test_all_gather_of_tensors_keeps_type_and_shape(comm: Group) -> None:
     rank = rw.get_rank()
     for dtype in DTYPES:
         own = torch.tensor([[0, 1], [1, rank]]).to(dtype)
@@ -69,14 +69,14 @@ def test_all_gather_of_tensors_keeps_type_and_shape(comm: Comm) -> None:
         assert torch.equal(own.view(torch.uint8), before.view(torch.uint8)), "the result is new, alone too"
 
 
-def test_all_gather_of_ragged_tensors(comm: Comm) -> None:
+def test_all_gather_of_ragged_tensors(comm: Group) -> None:
     rank = rw.get_rank()
     gathered = rw.all_gather(torch.full((rank, 3), rank))
     assert [tuple(tensor.shape) for tensor in gathered] == [(other, 3) for other in range(comm.size)]
     assert all((tensor == other).all() for other, tensor in enumerate(gathered))
 
 
-def test_all_gather_of_scalars_and_empty_tensors(comm: Comm) -> None:
+def test_all_gather_of_scalars_and_empty_tensors(comm: Group) -> None:
     rank = rw.get_rank()
     assert [tensor.shape for tensor in rw.all_gather(torch.tensor(rank))] == [torch.Size([])] * comm.size
     assert [tensor.shape for tensor in rw.all_gather(torch.empty(0, 2))] == [torch.Size([0, 2])] * comm.size
@@ -84,7 +84,7 @@ def test_all_gather_of_scalars_and_empty_tensors(comm: Comm) -> None:
     assert [tensor.numel() for tensor in mixed] == [1] + [0] * (comm.size - 1)
 
 
-def test_all_gather_of_values_of_different_types(comm: Comm) -> None:
+def test_all_gather_of_values_of_different_types(comm: Group) -> None:
     rank = rw.get_rank()
     gathered = rw.all_gather(torch.ones(2, dtype=torch.float64) if rank % 2 else "even")
     for other, value in enumerate(gathered):
@@ -120,7 +120,7 @@ def tensors() -> list[torch.Tensor]:
     ]
 
 
-def test_tensors_come_back_as_from_torch_load(comm: Comm) -> None:
+def test_tensors_come_back_as_from_torch_load(comm: Group) -> None:
     """Alone and inside of other values; a view has the strides of its clone."""
     for value in tensors():
         for tensor in (
@@ -137,7 +137,7 @@ def test_tensors_come_back_as_from_torch_load(comm: Comm) -> None:
             assert vars(tensor) == vars(value)
 
 
-def test_a_model_and_an_ordered_dict_are_gathered_unchanged(comm: Comm) -> None:
+def test_a_model_and_an_ordered_dict_are_gathered_unchanged(comm: Group) -> None:
     # No parameter is drawn: ranks may be threads, and share the generator.
     model = torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(False)
@@ -148,12 +148,12 @@ def test_a_model_and_an_ordered_dict_are_gathered_unchanged(comm: Comm) -> None:
     assert list(rw.broadcast({"b": 1, "a": 2})) == ["b", "a"]
 
 
-def test_all_gather_cat_is_detached(comm: Comm) -> None:
+def test_all_gather_cat_is_detached(comm: Group) -> None:
     assert not rw.all_gather_cat(torch.ones(2, requires_grad=True)).requires_grad
     assert type(rw.all_gather_cat(torch.nn.Parameter(torch.ones(2)))) is torch.Tensor
 
 
-def test_all_gather_of_large_objects(comm: Comm) -> None:
+def test_all_gather_of_large_objects(comm: Group) -> None:
     rank = rw.get_rank()
     gathered = rw.all_gather((rank, torch.full((100_000,), float(rank))))
     assert [(other, data.sum().item()) for other, data in gathered] == [
@@ -161,14 +161,14 @@ def test_all_gather_of_large_objects(comm: Comm) -> None:
     ]
 
 
-def test_gathered_values_are_copies(comm: Comm) -> None:
+def test_gathered_values_are_copies(comm: Group) -> None:
     own = [1, 2]
     gathered = rw.all_gather(own)
     gathered[rw.get_rank()].append(3)
     assert own == [1, 2]
 
 
-def test_gather_gives_the_list_to_one_rank(comm: Comm) -> None:
+def test_gather_gives_the_list_to_one_rank(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for dst in {0, last}:
         for place, value in enumerate(values_of(rank)):
@@ -179,7 +179,7 @@ def test_gather_gives_the_list_to_one_rank(comm: Comm) -> None:
             assert [tensor.tolist() for tensor in ragged] == [[other] * other for other in range(comm.size)]
 
 
-def test_broadcast_needs_a_value_on_its_source_only(comm: Comm) -> None:
+def test_broadcast_needs_a_value_on_its_source_only(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for src in {0, last}:
         for place, value in enumerate(values_of(rank)):
@@ -191,7 +191,7 @@ def test_broadcast_needs_a_value_on_its_source_only(comm: Comm) -> None:
         assert received is not tensor
 
 
-def test_scatter_gives_each_rank_its_own(comm: Comm) -> None:
+def test_scatter_gives_each_rank_its_own(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for src in {0, last}:
         mine = rw.scatter([values_of(other) for other in range(comm.size)] if rank == src else None, src=src)
@@ -230,7 +230,7 @@ def is_same(found: Any, wanted: Any) -> bool:
     return bool(type(found) is type(wanted) and found == wanted)
 
 
-def test_all_to_all_gives_each_rank_the_values_for_it(comm: Comm) -> None:
+def test_all_to_all_gives_each_rank_the_values_for_it(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     for place in range(10):
         own = [sent(rank, dst, place) for dst in range(size)]
@@ -243,7 +243,7 @@ def test_all_to_all_gives_each_rank_the_values_for_it(comm: Comm) -> None:
     assert rw.all_to_all([{"list": [rank]}] * size) == [{"list": [src]} for src in range(size)]
 
 
-def test_all_to_all_of_rows(comm: Comm) -> None:
+def test_all_to_all_of_rows(comm: Group) -> None:
     """As `scatter` takes them, and everything that `reduce_scatter` takes."""
     rank, size = rw.get_rank(), comm.size
     for columns in (2, 5000):
@@ -259,7 +259,7 @@ def test_all_to_all_of_rows(comm: Comm) -> None:
         assert (row.requires_grad, row.is_leaf, row.untyped_storage().nbytes()) == (True, True, 20_000)
 
 
-def test_all_to_all_of_a_wrong_number_is_refused_on_every_rank(comm: Comm) -> None:
+def test_all_to_all_of_a_wrong_number_is_refused_on_every_rank(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     wanted = rw.InvalidArgumentError if rank == size - 1 else rw.RemoteRankError
     odd: list[Any] = [[1] * (size + 1), [], "text", b"x", None, 5, iter([1]), {0: 1}, torch.tensor(1), torch.ones(0, 2)]
@@ -269,7 +269,7 @@ def test_all_to_all_of_a_wrong_number_is_refused_on_every_rank(comm: Comm) -> No
     assert rw.all_to_all([rank] * size) == list(range(size)), "and the next collective works"
 
 
-def test_a_root_that_is_not_a_member_is_refused_in_every_world(comm: Comm) -> None:
+def test_a_root_that_is_not_a_member_is_refused_in_every_world(comm: Group) -> None:
     for rank in (-1, comm.size, True, 0.0):
         with pytest.raises(rw.InvalidArgumentError, match="src="):
             rw.broadcast(1, src=rank)  # type: ignore[arg-type]  # that is the point
@@ -284,7 +284,7 @@ class Unpicklable:
         raise ValueError("x" * 3_000_000)
 
 
-def test_a_value_that_cannot_be_pickled_is_refused_on_every_rank(comm: Comm) -> None:
+def test_a_value_that_cannot_be_pickled_is_refused_on_every_rank(comm: Group) -> None:
     """Rule 11: the rank raises its own error, the others a RemoteRankError with that error."""
     rank, last = rw.get_rank(), comm.size - 1
     value = threading.Lock() if rank == last else "fine"
@@ -302,7 +302,7 @@ def test_a_value_that_cannot_be_pickled_is_refused_on_every_rank(comm: Comm) -> 
     assert rw.all_gather(rank) == list(range(comm.size)), "and the next collective works"
 
 
-def test_a_scatter_of_the_wrong_length_is_refused_on_every_rank(comm: Comm) -> None:
+def test_a_scatter_of_the_wrong_length_is_refused_on_every_rank(comm: Group) -> None:
     wanted = rw.InvalidArgumentError if rw.get_rank() == 0 else rw.RemoteRankError
     for values in ([1] * (comm.size + 1), [], "text", None, 5, iter([1] * comm.size)):
         with pytest.raises(wanted, match=f"one value for each of {comm.size} ranks"):
@@ -310,7 +310,7 @@ def test_a_scatter_of_the_wrong_length_is_refused_on_every_rank(comm: Comm) -> N
     assert rw.scatter(list(range(comm.size))) == rw.get_rank()
 
 
-def test_a_long_error_message_is_sent_without_waiting_for_readers(comm: Comm) -> None:
+def test_a_long_error_message_is_sent_without_waiting_for_readers(comm: Group) -> None:
     """The part that fits into the connection is sent at once; the rest of three million characters is dropped."""
     rank, last = rw.get_rank(), comm.size - 1
     if rank == last:

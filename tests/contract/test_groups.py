@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._environment.facts import Fact
 from tests.lanes import variants
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
 
-def test_collectives_stay_within_their_group(comm: Comm) -> None:
+def test_collectives_stay_within_their_group(comm: Group) -> None:
     rank = rw.get_rank()
     members = [other for other in range(comm.size) if other % 2 == (comm.size - 1) % 2]
     group = rw.new_group(members)
@@ -45,7 +45,7 @@ def test_collectives_stay_within_their_group(comm: Comm) -> None:
 
 
 @pytest.mark.usefixtures("torch_random")
-def test_a_rank_within_the_group_is_passed_as_a_group_rank(comm: Comm) -> None:
+def test_a_rank_within_the_group_is_passed_as_a_group_rank(comm: Group) -> None:
     rank, members = rw.get_rank(), list(range(comm.size // 2, comm.size))
     group = rw.new_group(members)
     if rank in members:
@@ -73,7 +73,7 @@ def test_a_rank_within_the_group_is_passed_as_a_group_rank(comm: Comm) -> None:
     assert rw.broadcast(rank, src=rw.GroupRank(comm.size - 1)) == comm.size - 1
 
 
-def test_a_group_rank_is_an_index(comm: Comm) -> None:
+def test_a_group_rank_is_an_index(comm: Group) -> None:
     assert comm.size
     assert repr(rw.GroupRank(2)) == "GroupRank(2)"
     assert {rw.GroupRank(2)} == {rw.GroupRank(2)}
@@ -83,7 +83,7 @@ def test_a_group_rank_is_an_index(comm: Comm) -> None:
             rw.GroupRank(wrong)  # type: ignore[arg-type]  # that is the point
 
 
-def test_src_outside_of_the_group_is_refused(comm: Comm) -> None:
+def test_src_outside_of_the_group_is_refused(comm: Group) -> None:
     group = rw.new_group([comm.size - 1])
     if rw.get_rank() == comm.size - 1:
         with pytest.raises(rw.InvalidArgumentError, match=r"src=\d+ is not a member"):
@@ -93,7 +93,7 @@ def test_src_outside_of_the_group_is_refused(comm: Comm) -> None:
                 rw.broadcast(1, src=0, group=group)
 
 
-def test_invalid_groups_are_refused(comm: Comm) -> None:
+def test_invalid_groups_are_refused(comm: Group) -> None:
     for ranks in ([], [0, 0], [comm.size], [-1], 0, None, "01", [0.0]):
         with pytest.raises(rw.InvalidArgumentError):
             rw.new_group(ranks)  # type: ignore[arg-type]  # that is the point
@@ -101,7 +101,7 @@ def test_invalid_groups_are_refused(comm: Comm) -> None:
         rw.all_reduce(1, group=[0])  # type: ignore[call-overload]  # that is the point
 
 
-def test_a_group_has_its_place_and_nothing_to_call_by_mistake(comm: Comm) -> None:
+def test_a_group_has_its_place_and_nothing_to_call_by_mistake(comm: Group) -> None:
     group = rw.new_group([comm.size - 1])
     is_member = rw.get_rank() == comm.size - 1
     assert [name for name in dir(group) if not name.startswith("_")] == ["backend", "close", "rank", "ranks", "size"]
@@ -120,10 +120,9 @@ def test_a_group_has_its_place_and_nothing_to_call_by_mistake(comm: Comm) -> Non
         group.size = 3  # type: ignore[misc]  # that is the point
     with pytest.raises(rw.InvalidArgumentError, match=r"groups are made by rankwise\.new_group"):
         rw.Group([0])  # type: ignore[arg-type]  # that is the point
-    assert rw.Comm is rw.Group
 
 
-def test_a_group_is_neither_pickled_nor_copied(comm: Comm) -> None:
+def test_a_group_is_neither_pickled_nor_copied(comm: Group) -> None:
     group = rw.new_group([0])
     for copied in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(rw.PayloadTypeError, match="belongs to its process"):
@@ -133,21 +132,21 @@ def test_a_group_is_neither_pickled_nor_copied(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-def test_different_groups_on_different_ranks_are_named(comm: Comm) -> None:
+def test_different_groups_on_different_ranks_are_named(comm: Group) -> None:
     if comm.size > 1:
         with pytest.raises(rw.MismatchError, match=r"ranks=\[0\]\) on rank 0, new_group\(ranks=\[1\]\) on rank"):
             rw.new_group([min(rw.get_rank(), 1)])
     assert rw.new_group([0]).size == 1
 
 
-def test_node_group_holds_the_ranks_of_this_host(comm: Comm) -> None:
+def test_node_group_holds_the_ranks_of_this_host(comm: Group) -> None:
     group = rw.node_group()
     assert rw.all_gather(rw.get_rank(), group=group) == list(range(comm.size))
     if rw.backend() is not None:
         assert rw.node_group() is group, "made once"
 
 
-def test_one_per_node_group_on_one_host_is_this_rank(comm: Comm) -> None:
+def test_one_per_node_group_on_one_host_is_this_rank(comm: Group) -> None:
     group = rw.one_per_node_group()
     assert list(group.ranks) == [rw.get_rank()]
     assert rw.all_gather("x", group=group) == ["x"]
@@ -213,7 +212,7 @@ def test_a_failure_or_another_call_on_one_rank_is_raised_on_all(
     comm_of(group).close()
 
 
-def test_barrier_waits_for_all(comm: Comm, tmp_path: Path) -> None:
+def test_barrier_waits_for_all(comm: Group, tmp_path: Path) -> None:
 
     mark = tmp_path / str(rw.get_rank())
     mark.touch()

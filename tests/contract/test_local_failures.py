@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from tests.contract.without_frames import without_frames
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.usefixtures("torch_random")]
@@ -76,7 +76,7 @@ def ragged() -> torch.Tensor:
 
 
 # A function that makes a value, and a call with it.
-COLLECTIVES: dict[str, tuple[Callable[[Comm], Any], Callable[[Any], object]]] = {
+COLLECTIVES: dict[str, tuple[Callable[[Group], Any], Callable[[Any], object]]] = {
     "all_reduce": (lambda _: torch.ones(LENGTH), lambda value: rw.all_reduce(value, op="max")),
     "all_reduce of little": (lambda _: [torch.ones(3), 1], rw.all_reduce),
     "all_reduce of a tree": (
@@ -131,7 +131,7 @@ def attempt(call: Callable[[Any], object], value: object, memory: OutOfMemory | 
 
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_out_of_memory_at_every_step(comm: Comm, collective: str, odd: int) -> None:
+def test_out_of_memory_at_every_step(comm: Group, collective: str, odd: int) -> None:
     make, call = COLLECTIVES[collective]
     odd %= comm.size
     told = []
@@ -156,7 +156,7 @@ def test_out_of_memory_at_every_step(comm: Comm, collective: str, odd: int) -> N
     assert told == sorted(told, reverse=True)
 
 
-def test_out_of_memory_in_a_group_without_frames(comm: Comm) -> None:
+def test_out_of_memory_in_a_group_without_frames(comm: Group) -> None:
     """In groups without frames, data whose size was not known to all ranks is moved after a second agreement."""
     with without_frames(comm):
         for collective in (
@@ -182,7 +182,7 @@ class TooLarge:
         raise MemoryError("none is left")
 
 
-def test_out_of_memory_in_pickling_is_no_error_of_the_type(comm: Comm) -> None:
+def test_out_of_memory_in_pickling_is_no_error_of_the_type(comm: Group) -> None:
     fails = rw.get_rank() == 1
     with pytest.raises(MemoryError if fails else rw.RemoteRankError, match="none is left"):
         rw.all_gather(TooLarge() if fails else 0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise.compat import vis4d
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
@@ -83,7 +83,7 @@ def define(source: str, line: int = 1) -> None:
     exec(code, vars(sys.modules["__main__"]))  # noqa: S102 - as the interpreter does
 
 
-def test_a_definition_on_every_rank_is_resolved_locally(comm: Comm, main: Any, tmp_path: Path) -> None:
+def test_a_definition_on_every_rank_is_resolved_locally(comm: Group, main: Any, tmp_path: Path) -> None:
     """Also if a definition refers to an object that cannot be pickled, as `Box` does."""
     rank = rw.get_rank()
     everyones = rw.all_gather({"phase": main.Phase.TEST, "box": main.Other(rank), "config": main.Config(rank)})
@@ -105,7 +105,7 @@ def test_a_definition_on_every_rank_is_resolved_locally(comm: Comm, main: Any, t
     )
 
 
-def test_a_definition_on_one_rank_is_sent_with_its_values(comm: Comm, main: Any) -> None:
+def test_a_definition_on_one_rank_is_sent_with_its_values(comm: Group, main: Any) -> None:
     source = """
 class Alone:
     def __init__(self, content):
@@ -139,7 +139,7 @@ def count(number):
     ],
 )
 def test_a_definition_that_differs_between_ranks_is_the_senders(
-    comm: Comm, main: Any, name: str, definition: str
+    comm: Group, main: Any, name: str, definition: str
 ) -> None:
     define(definition.format(rank=rw.get_rank() + 5))
     for src, theirs in enumerate(rw.all_gather(getattr(main, name))):
@@ -150,14 +150,14 @@ def test_a_definition_that_differs_between_ranks_is_the_senders(
         assert (theirs is getattr(main, name)) == (src == rw.get_rank())
 
 
-def test_ranks_that_run_different_scripts(comm: Comm, main: Any) -> None:
+def test_ranks_that_run_different_scripts(comm: Group, main: Any) -> None:
     rank = rw.get_rank()
     main.__file__ = f"/somewhere/{rank}.py"
     define("class Ours:\n    pass\n")
     assert [theirs is main.Ours for theirs in rw.all_gather(main.Ours)] == [src == rank for src in range(comm.size)]
 
 
-def test_a_definition_that_cannot_be_sent_is_named(comm: Comm, main: Any) -> None:
+def test_a_definition_that_cannot_be_sent_is_named(comm: Group, main: Any) -> None:
     if rw.get_rank() == 0:
         define("def locked():\n    return guard\n")
     value = main.locked if rw.get_rank() == 0 else None

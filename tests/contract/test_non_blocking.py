@@ -21,7 +21,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.control.call_guard import CallGuard
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._comm.work_queue import WorkQueue
 
 pytestmark = [
@@ -36,12 +36,12 @@ LARGE = 200_000
 Start = Callable[..., Any]
 
 
-def tensors(comm: Comm) -> list[torch.Tensor]:
+def tensors(comm: Group) -> list[torch.Tensor]:
     return [torch.full((4,), float(rw.get_rank() + index)) for index in range(comm.size)]
 
 
 # Each takes the arguments that are common to blocking and non-blocking calls.
-COLLECTIVES: dict[str, Callable[[Comm, dict[str, Any]], Any]] = {
+COLLECTIVES: dict[str, Callable[[Group, dict[str, Any]], Any]] = {
     "all_reduce": lambda _, more: rw.all_reduce({"loss": 0.5, "t": torch.ones(2) * rw.get_rank()}, "mean", **more),
     "all_reduce of much": lambda _, more: rw.all_reduce(torch.ones(LARGE), **more),
     "all_reduce_": lambda _, more: rw.all_reduce_(torch.ones(3), **more),
@@ -72,7 +72,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def test_results_are_those_of_blocking_calls(comm: Comm) -> None:
+def test_results_are_those_of_blocking_calls(comm: Group) -> None:
     group = rw.new_group(range(comm.size))
     blocking = {name: call(comm, {}) for name, call in COLLECTIVES.items()}
     works = {name: call(comm, {"async_op": True}) for name, call in COLLECTIVES.items()}
@@ -85,7 +85,7 @@ def test_results_are_those_of_blocking_calls(comm: Comm) -> None:
         assert same(others[name].wait(timeout=60), blocking[name]), name
 
 
-def test_a_call_starts_at_once_and_a_blocking_one_runs_after_those_that_are_pending(comm: Comm) -> None:
+def test_a_call_starts_at_once_and_a_blocking_one_runs_after_those_that_are_pending(comm: Group) -> None:
     """On rank zero the value of the first call waits for the program, so that nothing can end before."""
     go = threading.Event()
     order: list[str] = []
@@ -111,7 +111,7 @@ def test_a_call_starts_at_once_and_a_blocking_one_runs_after_those_that_are_pend
 
 
 def test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way(
-    comm: Comm, monkeypatch: pytest.MonkeyPatch
+    comm: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_begin, begun, go = threading.Event(), threading.Event(), threading.Event()
     acquire, is_run_by = CallGuard.acquire, WorkQueue.is_run_by
@@ -147,14 +147,14 @@ def test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way(
     assert second.wait() == comm.size
 
 
-def test_all_reduce_writes_into_the_tensor(comm: Comm) -> None:
+def test_all_reduce_writes_into_the_tensor(comm: Group) -> None:
     tensor = torch.ones(LARGE)
     work = rw.all_reduce_(tensor, async_op=True)
     assert work.wait() is tensor
     assert tensor.sum() == LARGE * comm.size
 
 
-def test_an_error_of_one_rank_is_raised_by_wait_on_all(comm: Comm) -> None:
+def test_an_error_of_one_rank_is_raised_by_wait_on_all(comm: Group) -> None:
     last = comm.ranks[-1]
     calls: list[tuple[Callable[[], Any], Callable[[], Any], type[Exception]]] = [
         (lambda: rw.all_reduce(1, "nonsense", async_op=True), lambda: rw.all_reduce(1, async_op=True), ValueError),
@@ -185,7 +185,7 @@ def test_an_error_of_one_rank_is_raised_by_wait_on_all(comm: Comm) -> None:
             assert re.fullmatch(rf"Raised by \w+ at {HERE}, which was started with async_op=True.", note)
 
 
-def test_arguments_that_exclude_each_other_are_refused_at_once_on_all(comm: Comm) -> None:
+def test_arguments_that_exclude_each_other_are_refused_at_once_on_all(comm: Group) -> None:
     value = torch.ones(2, requires_grad=True)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"async_op": True, "differentiable": True}, "cannot be combined"),
@@ -202,7 +202,7 @@ def test_arguments_that_exclude_each_other_are_refused_at_once_on_all(comm: Comm
     assert rw.all_reduce(1) == comm.size
 
 
-def test_a_call_that_cannot_be_started_raises_at_once(comm: Comm) -> None:
+def test_a_call_that_cannot_be_started_raises_at_once(comm: Group) -> None:
     group = rw.new_group([0])
     if rw.get_rank():
         with pytest.raises(rw.InvalidArgumentError, match="not a member"):
@@ -225,7 +225,7 @@ def test_a_call_that_cannot_be_started_raises_at_once(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-def test_a_thread_that_cannot_be_started_is_an_error_on_all(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_be_started_is_an_error_on_all(comm: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -239,7 +239,7 @@ def test_a_thread_that_cannot_be_started_is_an_error_on_all(comm: Comm, monkeypa
     assert rw.all_reduce(1, async_op=True).wait() == comm.size
 
 
-def test_a_value_that_waits_for_its_own_call_is_refused(comm: Comm) -> None:
+def test_a_value_that_waits_for_its_own_call_is_refused(comm: Group) -> None:
     class Waiting:
         def __reduce__(self) -> tuple[object, ...]:
             return str, (str(_error_of(works[0].wait)) + str(_error_of(lambda: rw.barrier(async_op=True))),)
@@ -266,7 +266,7 @@ def test_a_value_that_waits_for_its_own_call_is_refused(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-def test_a_call_inside_of_a_blocking_one_is_refused(comm: Comm) -> None:
+def test_a_call_inside_of_a_blocking_one_is_refused(comm: Group) -> None:
     messages: list[str] = []
 
     class Calling:
@@ -301,7 +301,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.mark.ranks("serial", 2)
 @pytest.mark.parametrize("mode", MODES)
-def test_results_do_not_depend_on_the_thread(comm: Comm, mode: str) -> None:
+def test_results_do_not_depend_on_the_thread(comm: Group, mode: str) -> None:
     values: list[Any] = [
         torch.ones(3, dtype=dtype, requires_grad=dtype.is_floating_point, device="cpu")
         for dtype in (torch.float32, torch.bfloat16, torch.int64)
@@ -331,7 +331,7 @@ def describe(value: Any) -> Any:
     return [describe(one) for one in value] if isinstance(value, list) else value
 
 
-def test_values_are_converted_in_the_context_of_the_caller(comm: Comm) -> None:
+def test_values_are_converted_in_the_context_of_the_caller(comm: Group) -> None:
     variable = contextvars.ContextVar("variable", default=0)
     variable.set(5)
 
@@ -343,7 +343,7 @@ def test_values_are_converted_in_the_context_of_the_caller(comm: Comm) -> None:
     assert gathered == [(5, torch.get_num_threads())] * comm.size
 
 
-def test_values_are_released_when_the_call_has_ended_and_results_with_the_work(comm: Comm) -> None:
+def test_values_are_released_when_the_call_has_ended_and_results_with_the_work(comm: Group) -> None:
     value = torch.ones(3)
     work = rw.all_reduce(value, async_op=True)
     result = weakref.ref(work.wait())
@@ -359,7 +359,7 @@ def test_values_are_released_when_the_call_has_ended_and_results_with_the_work(c
 
 
 def test_works_that_nobody_waits_for_are_logged_when_their_group_is_closed(
-    comm: Comm, caplog: pytest.LogCaptureFixture
+    comm: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = rw.new_group(range(comm.size))
     with caplog.at_level(logging.WARNING, logger="rankwise"):
@@ -381,7 +381,7 @@ def test_works_that_nobody_waits_for_are_logged_when_their_group_is_closed(
     assert [work.wait() for work in kept] == [0, comm.size, 2 * comm.size], "also after the end of the group"
 
 
-def test_a_group_that_is_left_with_an_error_ends_its_works(comm: Comm, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_that_is_left_with_an_error_ends_its_works(comm: Group, caplog: pytest.LogCaptureFixture) -> None:
     group = rw.new_group(range(comm.size))
     rw.barrier()
     works: list[rw.Work[Any]] = []
@@ -405,7 +405,7 @@ def test_a_group_that_is_left_with_an_error_ends_its_works(comm: Comm, caplog: p
 
 
 @pytest.mark.ranks(2, 3)
-def test_ranks_that_call_in_different_orders_get_an_error(comm: Comm) -> None:
+def test_ranks_that_call_in_different_orders_get_an_error(comm: Group) -> None:
     calls: list[Callable[[], rw.Work[Any]]] = [
         lambda: rw.all_reduce(1, async_op=True),
         lambda: rw.all_gather(torch.ones(LARGE), async_op=True),
@@ -425,7 +425,7 @@ def test_ranks_that_call_in_different_orders_get_an_error(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_rank_that_never_calls_is_named(comm: Comm) -> None:
+def test_a_rank_that_never_calls_is_named(comm: Group) -> None:
     """A barrier has a timeout of its own; the calls after it work."""
     work = rw.barrier("alone", timeout=0.3, async_op=True) if rw.get_rank() else None
     if work is not None:
@@ -441,7 +441,7 @@ def test_a_rank_that_never_calls_is_named(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_groups_do_not_wait_for_each_other(comm: Comm) -> None:
+def test_groups_do_not_wait_for_each_other(comm: Group) -> None:
     """Ranks wait in different orders in two groups: a deadlock if the calls of both were in one thread."""
     groups = [rw.new_group(range(comm.size)) for _ in range(2)]
     order = groups if rw.get_rank() else groups[::-1]
@@ -455,7 +455,7 @@ def test_groups_do_not_wait_for_each_other(comm: Comm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ranks(2)
-def test_pending_calls_are_not_taken_for_a_deadlock(comm: Comm) -> None:
+def test_pending_calls_are_not_taken_for_a_deadlock(comm: Group) -> None:
     """Both main threads wait in different groups, while their values for the other group take a while."""
 
     class Slow:
@@ -470,7 +470,7 @@ def test_pending_calls_are_not_taken_for_a_deadlock(comm: Comm) -> None:
     assert work.wait() == [0] * 2
 
 
-def test_a_forked_child_cannot_wait(comm: Comm) -> None:
+def test_a_forked_child_cannot_wait(comm: Group) -> None:
     go = threading.Event()
 
     class Slow:
@@ -499,7 +499,7 @@ def test_a_forked_child_cannot_wait(comm: Comm) -> None:
     assert pending.wait() == [0] * comm.size
 
 
-def test_a_signal_handler_may_start_a_call_while_the_program_waits(comm: Comm, tmp_path: Path) -> None:
+def test_a_signal_handler_may_start_a_call_while_the_program_waits(comm: Group, tmp_path: Path) -> None:
     """Here the handler stands for one that runs while `wait` blocks: the call comes after those that are pending."""
     import signal  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.slow_with_ranks(4), pytest.mark.usefixtures("no_thread_stays")]
 
@@ -31,7 +31,7 @@ def value_of(src: int, dst: int, number: int) -> Any:
     return [("value", mark), torch.full((3, 2), mark), torch.full((LARGE + number,), float(mark))][number % 3]
 
 
-def test_all_ranks_send_and_receive_at_once_in_both_directions(comm: Comm) -> None:
+def test_all_ranks_send_and_receive_at_once_in_both_directions(comm: Group) -> None:
     rank = rw.get_rank()
     others = [other for other in range(comm.size) if other != rank]
     sent = [rw.send(value_of(rank, dst, number), dst, async_op=True) for number in range(6) for dst in others]
@@ -45,7 +45,7 @@ def test_all_ranks_send_and_receive_at_once_in_both_directions(comm: Comm) -> No
     assert rw.all_reduce(1) == comm.size
 
 
-def test_tensors_are_received_on_the_device_of_a_blocking_call(comm: Comm) -> None:
+def test_tensors_are_received_on_the_device_of_a_blocking_call(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     value = [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True), torch.ones(LARGE)]
     received: list[tuple[Any, Any]] = []
@@ -68,7 +68,7 @@ def test_tensors_are_received_on_the_device_of_a_blocking_call(comm: Comm) -> No
             assert torch.equal(one, same_one)
 
 
-def test_in_a_ring_every_rank_may_send_before_it_receives(comm: Comm) -> None:
+def test_in_a_ring_every_rank_may_send_before_it_receives(comm: Group) -> None:
     rank = rw.get_rank()
     value = torch.full((LARGE,), rank)
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_in_a_ring_every_rank_may_send_before_it_receives(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(3)
-def test_a_pending_call_does_not_wait_for_one_with_another_rank(comm: Comm) -> None:
+def test_a_pending_call_does_not_wait_for_one_with_another_rank(comm: Group) -> None:
     """Rank 1 receives only after rank 2, which was sent to later, has its value."""
     if comm.rank == 0:
         works = [rw.send(f"for rank {dst}", dst, async_op=True) for dst in (1, 2)]
@@ -95,7 +95,7 @@ def test_a_pending_call_does_not_wait_for_one_with_another_rank(comm: Comm) -> N
         rw.send("from 2", 0)
 
 
-def test_collectives_and_both_directions_are_pending_together(comm: Comm) -> None:
+def test_collectives_and_both_directions_are_pending_together(comm: Group) -> None:
     """No call waits for those of another kind, in whatever order each rank makes them."""
     group = rw.new_group(range(comm.size))
     rank, other = rw.get_rank(), rw.get_rank() ^ 1
@@ -122,7 +122,7 @@ def test_collectives_and_both_directions_are_pending_together(comm: Comm) -> Non
 
 
 @pytest.mark.ranks(2)
-def test_a_blocking_call_comes_after_the_pending_ones_of_its_direction(comm: Comm) -> None:
+def test_a_blocking_call_comes_after_the_pending_ones_of_its_direction(comm: Group) -> None:
     assert comm.size == 2
     for sender in range(2):
         if rw.get_rank() == sender:
@@ -137,7 +137,7 @@ def test_a_blocking_call_comes_after_the_pending_ones_of_its_direction(comm: Com
 
 
 @pytest.mark.ranks(2)
-def test_a_pending_call_is_named(comm: Comm) -> None:
+def test_a_pending_call_is_named(comm: Group) -> None:
     if comm.rank == 0:
         work = rw.recv(1, async_op=True)
         assert re.fullmatch(rf"<Work recv at {HERE}, pending>", repr(work))
@@ -152,7 +152,7 @@ def test_a_pending_call_is_named(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_an_error_of_one_is_raised_by_wait_on_both(comm: Comm) -> None:
+def test_an_error_of_one_is_raised_by_wait_on_both(comm: Group) -> None:
     for sender in range(2):
         if rw.get_rank() == sender:
             wrong = rw.send(threading.Lock(), 1 - sender, async_op=True)
@@ -177,7 +177,7 @@ class NotUnpickled:
 
 
 @pytest.mark.ranks(2)
-def test_a_value_that_cannot_be_unpickled_is_an_error_of_the_receiver_alone(comm: Comm) -> None:
+def test_a_value_that_cannot_be_unpickled_is_an_error_of_the_receiver_alone(comm: Group) -> None:
     if comm.rank == 0:
         for value in (NotUnpickled(), "next"):
             rw.send(value, 1, async_op=True).wait()
@@ -188,7 +188,7 @@ def test_a_value_that_cannot_be_unpickled_is_an_error_of_the_receiver_alone(comm
         assert works[1].wait() == "next"
 
 
-def test_wrong_arguments_are_refused_at_once(comm: Comm) -> None:
+def test_wrong_arguments_are_refused_at_once(comm: Group) -> None:
     others: list[Any] = [rw.get_rank(), 99, -1, "1", None, rw.GroupRank(99)]
     for other in others:
         with pytest.raises(rw.InvalidArgumentError):
@@ -204,7 +204,7 @@ def test_wrong_arguments_are_refused_at_once(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-def test_in_a_section_for_one_rank_a_call_is_refused_at_once(comm: Comm) -> None:
+def test_in_a_section_for_one_rank_a_call_is_refused_at_once(comm: Group) -> None:
     with rw.one_rank_only() as mine:
         if mine:
             with pytest.raises(
@@ -215,14 +215,14 @@ def test_in_a_section_for_one_rank_a_call_is_refused_at_once(comm: Comm) -> None
 
 
 @pytest.mark.ranks("serial", 1)
-def test_alone_there_is_nobody_to_send_to(comm: Comm) -> None:
+def test_alone_there_is_nobody_to_send_to(comm: Group) -> None:
     for call in (lambda: rw.send(1, dst=0, async_op=True), lambda: rw.recv(src=0, async_op=True)):
         with pytest.raises(rw.InvalidArgumentError, match="itself"):
             call()
     assert rw.all_reduce(1) == comm.size
 
 
-def test_closing_a_group_waits_for_its_transfers(comm: Comm, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_a_group_waits_for_its_transfers(comm: Group, caplog: pytest.LogCaptureFixture) -> None:
     group = rw.new_group(range(comm.size))
     rank, works = rw.get_rank(), []
     for number in range(3):
@@ -241,7 +241,7 @@ def test_closing_a_group_waits_for_its_transfers(comm: Comm, caplog: pytest.LogC
     assert rw.all_reduce(1) == comm.size
 
 
-def test_a_transfer_that_is_pending_in_a_closed_group_alone_ends(comm: Comm, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_transfer_that_is_pending_in_a_closed_group_alone_ends(comm: Group, caplog: pytest.LogCaptureFixture) -> None:
     """The other rank closes the group without the call."""
     group = rw.new_group(range(comm.size))
     works: list[rw.Work[Any]] = []
@@ -256,7 +256,7 @@ def test_a_transfer_that_is_pending_in_a_closed_group_alone_ends(comm: Comm, cap
 
 
 @pytest.mark.ranks(2)
-def test_threads_use_the_two_directions_at_once(comm: Comm) -> None:
+def test_threads_use_the_two_directions_at_once(comm: Group) -> None:
     rank, other = rw.get_rank(), 1 - rw.get_rank()
     received: list[Any] = []
     thread = threading.Thread(target=lambda: received.extend(rw.recv(other) for _ in range(20)))

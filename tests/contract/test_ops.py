@@ -10,7 +10,7 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.comm import INLINE_BYTES
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import OPS, Op, plan
 from rankwise.testing.fakes import recording
 from tests.contract.test_routes import WAYS, route
@@ -24,7 +24,7 @@ def operand(op: Op, rank: int) -> Any:
     return rank == 0 if op.bools_only else 2 + rank
 
 
-def results(op: Op, comm: Comm) -> Iterator[tuple[str, Any]]:
+def results(op: Op, comm: Group) -> Iterator[tuple[str, Any]]:
     """Reduce one operand of each rank in every form that takes another route."""
     number = operand(op, rw.get_rank())
     yield "a number", rw.all_reduce(number, op=op.name)
@@ -45,7 +45,7 @@ def results(op: Op, comm: Comm) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 @pytest.mark.ranks("serial", 1, 2, 4)
 @pytest.mark.slow_with_ranks(4)
-def test_every_op_gives_one_result_in_every_form(comm: Comm, op: Op) -> None:
+def test_every_op_gives_one_result_in_every_form(comm: Group, op: Op) -> None:
     wanted = op.reduce_numbers([operand(op, rank) for rank in range(comm.size)])
     for name, result in results(op, comm):
         assert result == wanted, name
@@ -53,7 +53,7 @@ def test_every_op_gives_one_result_in_every_form(comm: Comm, op: Op) -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 @pytest.mark.ranks(2)
-def test_every_op_gives_one_result_by_every_route(comm: Comm, op: Op) -> None:
+def test_every_op_gives_one_result_by_every_route(comm: Group, op: Op) -> None:
     wanted = op.reduce_numbers([operand(op, rank) for rank in range(comm.size)])
     for way in WAYS:
         with route(way, comm):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3)]
 
@@ -50,7 +50,7 @@ def test_values_of_any_kind_arrive_in_order() -> None:
     assert rw.all_reduce(1) == rw.get_world_size()
 
 
-def test_in_a_group(comm: Comm) -> None:
+def test_in_a_group(comm: Group) -> None:
     """The ranks are global ones, or ranks within the group; the same two ranks can use several groups."""
     last = comm.size - 1
     with rw.new_group([0, last]) as group:

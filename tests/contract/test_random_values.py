@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from tests.contract import random_values as model
 
 pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.soak(50)]
 
 
-def test_all_reduce_of_random_values(comm: Comm, seed: int) -> None:
+def test_all_reduce_of_random_values(comm: Group, seed: int) -> None:
     @hypothesis.seed(seed)
     @model.EXAMPLES
     @given(model.templates, st.sampled_from(["sum", "product"]))
@@ -34,7 +34,7 @@ def test_all_reduce_of_random_values(comm: Comm, seed: int) -> None:
     check()
 
 
-def test_random_values_are_gathered_unchanged(comm: Comm, seed: int) -> None:
+def test_random_values_are_gathered_unchanged(comm: Group, seed: int) -> None:
     @hypothesis.seed(seed)
     @model.EXAMPLES
     @given(st.lists(model.templates, min_size=comm.size, max_size=comm.size), st.integers(0, comm.size - 1))
@@ -51,7 +51,7 @@ def test_random_values_are_gathered_unchanged(comm: Comm, seed: int) -> None:
     check()
 
 
-def test_random_divergences_are_found(comm: Comm, seed: int) -> None:
+def test_random_divergences_are_found(comm: Group, seed: int) -> None:
     @hypothesis.seed(seed)
     @model.EXAMPLES
     @given(st.data())

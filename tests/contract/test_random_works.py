@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks(2, 4, timeout=200), pytest.mark.slow_with_ranks(4)]
 
@@ -78,7 +78,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.soak(20)
-def test_random_programs_have_the_results_of_blocking_calls(comm: Comm, seed: int) -> None:
+def test_random_programs_have_the_results_of_blocking_calls(comm: Group, seed: int) -> None:
     """In some calls one rank passes what cannot be pickled, or calls something else: all members get an error there."""
     everyone, mine = random.Random(seed), random.Random(f"{seed} {rw.get_rank()}")  # noqa: S311 - not for security
     rank = rw.get_rank()

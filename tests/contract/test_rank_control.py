@@ -18,7 +18,7 @@ from torch.distributed import Store
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from tests.contract.without_frames import without_frames
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
@@ -28,7 +28,7 @@ class OnlyHereError(Exception):
     """Raised on one rank."""
 
 
-def test_one_rank_only_shares_its_result(comm: Comm) -> None:
+def test_one_rank_only_shares_its_result(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     ran = []
     for who in {0, last}:
@@ -44,7 +44,7 @@ def test_one_rank_only_shares_its_result(comm: Comm) -> None:
     assert ran == [who for who in sorted({0, last}) if who == rank]
 
 
-def test_one_rank_only_without_sharing(comm: Comm) -> None:
+def test_one_rank_only_without_sharing(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
 
     @rw.one_rank_only(last, share=False)
@@ -57,7 +57,7 @@ def test_one_rank_only_without_sharing(comm: Comm) -> None:
     assert work() == (5 if rank == last else None)
 
 
-def test_one_rank_only_refuses_invalid_ranks(comm: Comm) -> None:
+def test_one_rank_only_refuses_invalid_ranks(comm: Group) -> None:
     """With and without sharing, and on all ranks: a function that never runs would not be noticed."""
     with pytest.raises(rw.InvalidArgumentError, match="parentheses"):
         rw.one_rank_only(print)  # type: ignore[call-overload]  # that is the point
@@ -72,7 +72,7 @@ def test_one_rank_only_refuses_invalid_ranks(comm: Comm) -> None:
 
 
 @pytest.mark.parametrize("decorate", [rw.rank_zero_only, rw.one_rank_only(share=False)], ids=["zero", "one"])
-def test_all_methods_but_no_coroutines_and_generators(comm: Comm, decorate: Any) -> None:
+def test_all_methods_but_no_coroutines_and_generators(comm: Group, decorate: Any) -> None:
     class Saver:
         @decorate  # type: ignore[untyped-decorator]  # one of two
         @classmethod
@@ -105,7 +105,7 @@ def test_all_methods_but_no_coroutines_and_generators(comm: Comm, decorate: Any)
 
 
 @pytest.mark.parametrize("decorate", [rw.rank_zero_first(), rw.in_rank_order()], ids=["first", "order"])
-def test_blocks_decorate_methods_but_no_coroutines_and_generators(comm: Comm, decorate: Any) -> None:
+def test_blocks_decorate_methods_but_no_coroutines_and_generators(comm: Group, decorate: Any) -> None:
     ran = []
 
     class Reader:
@@ -135,7 +135,7 @@ def test_blocks_decorate_methods_but_no_coroutines_and_generators(comm: Comm, de
     assert rw.all_reduce(1) == comm.size
 
 
-def test_one_rank_only_is_a_context(comm: Comm, tmp_path: Path) -> None:
+def test_one_rank_only_is_a_context(comm: Group, tmp_path: Path) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     mark = tmp_path / "done"
     with rw.one_rank_only(last) as mine:
@@ -146,7 +146,7 @@ def test_one_rank_only_is_a_context(comm: Comm, tmp_path: Path) -> None:
     assert mark.exists(), "the others waited"
 
 
-def test_an_error_on_the_one_rank_is_raised_on_all(comm: Comm) -> None:
+def test_an_error_on_the_one_rank_is_raised_on_all(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     wanted = OnlyHereError if rank == last else rw.RemoteRankError
 
@@ -173,7 +173,7 @@ class SeveralLines:
         raise ValueError("no key 'a'\nin:\n  b")
 
 
-def test_errors_of_several_lines_are_reported_by_class_and_first_line(comm: Comm) -> None:
+def test_errors_of_several_lines_are_reported_by_class_and_first_line(comm: Group) -> None:
     last = comm.size - 1
     here = rw.get_rank() == last
     for call in (
@@ -188,7 +188,7 @@ def test_errors_of_several_lines_are_reported_by_class_and_first_line(comm: Comm
             assert rest.rstrip().endswith("in:\n  b")
 
 
-def test_an_error_of_a_waiting_rank_is_raised_there_only(comm: Comm) -> None:
+def test_an_error_of_a_waiting_rank_is_raised_there_only(comm: Group) -> None:
     if rw.get_rank() == comm.size - 1:
         with pytest.raises(OnlyHereError), rw.one_rank_only(0) as mine:
             assert mine is (comm.size == 1)
@@ -202,7 +202,7 @@ def test_an_error_of_a_waiting_rank_is_raised_there_only(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-def test_rank_zero_first_is_a_decorator_and_knows_nodes(comm: Comm, tmp_path: Path) -> None:
+def test_rank_zero_first_is_a_decorator_and_knows_nodes(comm: Group, tmp_path: Path) -> None:
     mark = tmp_path / "cache"
 
     @rw.rank_zero_first(local=True)
@@ -237,7 +237,7 @@ class _DelayedStore:
 
 
 @pytest.mark.ranks(2, 3)
-def test_the_end_of_a_section_is_stored_before_later_messages(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_section_is_stored_before_later_messages(comm: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     board = comm_of(comm).shared_store()
     assert board is not None
     slow = _DelayedStore(board)
@@ -249,7 +249,7 @@ def test_the_end_of_a_section_is_stored_before_later_messages(comm: Comm, monkey
         assert rw.one_rank_only()(lambda: "done")() == "done"
 
 
-def test_ranks_run_one_after_the_other(comm: Comm, tmp_path: Path) -> None:
+def test_ranks_run_one_after_the_other(comm: Group, tmp_path: Path) -> None:
     order = tmp_path / "order"
     for _ in range(3):
         with rw.in_rank_order(), order.open("a") as file:
@@ -265,7 +265,7 @@ def test_ranks_run_one_after_the_other(comm: Comm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uses_frames", [True, False], ids=["small", "large"])
-def test_an_error_in_rank_order_is_raised_on_all_ranks(comm: Comm, uses_frames: bool) -> None:
+def test_an_error_in_rank_order_is_raised_on_all_ranks(comm: Group, uses_frames: bool) -> None:
     """Also in groups that are too large for frames."""
     rank, middle = rw.get_rank(), comm.size // 2
     entered = []
@@ -282,7 +282,7 @@ def test_an_error_in_rank_order_is_raised_on_all_ranks(comm: Comm, uses_frames: 
         assert rw.all_reduce(1) == comm.size
 
 
-def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Comm) -> None:
+def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Group) -> None:
     """No deadlock: neither the rank in the collective waits for the others, nor they for the end of its section."""
     group = rw.new_group(range(comm.size))
     calls: list[Callable[[], object]] = [
@@ -303,7 +303,7 @@ def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Comm) -
             assert rw.all_reduce(1, group=group) == comm.size
 
 
-def test_a_collective_of_a_waiting_rank_is_an_error(comm: Comm) -> None:
+def test_a_collective_of_a_waiting_rank_is_an_error(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     with rw.one_rank_only(0) as mine:
         if rank == last:
@@ -318,7 +318,7 @@ def test_a_collective_of_a_waiting_rank_is_an_error(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_block_refused_because_of_another_thread_fails_on_all_ranks(comm: Comm) -> None:
+def test_a_block_refused_because_of_another_thread_fails_on_all_ranks(comm: Group) -> None:
     rw.node_group()
     held = threading.Event(), threading.Event()
 

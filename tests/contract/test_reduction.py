@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
 
@@ -44,7 +44,7 @@ def expected(values: list[torch.Tensor], op: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_all_reduce_of_tensors_keeps_type_and_shape(comm: Comm, op: str) -> None:
+def test_all_reduce_of_tensors_keeps_type_and_shape(comm: Group, op: str) -> None:
     rank = rw.get_rank()
     for dtype in NUMERIC:
         values = [torch.tensor([[1 + r, 3], [2, 4 - r]]).to(dtype) for r in range(comm.size)]
@@ -58,7 +58,7 @@ def test_all_reduce_of_tensors_keeps_type_and_shape(comm: Comm, op: str) -> None
         assert torch.equal(values[rank], before), "the result is new, alone too"
 
 
-def test_all_reduce_of_bool_tensors(comm: Comm) -> None:
+def test_all_reduce_of_bool_tensors(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     flags = torch.tensor([True, rank == 0, False])
     assert rw.all_reduce(flags, op="and").tolist() == [True, size == 1, False]
@@ -69,7 +69,7 @@ def test_all_reduce_of_bool_tensors(comm: Comm) -> None:
     assert rw.all_reduce(flags, op="mean").tolist() == [1.0, 1 / size, 0.0]
 
 
-def test_all_reduce_of_complex_tensors(comm: Comm) -> None:
+def test_all_reduce_of_complex_tensors(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     value = torch.tensor([1 + 1j, complex(rank)])
     assert rw.all_reduce(value).tolist() == [size * (1 + 1j), complex(sum(range(size)))]
@@ -77,7 +77,7 @@ def test_all_reduce_of_complex_tensors(comm: Comm) -> None:
     assert product[0].item() == pytest.approx((1 + 1j) ** size)
 
 
-def test_all_reduce_takes_any_dense_layout(comm: Comm) -> None:
+def test_all_reduce_takes_any_dense_layout(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     grid = torch.arange(6.0).reshape(2, 3) + rank
     total = sum(range(size))
@@ -87,23 +87,23 @@ def test_all_reduce_takes_any_dense_layout(comm: Comm) -> None:
         assert torch.equal(reduced, (value - rank) * size + total)
 
 
-def test_all_reduce_is_detached(comm: Comm) -> None:
+def test_all_reduce_is_detached(comm: Group) -> None:
     weight = torch.ones(2, requires_grad=True)
     assert not rw.all_reduce(weight * 2).requires_grad
     assert not rw.all_reduce(torch.nn.Parameter(torch.ones(2))).requires_grad
 
 
-def test_mean_of_half_precision_does_not_overflow(comm: Comm) -> None:
+def test_mean_of_half_precision_does_not_overflow(comm: Group) -> None:
     assert rw.all_reduce(torch.tensor([60000.0], dtype=torch.float16), op="mean").item() == 60000.0
 
 
-def test_int64_survives_exactly(comm: Comm) -> None:
+def test_int64_survives_exactly(comm: Group) -> None:
     large = 2**53 + 1
     assert rw.all_reduce(torch.tensor(large), op="max").item() == large
     assert rw.all_reduce(torch.tensor(large)).item() == large * comm.size
 
 
-def test_all_reduce_of_numbers_is_as_in_python(comm: Comm) -> None:
+def test_all_reduce_of_numbers_is_as_in_python(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     assert rw.all_reduce(rank) == sum(range(size))
     assert rw.all_reduce(2**80 + rank, op="max") == 2**80 + size - 1
@@ -114,7 +114,7 @@ def test_all_reduce_of_numbers_is_as_in_python(comm: Comm) -> None:
     assert rw.all_reduce(0.5 if rank else 1) == 1 + 0.5 * (size - 1), "numbers need not be of one type"
 
 
-def test_all_reduce_of_bools(comm: Comm) -> None:
+def test_all_reduce_of_bools(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     assert rw.all_reduce(rank == 0, op="or") is True
     assert rw.all_reduce(rank == 0, op="and") is (size == 1)
@@ -122,20 +122,20 @@ def test_all_reduce_of_bools(comm: Comm) -> None:
     assert rw.all_reduce(True, op="min") is True
 
 
-def test_not_a_number_wins(comm: Comm) -> None:
+def test_not_a_number_wins(comm: Group) -> None:
     assert math.isnan(rw.all_reduce(math.nan if rw.get_rank() == comm.size - 1 else 1.0, op="min"))
     assert math.isnan(rw.all_reduce(math.nan if rw.get_rank() == 0 else 1.0, op="max"))
 
 
 @pytest.mark.parametrize("op", ["sun", "SUM", "", "avg"])
-def test_an_unknown_op_is_refused_in_every_world(comm: Comm, op: str) -> None:
+def test_an_unknown_op_is_refused_in_every_world(comm: Group, op: str) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="is none of 'sum', 'mean'"):
         rw.all_reduce(torch.ones(1), op=op)
     with pytest.raises(rw.InvalidArgumentError):
         rw.all_reduce(1, op=op)
 
 
-def test_values_that_cannot_be_reduced_are_refused_in_every_world(comm: Comm) -> None:
+def test_values_that_cannot_be_reduced_are_refused_in_every_world(comm: Group) -> None:
     with pytest.raises(rw.PayloadTypeError, match="for bools"):
         rw.all_reduce(torch.ones(1), op="and")
     with pytest.raises(rw.PayloadTypeError, match="for bools"):
@@ -150,7 +150,7 @@ def test_values_that_cannot_be_reduced_are_refused_in_every_world(comm: Comm) ->
         rw.all_reduce("text")
 
 
-def test_a_number_that_cannot_be_reduced_is_refused_on_every_rank(comm: Comm) -> None:
+def test_a_number_that_cannot_be_reduced_is_refused_on_every_rank(comm: Group) -> None:
     """Rule 11."""
     rank, last = rw.get_rank(), comm.size - 1
     wanted = rw.PayloadTypeError if rank == last else rw.RemoteRankError
@@ -162,7 +162,7 @@ def test_a_number_that_cannot_be_reduced_is_refused_on_every_rank(comm: Comm) ->
     assert rw.all_reduce(1) == comm.size, "and the next collective works"
 
 
-def test_numpy_scalars_are_python_numbers(comm: Comm) -> None:
+def test_numpy_scalars_are_python_numbers(comm: Group) -> None:
     small: Any = np.int8(100)
     flag: Any = np.bool_(True)
     single: Any = np.float32(0.5)
@@ -183,7 +183,7 @@ def bits(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_reduce_gives_one_rank_the_result_of_all_reduce(comm: Comm, op: str) -> None:
+def test_reduce_gives_one_rank_the_result_of_all_reduce(comm: Group, op: str) -> None:
     """Bit for bit, of floats whose sum depends on the order, in and beyond frames."""
     rank, last = rw.get_rank(), comm.size - 1
     generator = torch.Generator().manual_seed(rank)
@@ -204,7 +204,7 @@ def test_reduce_gives_one_rank_the_result_of_all_reduce(comm: Comm, op: str) -> 
                 assert found is None if rank != dst else bits(found) == wanted
 
 
-def test_reduce_of_bools_and_of_complex_numbers(comm: Comm) -> None:
+def test_reduce_of_bools_and_of_complex_numbers(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     flags = rw.reduce(torch.tensor([True, rank == 0]), op="and")
     total = rw.reduce(torch.full((3000,), 1 + 1j, dtype=torch.complex64))
@@ -214,7 +214,7 @@ def test_reduce_of_bools_and_of_complex_numbers(comm: Comm) -> None:
     assert wrong is (True if rank == size - 1 else None)
 
 
-def test_reduce_refuses_on_every_rank(comm: Comm) -> None:
+def test_reduce_refuses_on_every_rank(comm: Group) -> None:
     """Also where only the rank that gets the result would see that there is none."""
     rank, size = rw.get_rank(), comm.size
     wrong: list[Any] = [-1, size, True, 0.0, None]
@@ -230,7 +230,7 @@ def test_reduce_refuses_on_every_rank(comm: Comm) -> None:
     assert rw.reduce(1) == (None if rank else size), "and the next collective works"
 
 
-def test_reduce_scatter_gives_each_rank_its_part(comm: Comm) -> None:
+def test_reduce_scatter_gives_each_rank_its_part(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     values = [torch.tensor([float(rank + place), 1.0]) for place in range(size)]
     assert rw.reduce_scatter(values).tolist() == [sum(range(size)) + size * rank, size]
@@ -238,14 +238,14 @@ def test_reduce_scatter_gives_each_rank_its_part(comm: Comm) -> None:
     assert rw.reduce_scatter([torch.tensor(rank)] * size, op="mean").item() == (size - 1) / 2
 
 
-def test_reduce_scatter_takes_parts_of_different_shapes(comm: Comm) -> None:
+def test_reduce_scatter_takes_parts_of_different_shapes(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     part = rw.reduce_scatter([torch.ones(place, 2) for place in range(size)])
     assert part.shape == (rank, 2)
     assert (part == size).all()
 
 
-def test_reduce_scatter_refuses_other_values_than_sequences_of_tensors(comm: Comm) -> None:
+def test_reduce_scatter_refuses_other_values_than_sequences_of_tensors(comm: Group) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="one tensor for each"):
         rw.reduce_scatter([torch.ones(1)] * (comm.size + 1))
     with pytest.raises(rw.PayloadTypeError):
@@ -255,7 +255,7 @@ def test_reduce_scatter_refuses_other_values_than_sequences_of_tensors(comm: Com
             rw.reduce_scatter([torch.ones(1), *[torch.ones(1).double()] * (comm.size - 1)])
 
 
-def test_the_mean_of_integers_does_not_overflow(comm: Comm) -> None:
+def test_the_mean_of_integers_does_not_overflow(comm: Group) -> None:
     """As a single tensor, small or large, in containers, among numbers, and scattered; compared with Python's."""
     rank, size = rw.get_rank(), comm.size
     generator = random.Random(0)  # noqa: S311 - the same on all ranks
@@ -314,7 +314,7 @@ class Column:
         raise ValueError("can only convert an array of size 1 to a Python scalar")
 
 
-def test_columns_of_numbers_are_refused(comm: Comm) -> None:
+def test_columns_of_numbers_are_refused(comm: Group) -> None:
     with pytest.raises(rw.PayloadTypeError, match="got a Column"):
         rw.all_reduce(Column())
     assert rw.all_reduce(1) == comm.size

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from tests.contract.tensor_kinds import Tagged
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3)]
@@ -57,7 +57,7 @@ def operands(width: int, dtype: torch.dtype, size: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("form", [name for name in FORMS if name != "contiguous"])
-def test_ranks_with_tensors_of_another_form(comm: Comm, form: str) -> None:
+def test_ranks_with_tensors_of_another_form(comm: Group, form: str) -> None:
     is_odd = rw.get_rank() == 0
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
         for width in WIDTHS if dtype is torch.float32 else WIDTHS[:-1]:
@@ -73,7 +73,7 @@ def test_ranks_with_tensors_of_another_form(comm: Comm, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["transposed", "strided", "parameter"])
-def test_another_shape_or_dtype_of_another_form_is_named(comm: Comm, form: str) -> None:
+def test_another_shape_or_dtype_of_another_form_is_named(comm: Group, form: str) -> None:
     is_odd = rw.get_rank() == 0
     for width in WIDTHS[:-1]:
         values = torch.ones(3, width)

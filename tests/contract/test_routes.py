@@ -25,7 +25,7 @@ from rankwise._comm.control import route as frame_route
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.data.plane import Support
 from rankwise._comm.data.socket_plane import SocketPlane
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from tests.contract import (
     test_containers,
     test_divergences,
@@ -66,7 +66,7 @@ class NoPlane(SocketPlane):
 
 
 @contextmanager
-def route(name: str, group: Comm) -> Iterator[None]:
+def route(name: str, group: Group) -> Iterator[None]:
     """Use a route in this process and in the groups that it makes."""
     comm: Any = comm_of(group)
     registry = comm._exchange._registry
@@ -87,7 +87,7 @@ def route(name: str, group: Comm) -> Iterator[None]:
 
 
 @contextmanager
-def connected_by_sockets(group: Comm, comm: Any, registry: Any) -> Iterator[None]:
+def connected_by_sockets(group: Group, comm: Any, registry: Any) -> Iterator[None]:
     """Connect the ranks of a session anew, without a page, for a block."""
     prefix = rw.broadcast(secrets.token_hex(8), group=group)
     store = dist.PrefixStore(prefix, registry.store())
@@ -107,7 +107,7 @@ def connected_by_sockets(group: Comm, comm: Any, registry: Any) -> Iterator[None
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_body(comm: Comm, module: ModuleType, way: str) -> None:
+def test_every_body(comm: Group, module: ModuleType, way: str) -> None:
     with route(way, comm):
         assert comm_of(comm).uses_frames is (way != "digests")
         assert bodies(module)
@@ -117,7 +117,7 @@ def test_every_body(comm: Comm, module: ModuleType, way: str) -> None:
 
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_divergence(comm: Comm, odd: int, way: str) -> None:
+def test_every_divergence(comm: Group, odd: int, way: str) -> None:
     odd %= comm.size
     with route(way, comm):
         for usual, other, _ in test_divergences.MISMATCHES.values():
@@ -129,7 +129,7 @@ def test_every_divergence(comm: Comm, odd: int, way: str) -> None:
         test_divergences.works(comm)
 
 
-def test_numbers_are_as_exact_in_groups_without_frames(comm: Comm) -> None:
+def test_numbers_are_as_exact_in_groups_without_frames(comm: Group) -> None:
     """The backend returns the same results as Python, and numbers that may not fit into 64 bits are gathered."""
     rank, size = rw.get_rank(), comm.size
     values = [rank, 2**62 - rank, 2**70 + rank, -(2**63), True, 0.1 * rank, complex(rank, 1), rank == 0]
@@ -147,7 +147,7 @@ def test_numbers_are_as_exact_in_groups_without_frames(comm: Comm) -> None:
         assert torch.tensor(rw.all_reduce(float("nan") if rank else 1.0, op="min")).isnan()
 
 
-def test_ranks_of_one_host_are_connected_however_many_they_are(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_host_are_connected_however_many_they_are(comm: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would unpickle bytes from the backend, which listens where other users can connect."""
     monkeypatch.setattr(opening, "MAX_FRAMES_SIZE", 1)
     part = rw.new_group(range(comm.size))

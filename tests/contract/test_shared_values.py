@@ -19,7 +19,7 @@ import torch
 import rankwise as rw
 from rankwise._collectives import memory_room, scatter
 from rankwise._comm.control import shared_file
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._memory import require_available
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3)]
@@ -79,7 +79,7 @@ def num_open() -> int:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_result_is_the_receivers_own(comm: Comm, name: str) -> None:
+def test_a_result_is_the_receivers_own(comm: Group, name: str) -> None:
     rank = rw.get_rank()
     own = large(rank)
     received = CALLS[name](own)
@@ -92,7 +92,7 @@ def test_a_result_is_the_receivers_own(comm: Comm, name: str) -> None:
     rw.barrier()
 
 
-def test_memory_is_freed_with_the_last_reference(comm: Comm) -> None:
+def test_memory_is_freed_with_the_last_reference(comm: Group) -> None:
     """At once: not when garbage is collected."""
     gc.collect()
     gc.disable()
@@ -113,14 +113,14 @@ def test_memory_is_freed_with_the_last_reference(comm: Comm) -> None:
         gc.enable()
 
 
-def test_small_values_are_not_mapped(comm: Comm) -> None:
+def test_small_values_are_not_mapped(comm: Group) -> None:
     """A process may have 65,530 maps, and a program may keep the results of all its steps."""
     kept = [rw.all_gather(torch.ones(20_000)) for _ in range(5)]
     assert num_mapped() == 0
     assert all(one.sum() == 20_000 for step in kept for one in step)
 
 
-def test_large_and_small_values_in_one_call(comm: Comm) -> None:
+def test_large_and_small_values_in_one_call(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     lengths = [0, 3, 5_000, LENGTH]
     for turn in range(len(lengths)):
@@ -136,7 +136,7 @@ def test_large_and_small_values_in_one_call(comm: Comm) -> None:
         assert torch.equal(mine["t"], values[rank]["t"])
 
 
-def test_forked_children_read_and_write_results(comm: Comm) -> None:
+def test_forked_children_read_and_write_results(comm: Group) -> None:
     rank = rw.get_rank()
     received = rw.all_gather(large(rank))
     child = os.fork()
@@ -168,7 +168,7 @@ def fail_at(what: str, where: str, rank: int, data: torch.Tensor) -> torch.Tenso
 
 @pytest.mark.parametrize("where", ["pickle", "unpickle"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_value_that_fails_on_one_rank_is_an_error_on_all(comm: Comm, name: str, where: str) -> None:
+def test_a_value_that_fails_on_one_rank_is_an_error_on_all(comm: Group, name: str, where: str) -> None:
     for odd in range(comm.size) if where == "unpickle" and name != "gather" else [1]:
         error = rw.PayloadTypeError if rw.get_rank() == odd else rw.RemoteRankError
         with pytest.raises(error, match=rf"no {where} here") as raised:
@@ -177,7 +177,7 @@ def test_a_value_that_fails_on_one_rank_is_an_error_on_all(comm: Comm, name: str
         check(name)
 
 
-def test_no_descriptor_is_left(comm: Comm) -> None:
+def test_no_descriptor_is_left(comm: Group) -> None:
     for turn in range(10):
         for name, call in CALLS.items():
             check(name)
@@ -247,7 +247,7 @@ OBSTACLES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_a_rank_that_cannot_use_files_gets_and_sends_values(comm: Comm, obstacle: str) -> None:
+def test_a_rank_that_cannot_use_files_gets_and_sends_values(comm: Group, obstacle: str) -> None:
     with patched("_CREATE", None):
         for name in CALLS:
             check(name)  # opens all connections
@@ -264,7 +264,7 @@ def test_a_rank_that_cannot_use_files_gets_and_sends_values(comm: Comm, obstacle
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_rank_without_memory_is_an_error_on_all(comm: Comm, name: str) -> None:
+def test_a_rank_without_memory_is_an_error_on_all(comm: Group, name: str) -> None:
     check(name)
     obstacles: list[Callable[[], Any]] = [
         lambda: failing("writev", errno.ENOMEM),
@@ -288,7 +288,7 @@ def test_a_rank_without_memory_is_an_error_on_all(comm: Comm, name: str) -> None
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_values_that_do_not_fit_are_refused_on_all_before_any_is_written(comm: Comm, name: str) -> None:
+def test_values_that_do_not_fit_are_refused_on_all_before_any_is_written(comm: Group, name: str) -> None:
     """One rank sees that its host has less memory than there is in fact."""
     value = torch.ones(3_000_000)
     written: list[int] = []
@@ -310,7 +310,7 @@ def test_values_that_do_not_fit_are_refused_on_all_before_any_is_written(comm: C
     check(name)
 
 
-def test_a_file_is_written_in_any_steps(comm: Comm) -> None:
+def test_a_file_is_written_in_any_steps(comm: Group) -> None:
     """The kernel may write less than it is given, and a value may have many pieces, and large ones."""
     rank = rw.get_rank()
     value: list[Any] = [
@@ -361,7 +361,7 @@ def shared_memory() -> int:
     return int(found[1]) << 10
 
 
-def test_gather_takes_memory_on_its_destination_only(comm: Comm) -> None:
+def test_gather_takes_memory_on_its_destination_only(comm: Group) -> None:
     value = torch.ones(16 << 18)
     check("gather")
     rw.barrier()
@@ -376,7 +376,7 @@ def test_gather_takes_memory_on_its_destination_only(comm: Comm) -> None:
         assert peak_memory() - before > comm.size * value.nbytes // 2
 
 
-def test_the_ranks_of_a_host_have_one_copy_of_each_value(comm: Comm) -> None:
+def test_the_ranks_of_a_host_have_one_copy_of_each_value(comm: Group) -> None:
     value = torch.ones(64 << 18)
     check("all_gather")
     rw.barrier()

@@ -15,7 +15,7 @@ import pytest
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.slow_with_ranks(1, 3)]
 
@@ -30,7 +30,7 @@ def new_key() -> str:
 VALUES: list[str | bytes] = ["", b"", "text", b"\0\xff bytes", "é日本🎉", "\ud800", "?", b"?", "5", "x" * (1 << 22)]
 
 
-def test_values_come_back_as_what_was_set(comm: Comm) -> None:
+def test_values_come_back_as_what_was_set(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     store = rw.store()
     for value in VALUES:
@@ -45,7 +45,7 @@ def test_values_come_back_as_what_was_set(comm: Comm) -> None:
     assert store.get(key + "\0é 日本 / .") == "of numpy"
 
 
-def test_what_is_set_is_there_for_all_after_a_barrier(comm: Comm) -> None:
+def test_what_is_set_is_there_for_all_after_a_barrier(comm: Group) -> None:
     """torch's `set` returns before the value is in the store."""
     for index in range(30):
         key = new_key()
@@ -58,7 +58,7 @@ def test_what_is_set_is_there_for_all_after_a_barrier(comm: Comm) -> None:
         assert rw.store().get(key) == str(index)
 
 
-def test_a_rank_waits_for_a_value(comm: Comm) -> None:
+def test_a_rank_waits_for_a_value(comm: Group) -> None:
     key, store = new_key(), rw.store()
     keys = [f"{key}/{rank}" for rank in range(comm.size)]
     rw.barrier()
@@ -72,7 +72,7 @@ def test_a_rank_waits_for_a_value(comm: Comm) -> None:
     assert store.check([*keys, key]) is False
 
 
-def test_a_key_that_is_not_set_is_named(comm: Comm) -> None:
+def test_a_key_that_is_not_set_is_named(comm: Group) -> None:
     key, store = new_key(), rw.store()
     store.set(key, "here")
     waits: list[Callable[[], object]] = [
@@ -94,7 +94,7 @@ def test_a_key_that_is_not_set_is_named(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-def test_a_counter_gives_each_rank_another_number(comm: Comm) -> None:
+def test_a_counter_gives_each_rank_another_number(comm: Group) -> None:
     key, store = new_key(), rw.store()
     store.set(key, "a text of this name, which adding would not survive in torch's store")
     assert store.add(f"{key}/zero", 0) == 0
@@ -107,7 +107,7 @@ def test_a_counter_gives_each_rank_another_number(comm: Comm) -> None:
     assert isinstance(store.get(key), str), "a counter and a value of one name are two things"
 
 
-def test_one_rank_of_all_sets_an_expected_value(comm: Comm) -> None:
+def test_one_rank_of_all_sets_an_expected_value(comm: Group) -> None:
     key, store = new_key(), rw.store()
     assert sum(rw.all_gather(store.compare_set(key, None, "same"))) == 1, "although all set the same value"
     assert sum(rw.all_gather(store.compare_set(key, "same", "same"))) >= 1
@@ -126,7 +126,7 @@ def test_one_rank_of_all_sets_an_expected_value(comm: Comm) -> None:
     assert store.get(mine) == "x"
 
 
-def test_compare_set_makes_any_change_atomic(comm: Comm) -> None:
+def test_compare_set_makes_any_change_atomic(comm: Group) -> None:
     """Each rank appends to one text."""
     key, store = new_key(), rw.store()
     if rw.get_rank() == 0:
@@ -141,7 +141,7 @@ def test_compare_set_makes_any_change_atomic(comm: Comm) -> None:
     assert sorted(str(store.get(key))) == sorted("".join(str(rank) * 20 for rank in range(comm.size)))
 
 
-def test_a_key_is_deleted_once(comm: Comm) -> None:
+def test_a_key_is_deleted_once(comm: Group) -> None:
     key, store = new_key(), rw.store()
     assert not store.delete(key)
     rw.barrier()
@@ -158,7 +158,7 @@ def test_a_key_is_deleted_once(comm: Comm) -> None:
         store.get(f"{key}/{rw.get_rank()}", timeout=0.01)
 
 
-def test_arguments_are_checked_before_anything_is_sent(comm: Comm) -> None:
+def test_arguments_are_checked_before_anything_is_sent(comm: Group) -> None:
     """torch's server closes the connection of a rank that sends too long a key or value."""
     key, store = new_key(), rw.store()
     odd: Any = [None, 5, b"bytes", ["list"], "\ud800", "x" * 5000, "日" * 2000]
@@ -196,7 +196,7 @@ def test_arguments_are_checked_before_anything_is_sent(comm: Comm) -> None:
     assert not store.check(key)
 
 
-def test_threads_use_the_store_at_once(comm: Comm) -> None:
+def test_threads_use_the_store_at_once(comm: Group) -> None:
     """One waits for a value that another one sets later, while a third adds, and the main thread is in collectives."""
     key, store = new_key(), rw.store()
     rank = rw.get_rank()
@@ -218,7 +218,7 @@ def test_threads_use_the_store_at_once(comm: Comm) -> None:
     assert store.add(key, 0) == 100 * comm.size
 
 
-def test_a_wait_is_interrupted_by_a_signal(comm: Comm) -> None:
+def test_a_wait_is_interrupted_by_a_signal(comm: Group) -> None:
     """As by Ctrl-C; torch's own wait is not."""
 
     class StopError(Exception):
@@ -239,7 +239,7 @@ def test_a_wait_is_interrupted_by_a_signal(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size, "and the next collective works"
 
 
-def test_the_store_is_used_where_collectives_are_not(comm: Comm) -> None:
+def test_the_store_is_used_where_collectives_are_not(comm: Group) -> None:
     """It is local: on one rank alone, and inside of an exclusive section."""
     key = new_key()
     if rw.get_rank() == 0:
@@ -250,7 +250,7 @@ def test_the_store_is_used_where_collectives_are_not(comm: Comm) -> None:
     assert rw.store().get(key) == "zero"
 
 
-def test_keys_of_users_are_apart_from_others(comm: Comm) -> None:
+def test_keys_of_users_are_apart_from_others(comm: Group) -> None:
     """Exclusive sections and connections use the same server."""
     key, store = new_key(), rw.store()
     for name in ("exclusive_section/1", "../x", "group/0", "user/value/x", key):
@@ -266,7 +266,7 @@ def test_keys_of_users_are_apart_from_others(comm: Comm) -> None:
         pass
 
 
-def test_a_store_is_neither_pickled_nor_used_by_a_closed_session(comm: Comm) -> None:
+def test_a_store_is_neither_pickled_nor_used_by_a_closed_session(comm: Group) -> None:
     with pytest.raises(TypeError):
         pickle.dumps(rw.store())
     if rw.backend() is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3, 4),
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_all_reduce_in_place(comm: Comm) -> None:
+def test_all_reduce_in_place(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     total = sum(range(size))
     for length in (0, 1, 7, 4096, 400_001):
@@ -34,7 +34,7 @@ def test_all_reduce_in_place(comm: Comm) -> None:
     assert rw.all_reduce_(weight).tolist() == [size, size]
 
 
-def test_all_reduce_in_place_refuses_results_of_another_dtype(comm: Comm) -> None:
+def test_all_reduce_in_place_refuses_results_of_another_dtype(comm: Group) -> None:
     for tensor, op in ((torch.ones(2, dtype=torch.bool), "sum"), (torch.ones(2, dtype=torch.int64), "mean")):
         with pytest.raises(rw.PayloadTypeError, match="another dtype"):
             rw.all_reduce_(tensor, op=op)
@@ -42,7 +42,7 @@ def test_all_reduce_in_place_refuses_results_of_another_dtype(comm: Comm) -> Non
         rw.all_reduce_(1)  # type: ignore[call-overload]  # that is the point
 
 
-def test_large_reductions_are_the_same_on_all_ranks(comm: Comm) -> None:
+def test_large_reductions_are_the_same_on_all_ranks(comm: Group) -> None:
     torch.manual_seed(rw.get_rank())
     for shape in ((1025,), (333, 1001), (1 << 20,), ((1 << 20) + 1,)):
         value = torch.rand(shape)
@@ -58,7 +58,7 @@ def test_large_reductions_are_the_same_on_all_ranks(comm: Comm) -> None:
             assert all(torch.equal(ours, other) for other in rw.all_gather(ours))
 
 
-def test_reduce_scatter_of_pieces_of_any_size(comm: Comm) -> None:
+def test_reduce_scatter_of_pieces_of_any_size(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     for length in (0, 3, 100_000):
         pieces = [torch.full((length + place % 2, 2), place + rank) for place in range(size)]
@@ -68,7 +68,7 @@ def test_reduce_scatter_of_pieces_of_any_size(comm: Comm) -> None:
     assert rw.reduce_scatter([torch.ones(2)] * size, op="mean").tolist() == [1, 1]
 
 
-def test_all_gather_cat_concatenates_tensors(comm: Comm) -> None:
+def test_all_gather_cat_concatenates_tensors(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     counts = list(range(size))
     for width in (1, 5000):
@@ -85,7 +85,7 @@ def test_all_gather_cat_concatenates_tensors(comm: Comm) -> None:
         rw.all_gather_cat([1])  # type: ignore[call-overload]  # that is the point
 
 
-def test_gradients_flow_through_all_reduce(comm: Comm) -> None:
+def test_gradients_flow_through_all_reduce(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     for op in ("sum", "mean"):
         for length in (2, 5000):
@@ -104,7 +104,7 @@ def test_gradients_flow_through_all_reduce(comm: Comm) -> None:
         rw.all_reduce(torch.ones(1), op="max", differentiable=True)
 
 
-def test_gradients_flow_through_all_gather(comm: Comm) -> None:
+def test_gradients_flow_through_all_gather(comm: Group) -> None:
     rank, size = rw.get_rank(), comm.size
     own = torch.full((rank + 1, 2), float(rank), requires_grad=True)
     parts = rw.all_gather(own, differentiable=True)
@@ -122,7 +122,7 @@ def test_gradients_flow_through_all_gather(comm: Comm) -> None:
         rw.all_gather(1, differentiable=True)
 
 
-def test_gradients_of_gradients(comm: Comm) -> None:
+def test_gradients_of_gradients(comm: Group) -> None:
     """Of s², where s is the sum of w³ over all ranks: the gradient on each rank is 6ws·w, and its gradient not 0."""
     size = comm.size
     for total in (
@@ -136,7 +136,7 @@ def test_gradients_of_gradients(comm: Comm) -> None:
         assert second.item() == 12 * size**2 + 18 * size**2, "through w, and through s on every rank"
 
 
-def test_conjugate_views_are_reduced_by_value(comm: Comm) -> None:
+def test_conjugate_views_are_reduced_by_value(comm: Group) -> None:
     for length in (2, 5000):
         for reduce in (rw.all_reduce, rw.all_reduce_):
             lazy = torch.full((length,), 1 + 1j, dtype=torch.complex64).conj()
@@ -144,7 +144,7 @@ def test_conjugate_views_are_reduced_by_value(comm: Comm) -> None:
             assert reduce(lazy).tolist() == [comm.size * (1 - 1j)] * length
 
 
-def test_the_default_device_is_not_used_for_messages(comm: Comm) -> None:
+def test_the_default_device_is_not_used_for_messages(comm: Group) -> None:
     small, large = torch.ones(3), torch.ones(9000)
     with torch.device("meta"):
         for value in (small, large):

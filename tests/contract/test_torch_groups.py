@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._session.current import current_session
 
 
@@ -41,7 +41,7 @@ def check_collectives(group: Any, members: list[int]) -> None:
 @pytest.mark.usefixtures("torch_random")
 @pytest.mark.ranks(1, 2, 3)
 @pytest.mark.slow_with_ranks(1)
-def test_a_process_group_of_torch_is_a_group(comm: Comm) -> None:
+def test_a_process_group_of_torch_is_a_group(comm: Group) -> None:
     rank, members = rw.get_rank(), list(range(comm.size // 2, comm.size))
     group = dist.new_group(members)
     if rank in members:
@@ -58,7 +58,7 @@ def test_a_process_group_of_torch_is_a_group(comm: Comm) -> None:
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.slow_with_ranks(3)
-def test_a_destroyed_process_group_is_an_error(comm: Comm) -> None:
+def test_a_destroyed_process_group_is_an_error(comm: Group) -> None:
     rank = rw.get_rank()
     group: Any = dist.new_group(list(range(comm.size)))
     assert rw.all_reduce(1, group=group) == comm.size
@@ -76,7 +76,7 @@ def test_a_destroyed_process_group_is_an_error(comm: Comm) -> None:
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.slow_with_ranks(3)
-def test_process_groups_that_were_destroyed_are_let_go(comm: Comm) -> None:
+def test_process_groups_that_were_destroyed_are_let_go(comm: Group) -> None:
     adopted = current_session().adopted
     for _ in range(3):
         group: Any = dist.new_group(list(range(comm.size)))
@@ -89,7 +89,7 @@ def test_process_groups_that_were_destroyed_are_let_go(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_errors_in_a_process_group_are_raised_on_its_members(comm: Comm) -> None:
+def test_errors_in_a_process_group_are_raised_on_its_members(comm: Group) -> None:
     rank = rw.get_rank()
     group: Any = dist.new_group([0, 1])
     for odd in range(comm.size):
@@ -107,7 +107,7 @@ def test_errors_in_a_process_group_are_raised_on_its_members(comm: Comm) -> None
 
 @pytest.mark.ranks("serial", 2)
 @pytest.mark.parametrize("wrong", [[0], 0, "tp", dist.ProcessGroup, object(), -100])
-def test_other_values_are_refused(comm: Comm, wrong: Any) -> None:
+def test_other_values_are_refused(comm: Group, wrong: Any) -> None:
     with pytest.raises(rw.InvalidArgumentError, match=r"make one with rankwise\.new_group|not a member"):
         rw.all_reduce(1, group=wrong)
     assert rw.all_reduce(1) == comm.size
@@ -115,7 +115,7 @@ def test_other_values_are_refused(comm: Comm, wrong: Any) -> None:
 
 @pytest.mark.usefixtures("torch_random")
 @pytest.mark.ranks(4)
-def test_a_dimension_of_a_mesh_is_a_group(comm: Comm) -> None:
+def test_a_dimension_of_a_mesh_is_a_group(comm: Group) -> None:
     rank = rw.get_rank()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     check_collectives(mesh["tp"], [rank // 2 * 2, rank // 2 * 2 + 1])
@@ -135,7 +135,7 @@ def test_a_dimension_of_a_mesh_is_a_group(comm: Comm) -> None:
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.slow_with_ranks(3)
-def test_a_mesh_of_some_ranks(comm: Comm) -> None:
+def test_a_mesh_of_some_ranks(comm: Group) -> None:
     last = comm.size - 1
     mesh = DeviceMesh("cpu", [last])
     if rw.get_rank() == last:

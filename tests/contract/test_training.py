@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.usefixtures("torch_random")]
 
 
-def test_sync_grads_is_the_gradient_of_the_whole_batch(comm: Comm) -> None:
+def test_sync_grads_is_the_gradient_of_the_whole_batch(comm: Group) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     with torch.no_grad():  # and not at random: ranks that are threads have one generator
         for parameter in model.parameters():
@@ -29,7 +29,7 @@ def test_sync_grads_is_the_gradient_of_the_whole_batch(comm: Comm) -> None:
         torch.testing.assert_close(parameter.grad, grad)
 
 
-def test_a_gradient_that_only_some_ranks_have_counts_as_zero_elsewhere(comm: Comm) -> None:
+def test_a_gradient_that_only_some_ranks_have_counts_as_zero_elsewhere(comm: Group) -> None:
     some, none, all_ = (torch.nn.Parameter(torch.zeros(3)) for _ in range(3))
     frozen = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
     all_.grad = torch.full((3,), float(rw.get_rank()))
@@ -42,7 +42,7 @@ def test_a_gradient_that_only_some_ranks_have_counts_as_zero_elsewhere(comm: Com
     assert frozen.grad is None
 
 
-def test_sync_grads_keeps_sparse_gradients_sparse(comm: Comm) -> None:
+def test_sync_grads_keeps_sparse_gradients_sparse(comm: Group) -> None:
     """With different rows on each rank, none on one rank, beside dense gradients, in every dtype."""
     rank, size = rw.get_rank(), comm.size
     for dtype in (torch.float32, torch.float16, torch.float64):
@@ -71,7 +71,7 @@ def test_sync_grads_keeps_sparse_gradients_sparse(comm: Comm) -> None:
         assert linear.weight.grad is not None
 
 
-def test_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others_becomes_dense(comm: Comm) -> None:
+def test_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others_becomes_dense(comm: Group) -> None:
     parameter = torch.nn.Parameter(torch.zeros(3, 2))
     parameter.grad = torch.ones(3, 2)
     if rw.get_rank() == comm.size - 1:
@@ -84,7 +84,7 @@ def test_a_gradient_that_is_sparse_on_some_ranks_and_dense_on_others_becomes_den
     torch.testing.assert_close(parameter.grad.to_dense(), torch.eye(3, 2))
 
 
-def test_sparse_gradients_are_averaged_with_another_default_device(comm: Comm) -> None:
+def test_sparse_gradients_are_averaged_with_another_default_device(comm: Group) -> None:
     parameter = torch.nn.Parameter(torch.zeros(3, 2))
     parameter.grad = torch.ones(3, 2).to_sparse(1)
     with torch.device("meta"):
@@ -92,7 +92,7 @@ def test_sparse_gradients_are_averaged_with_another_default_device(comm: Comm) -
     torch.testing.assert_close(parameter.grad.to_dense(), torch.ones(3, 2))
 
 
-def test_tensors_that_are_results_may_have_gradients(comm: Comm) -> None:
+def test_tensors_that_are_results_may_have_gradients(comm: Group) -> None:
     results = [torch.ones(2, requires_grad=True) * 2 for _ in range(2)]
     for result in results:
         result.retain_grad()
@@ -102,14 +102,14 @@ def test_tensors_that_are_results_may_have_gradients(comm: Comm) -> None:
     torch.testing.assert_close(results[0].grad, torch.full((2,), (comm.size + 1) / 2))
 
 
-def test_sync_grads_refuses_other_values_than_parameters(comm: Comm) -> None:
+def test_sync_grads_refuses_other_values_than_parameters(comm: Group) -> None:
     with pytest.raises(rw.InvalidArgumentError):
         rw.sync_grads(torch.ones(2))
     with pytest.raises(rw.InvalidArgumentError):
         rw.sync_grads([{"params": []}])  # type: ignore[list-item]  # that is the point
 
 
-def test_sync_params_copies_the_parameters_of_one_rank(comm: Comm) -> None:
+def test_sync_params_copies_the_parameters_of_one_rank(comm: Group) -> None:
     torch.manual_seed(rw.get_rank())
     norm = torch.nn.BatchNorm1d(2)
     counter = norm.num_batches_tracked
@@ -123,7 +123,7 @@ def test_sync_params_copies_the_parameters_of_one_rank(comm: Comm) -> None:
     assert counter.item() == comm.size - 1
 
 
-def test_rank_zero_only_runs_on_rank_zero(comm: Comm) -> None:
+def test_rank_zero_only_runs_on_rank_zero(comm: Group) -> None:
     @rw.rank_zero_only
     def who(suffix: str) -> str:
         """Say who."""
@@ -133,7 +133,7 @@ def test_rank_zero_only_runs_on_rank_zero(comm: Comm) -> None:
     assert who.__doc__ == "Say who."
 
 
-def test_rank_zero_first_runs_the_block_on_rank_zero_before_the_others(comm: Comm, tmp_path: Path) -> None:
+def test_rank_zero_first_runs_the_block_on_rank_zero_before_the_others(comm: Group, tmp_path: Path) -> None:
 
     mark = tmp_path / "downloaded"
     with rw.rank_zero_first():
@@ -141,7 +141,7 @@ def test_rank_zero_first_runs_the_block_on_rank_zero_before_the_others(comm: Com
         mark.touch()
 
 
-def test_an_error_on_rank_zero_is_raised_on_all(comm: Comm) -> None:
+def test_an_error_on_rank_zero_is_raised_on_all(comm: Group) -> None:
     wanted = FileNotFoundError if rw.get_rank() == 0 else rw.RemoteRankError
     entered = False
     with pytest.raises(wanted, match="no such dataset"), rw.rank_zero_first():
@@ -151,7 +151,7 @@ def test_an_error_on_rank_zero_is_raised_on_all(comm: Comm) -> None:
     assert rw.all_reduce(1) == comm.size, "and the next collective works"
 
 
-def test_sync_params_takes_buffers_whose_elements_share_memory(comm: Comm) -> None:
+def test_sync_params_takes_buffers_whose_elements_share_memory(comm: Group) -> None:
     model = torch.nn.Module()
     model.register_buffer("mask", torch.full((1, 2), float(rw.get_rank())).expand(3, 2))
     rw.sync_params(model, src=comm.size - 1)

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from tests.contract.tensor_kinds import Tagged, Wrapper
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.usefixtures("torch_random")]
@@ -67,7 +67,7 @@ TAKEN: dict[str, Callable[[int], torch.Tensor]] = {
 }
 
 
-def works(comm: Comm) -> None:
+def works(comm: Group) -> None:
     assert rw.all_gather(rw.get_rank()) == list(range(comm.size))
     assert rw.all_reduce(torch.ones(5000)).sum().item() == 5000 * comm.size
 
@@ -80,7 +80,7 @@ def parameter_with(grad: torch.Tensor) -> torch.nn.Parameter:
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new or old
 @pytest.mark.parametrize("form", REFUSED)
-def test_tensors_that_cannot_be_reduced_are_refused_before_anything_is_sent(comm: Comm, form: str) -> None:
+def test_tensors_that_cannot_be_reduced_are_refused_before_anything_is_sent(comm: Group, form: str) -> None:
     for length in LENGTHS:
         tensor = REFUSED[form](length)
         module = torch.nn.Module()
@@ -108,7 +108,7 @@ def test_tensors_that_cannot_be_reduced_are_refused_before_anything_is_sent(comm
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new or old
 @pytest.mark.parametrize("form", TAKEN)
-def test_tensors_of_unusual_classes_are_reduced(comm: Comm, form: str) -> None:
+def test_tensors_of_unusual_classes_are_reduced(comm: Group, form: str) -> None:
     for length in LENGTHS:
         tensor = TAKEN[form](length)
         before = tensor._version if not tensor.is_inference() else 0
@@ -129,7 +129,7 @@ def test_tensors_of_unusual_classes_are_reduced(comm: Comm, form: str) -> None:
         works(comm)
 
 
-def test_modules_and_gradients_of_unusual_types(comm: Comm) -> None:
+def test_modules_and_gradients_of_unusual_types(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for length in LENGTHS:
         with torch.inference_mode():
@@ -161,7 +161,7 @@ def test_modules_and_gradients_of_unusual_types(comm: Comm) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new
-def test_nested_tensors_are_gathered(comm: Comm) -> None:
+def test_nested_tensors_are_gathered(comm: Group) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     for length in LENGTHS:
         nested = torch.nested.nested_tensor([torch.full((length,), rank), torch.ones(2 + rank)])
@@ -173,7 +173,7 @@ def test_nested_tensors_are_gathered(comm: Comm) -> None:
         works(comm)
 
 
-def test_under_fake_tensor_mode_every_collective_is_refused(comm: Comm) -> None:
+def test_under_fake_tensor_mode_every_collective_is_refused(comm: Group) -> None:
     real = torch.ones(3)
     for call in (
         lambda: rw.all_reduce(torch.ones(3)),
@@ -187,7 +187,7 @@ def test_under_fake_tensor_mode_every_collective_is_refused(comm: Comm) -> None:
         works(comm)
 
 
-def test_a_transformed_function_is_refused(comm: Comm) -> None:
+def test_a_transformed_function_is_refused(comm: Group) -> None:
     for transformed in (torch.func.vmap(rw.all_reduce), torch.func.grad(lambda x: rw.all_reduce(x).sum())):
         with pytest.raises(rw.PayloadTypeError, match=r"torch\.func"):
             transformed(torch.ones(2))
@@ -195,7 +195,7 @@ def test_a_transformed_function_is_refused(comm: Comm) -> None:
 
 
 @pytest.mark.parametrize("timeout", [10**400, True, 0, -1, float("nan"), "1"])
-def test_an_invalid_timeout_is_refused_before_anything_is_sent(comm: Comm, timeout: Any) -> None:
+def test_an_invalid_timeout_is_refused_before_anything_is_sent(comm: Group, timeout: Any) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="not a number of seconds above 0"):
         rw.barrier(timeout=timeout)
     rw.barrier(timeout=1e300)

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import pytest
 
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 
 @contextmanager
-def without_frames(group: Comm) -> Iterator[None]:
+def without_frames(group: Group) -> Iterator[None]:
     """Let the members of a group agree through its data plane, in a block."""
     comm = comm_of(group)
     with pytest.MonkeyPatch.context() as patch:

@@ -8,12 +8,12 @@ import pytest
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._session.current import current_session, is_joined
 
 
 @pytest.mark.ranks("serial", 2)
-def test_a_process_knows_whether_it_has_joined(comm: Comm) -> None:
+def test_a_process_knows_whether_it_has_joined(comm: Group) -> None:
     assert is_joined() == dist.is_initialized() == (current_session().group is not None)
 
 
@@ -27,7 +27,7 @@ def test_a_group_of_somebody_elses_counts() -> None:
 
 
 @pytest.mark.ranks(2)
-def test_the_reading_says_where_the_ranks_met(comm: Comm) -> None:
+def test_the_reading_says_where_the_ranks_met(comm: Group) -> None:
     reading = current_session().reading
     assert str(reading.host) == "127.0.0.1 (from MASTER_ADDR)"
     assert reading.port is not None

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._rendezvous.store import wait_for
 from rankwise.testing.environments import fake_torchrun
 from tests.session.worlds import free_port, garbage_thrown, plain, run_ranks
@@ -45,7 +45,7 @@ def test_what_another_user_writes_into_the_store_leads_no_rank_to_unpickle_it(ho
     ],
 )
 @pytest.mark.ranks(2)
-def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Comm, note: str, said: str) -> None:
+def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Group, note: str, said: str) -> None:
     """Other users of the host can reach it."""
     internal = comm_of(comm)
     board = internal.shared_store()

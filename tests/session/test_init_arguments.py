@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise.testing import environments, fakes
 
 TOPOLOGY = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_nodes": 1}
@@ -173,14 +173,14 @@ def outcome(row: Row, kind: str) -> str:
 
 @pytest.mark.ranks("serial", 2)
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in rows()])
-def test_a_wrong_argument_is_an_error_of_ours_in_every_world(comm: Comm, row: Row) -> None:
+def test_a_wrong_argument_is_an_error_of_ours_in_every_world(comm: Group, row: Row) -> None:
     found = [text for kind in KINDS if (text := outcome(row, kind))]
     assert not found, "\n".join(found)
     assert rw.all_reduce(1) == comm.size, "and the next collective works"
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_wrong_argument_of_one_rank_is_heard_of_by_all(comm: Comm) -> None:
+def test_a_wrong_argument_of_one_rank_is_heard_of_by_all(comm: Group) -> None:
     wrong = rw.get_rank() == comm.size - 1
     for call in (
         lambda: rw.barrier(timeout="5" if wrong else 5),  # type: ignore[arg-type]  # that is the point

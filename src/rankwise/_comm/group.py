@@ -7,7 +7,7 @@ import inspect
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from rankwise._comm.comm import Comm as InternalComm
+from rankwise._comm.comm import Comm
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, RankwiseError, shown
 
@@ -21,8 +21,8 @@ class Group:
 
     __slots__ = ("__weakref__", "_close_refusal", "_comm")
 
-    def __init__(self, comm: InternalComm, *, close_refusal: str = "") -> None:
-        if not isinstance(comm, InternalComm):
+    def __init__(self, comm: Comm, *, close_refusal: str = "") -> None:
+        if not isinstance(comm, Comm):
             raise InvalidArgumentError(f"Group({shown(comm)}): groups are made by rankwise.new_group(ranks)")
         self._comm = comm
         self._close_refusal = close_refusal
@@ -109,10 +109,6 @@ class Group:
             raise InvalidArgumentError(self._close_refusal)
 
 
-# An older name of the class, for programs that use it.
-Comm = Group
-
-
-def comm_behind(group: Group) -> InternalComm:
+def comm_behind(group: Group) -> Comm:
     """Return the comm that has the operations of a group."""
     return group._comm  # noqa: SLF001 - the reason for this function

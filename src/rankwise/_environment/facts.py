@@ -139,9 +139,6 @@ class LaunchEnvironment:
         }
 
 
-Reading = LaunchEnvironment  # its other public name, which programs may use
-
-
 def check_topology(topology: Mapping[str, Fact[int]]) -> None:
     """Check that the numbers of a topology are consistent; unknown ones are absent.
 

@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, Sampler
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._environment.detect import detect
 from rankwise._environment.hostlist import expand
 from rankwise._session.current import reset_current, set_current
@@ -39,7 +39,7 @@ def open_group(backend: str | None = "gloo") -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_strings_survive_in_any_language(comm: Comm) -> None:
+def test_strings_survive_in_any_language(comm: Group) -> None:
     rank = rw.get_rank()
     for text in TEXTS:
         wanted = [text * (other + 1) for other in range(comm.size)]
@@ -52,7 +52,7 @@ def test_strings_survive_in_any_language(comm: Comm) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-def test_numbers_keep_their_type_and_value(comm: Comm) -> None:
+def test_numbers_keep_their_type_and_value(comm: Group) -> None:
     last = comm.size - 1
     for number in (123456789, 2**62 + 1, 2**100, 0.1, 1e300, True, 3 + 4j, -7):
         got = idist.broadcast(number if rw.get_rank() == last else 0, src=last)
@@ -62,7 +62,7 @@ def test_numbers_keep_their_type_and_value(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_collective_of_members_alone_leaves_the_others_alone(comm: Comm) -> None:
+def test_a_collective_of_members_alone_leaves_the_others_alone(comm: Group) -> None:
     """The original finds out how long strings are from everybody, so this waits for rank 1 for ever."""
     group = idist.new_group([0])
     if rw.get_rank() == 0:
@@ -189,7 +189,7 @@ def test_samplers_that_cannot_be_shared_out_are_refused() -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_auto_dataloader_says_what_a_batch_size_leaves_out(comm: Comm) -> None:
+def test_auto_dataloader_says_what_a_batch_size_leaves_out(comm: Group) -> None:
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -205,7 +205,7 @@ def test_auto_dataloader_says_what_a_batch_size_leaves_out(comm: Comm) -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_what_cannot_be_shared_out_is_said(comm: Comm) -> None:
+def test_what_cannot_be_shared_out_is_said(comm: Group) -> None:
     data: Any = range(8)
     with pytest.warns(UserWarning, match="Found batch_sampler in provided kwargs"):
         idist.auto_dataloader(data, batch_sampler=[[0]])

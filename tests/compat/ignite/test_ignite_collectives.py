@@ -12,7 +12,7 @@ import torch
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 
 pytestmark = pytest.mark.ranks("serial", 2, 4)
 
@@ -21,7 +21,7 @@ class OnlyHereError(Exception):
     """Raised on one rank."""
 
 
-def test_getters_say_who_this_is(comm: Comm) -> None:
+def test_getters_say_who_this_is(comm: Group) -> None:
     backend, model = {
         None: (None, "serial"),
         "gloo": ("gloo", "native-dist"),
@@ -40,7 +40,7 @@ def test_getters_say_who_this_is(comm: Comm) -> None:
 
 
 @pytest.mark.parametrize("alike", ["numbers", "tensors"])
-def test_all_reduce(comm: Comm, alike: str) -> None:
+def test_all_reduce(comm: Group, alike: str) -> None:
     rank = rw.get_rank()
     ranks = range(comm.size)
     wanted = {
@@ -60,7 +60,7 @@ def test_all_reduce(comm: Comm, alike: str) -> None:
         assert tensor.tolist() == [value]
 
 
-def test_all_reduce_takes_means(comm: Comm) -> None:
+def test_all_reduce_takes_means(comm: Group) -> None:
     rank, mean = rw.get_rank(), (comm.size - 1) / 2
     for op in ("MEAN", "AVG", "AVERAGE"):
         assert idist.all_reduce(float(rank), op) == mean
@@ -70,13 +70,13 @@ def test_all_reduce_takes_means(comm: Comm) -> None:
         assert idist.all_reduce(torch.tensor([rank]), op).tolist() == [mean]
 
 
-def test_all_reduce_of_transposed_tensors_is_in_place(comm: Comm) -> None:
+def test_all_reduce_of_transposed_tensors_is_in_place(comm: Group) -> None:
     tensor = torch.arange(6).reshape(2, 3).t() + rw.get_rank() * 0
     idist.all_reduce(tensor)
     assert tensor.equal(torch.arange(6).reshape(2, 3).t() * comm.size)
 
 
-def test_all_gather(comm: Comm) -> None:
+def test_all_gather(comm: Group) -> None:
     rank, alone = rw.get_rank(), rw.backend() is None
     ranks = list(range(comm.size))
     assert idist.all_gather(rank) == ranks
@@ -91,7 +91,7 @@ def test_all_gather(comm: Comm) -> None:
     assert ragged.tolist() == [other for other in ranks for _ in range(other + 1)]
 
 
-def test_all_gather_tensors_with_shapes(comm: Comm) -> None:
+def test_all_gather_tensors_with_shapes(comm: Group) -> None:
     rank = rw.get_rank()
     shapes = [[other + 1, 2 * other + 1] for other in range(comm.size)]
     gathered = idist.all_gather_tensors_with_shapes(torch.full(shapes[rank], rank), shapes)
@@ -99,7 +99,7 @@ def test_all_gather_tensors_with_shapes(comm: Comm) -> None:
         assert part.equal(torch.full(shapes[other], other))
 
 
-def test_broadcast(comm: Comm, tmp_path: Path) -> None:
+def test_broadcast(comm: Group, tmp_path: Path) -> None:
     rank = rw.get_rank()
     for src in range(comm.size):
         mine = rank == src
@@ -126,7 +126,7 @@ def test_broadcast(comm: Comm, tmp_path: Path) -> None:
             assert idist.broadcast(torch.ones(3) if mine else kind, src, safe_mode=True).equal(torch.ones(3))
 
 
-def test_barrier_waits_for_all(comm: Comm, tmp_path: Path) -> None:
+def test_barrier_waits_for_all(comm: Group, tmp_path: Path) -> None:
     mark = tmp_path / str(rw.get_rank())
     mark.touch()
     idist.barrier()
@@ -135,7 +135,7 @@ def test_barrier_waits_for_all(comm: Comm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_barrier", [False, True])
-def test_one_rank_only(comm: Comm, with_barrier: bool) -> None:
+def test_one_rank_only(comm: Group, with_barrier: bool) -> None:
     rank, last = rw.get_rank(), comm.size - 1
 
     @idist.one_rank_only(last, with_barrier=with_barrier)
@@ -150,7 +150,7 @@ def test_one_rank_only(comm: Comm, with_barrier: bool) -> None:
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_one_rank_first(comm: Comm, tmp_path: Path, local: bool) -> None:
+def test_one_rank_first(comm: Group, tmp_path: Path, local: bool) -> None:
     last = comm.size - 1
     mark = tmp_path / "cache"
     with idist.one_rank_first(last, local=local):
@@ -159,7 +159,7 @@ def test_one_rank_first(comm: Comm, tmp_path: Path, local: bool) -> None:
     assert found is (rw.get_rank() != last)
 
 
-def test_wrong_arguments_are_refused_on_every_rank(comm: Comm) -> None:
+def test_wrong_arguments_are_refused_on_every_rank(comm: Group) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="Unsupported reduction operation: 'sum' is none of SUM"):
             idist.all_reduce(1, op="sum")
@@ -184,7 +184,7 @@ def test_wrong_arguments_are_refused_on_every_rank(comm: Comm) -> None:
     assert idist.all_reduce(1) == comm.size, "and the next collective works"
 
 
-def test_wrong_arguments_on_one_rank_are_heard_on_all(comm: Comm) -> None:
+def test_wrong_arguments_on_one_rank_are_heard_on_all(comm: Group) -> None:
     """Rule 11."""
     if comm.size == 1:
         return
@@ -207,7 +207,7 @@ def test_wrong_arguments_on_one_rank_are_heard_on_all(comm: Comm) -> None:
     assert idist.all_reduce(1) == comm.size
 
 
-def test_what_differs_between_ranks_is_named_on_all(comm: Comm) -> None:
+def test_what_differs_between_ranks_is_named_on_all(comm: Group) -> None:
     if comm.size == 1:
         return
     rank = rw.get_rank()
@@ -232,7 +232,7 @@ def test_what_differs_between_ranks_is_named_on_all(comm: Comm) -> None:
 
 
 @pytest.mark.parametrize("how", ["one_rank_only", "one_rank_first", "one_rank_first of the node"])
-def test_a_failing_block_strands_nobody(comm: Comm, how: str) -> None:
+def test_a_failing_block_strands_nobody(comm: Group, how: str) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     wanted = OnlyHereError if rank == last else rw.RemoteRankError
 

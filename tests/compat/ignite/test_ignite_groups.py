@@ -12,7 +12,7 @@ import torch.distributed as dist
 import rankwise as rw
 import rankwise.compat.ignite as idist
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.group import Comm
+from rankwise._comm.group import Group
 from rankwise._comm.opening import serial_comm
 from rankwise._session.member_groups import MemberRendezvous
 from tests.session.worlds import free_port, plain, run_ranks
@@ -22,7 +22,7 @@ worlds = pytest.mark.ranks("serial", 2, 4)
 
 
 @worlds
-def test_groups(comm: Comm) -> None:
+def test_groups(comm: Group) -> None:
     rank, alone = rw.get_rank(), rw.backend() is None
     members = [other for other in range(comm.size) if other % 2 == 0]
     mine = rank in members
@@ -46,7 +46,7 @@ def test_groups(comm: Comm) -> None:
 
 
 @worlds
-def test_a_list_of_ranks_makes_one_group(comm: Comm) -> None:
+def test_a_list_of_ranks_makes_one_group(comm: Group) -> None:
     if rw.backend() is None:
         return
     idist.all_reduce(1, group=[0, 1])
@@ -58,7 +58,7 @@ def test_a_list_of_ranks_makes_one_group(comm: Comm) -> None:
 
 
 @worlds
-def test_members_alone_may_pass_a_list_of_ranks(comm: Comm) -> None:
+def test_members_alone_may_pass_a_list_of_ranks(comm: Group) -> None:
     """As with the original, for ranks that were in any groups before."""
     rank, last = rw.get_rank(), comm.size - 1
     if comm.size > 2:
@@ -76,7 +76,7 @@ def test_members_alone_may_pass_a_list_of_ranks(comm: Comm) -> None:
 
 
 @worlds
-def test_a_list_that_a_member_does_not_pass_is_refused_on_all(comm: Comm) -> None:
+def test_a_list_that_a_member_does_not_pass_is_refused_on_all(comm: Group) -> None:
     if comm.size < 4:
         return
     wanted = (rw.MismatchError, r"group=\[0, 1\] is passed here for the first time, but ranks \[1\] wait")
@@ -94,7 +94,7 @@ def test_a_list_that_a_member_does_not_pass_is_refused_on_all(comm: Comm) -> Non
 
 
 @worlds
-def test_members_that_were_refused_meet_at_once_again(comm: Comm) -> None:
+def test_members_that_were_refused_meet_at_once_again(comm: Group) -> None:
     """Each of them was refused: none still waits in its first call, and meets there those that are in their second."""
     rank = rw.get_rank()
     for members in ([0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]) if comm.size == 4 else ():

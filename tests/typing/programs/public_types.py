@@ -106,7 +106,6 @@ assert_type(asyncio.run(awaited()), int)
 with rw.new_group([0]) as group:
     assert_type(group, rw.Group)
     assert_type(group.ranks, tuple[int, ...])
-    older: rw.Comm = group
     assert_type(rw.all_reduce(3, op="mean", group=group), float)
     assert_type(rw.broadcast("a", src=rw.GroupRank(0), group=group), str)
     if torch.distributed.is_initialized():
