@@ -55,6 +55,7 @@ OPAQUE = {
         *("gather", "broadcast", "scatter", "all_gather_bytes", "gather_bytes", "broadcast_bytes", "scatter_bytes"),
     ),
     "Session": ("backend", "close", "device", "group", "rank", "topology", "world_size"),
+    "Work": ("done", "wait"),
     "Store": ("add", "check", "compare_set", "delete", "get", "set", "wait"),
 }
 

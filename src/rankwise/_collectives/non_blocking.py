@@ -85,14 +85,13 @@ def start_call(
     if not is_async:
         return run()
     try:
-        work = comm.start(call, run if on_xla else _in_state_of_caller(run), at_once=on_xla)
+        if on_xla:
+            return comm.start(call, run, at_once=True)
+        return comm.start(call, _in_state_of_caller(run), convert=undeferred if is_used() else None)
     except RuntimeError as error:
         if isinstance(error, RankwiseError):
             raise
         return _fail(comm, call, CollectiveError(f"{call.text}: no thread can be started: {error}"))
-    if is_used() and not on_xla:
-        work.convert_with(undeferred)
-    return work
 
 
 def are_on_xla(*values: object) -> bool:

@@ -213,8 +213,16 @@ class Comm(TensorOperations):
         if not self.closed and self.pid == os.getpid():
             self.close_locally(f"left the group with {type(error).__name__}")
 
-    def start(self, call: Call, run: Callable[[], T], *, at_once: bool = False) -> Work[T]:
-        """Make a call after those that are pending, without waiting for it; `at_once`, in this thread, if it has to be.
+    def start(
+        self, call: Call, run: Callable[[], T], *, at_once: bool = False, convert: Callable[[T], T] | None = None
+    ) -> Work[T]:
+        """Make a call after those that are pending, without waiting for it.
+
+        Args:
+            call: The call.
+            run: Makes it.
+            at_once: In this thread, and now.
+            convert: Otherwise: converts the result in the thread that takes it.
 
         Raises:
             NotJoinedError: The session of the group is closed.
@@ -227,8 +235,9 @@ class Comm(TensorOperations):
         if self.guard.works is None:
             name = f"rankwise: a group of {self.size} ranks"
             self.guard.works = WorkQueue(name, self.ranks[group_rank], self._context.timeout)
-        make = self.guard.works.run if at_once else self.guard.works.start
-        return make(call.operation, call_site(), run)
+        if at_once:
+            return self.guard.works.run(call.operation, call_site(), run)
+        return self.guard.works.start(call.operation, call_site(), run, convert)
 
     def finish_works(self, seconds: float | None) -> None:
         """Wait at most so long for the non-blocking calls of this group and those made from it, and end the rest."""

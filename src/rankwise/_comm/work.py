@@ -21,7 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 log = logging.getLogger(__name__)
 
-# Held by the thread that converts the result of a work: see `Work.convert_with`.
+# Held by the thread that converts the result of a call: see `StartedCall`.
 _converting: Final = threading.RLock()
 
 
@@ -103,6 +103,108 @@ class UntakenWorks:
         self._released.clear()
 
 
+class StartedCall(Generic[T_co]):
+    """A collective that was started: the queue of its group runs it, and its `Work` takes the outcome.
+
+    Attributes:
+        state: Its state, which may be kept longer than the outcome.
+        result: Its result, once it has ended without an error.
+        error: Its error, to be raised with this `traceback`; None without one.
+    """
+
+    __slots__ = ("_convert", "_pid", "_rank", "_run", "_untaken", "error", "result", "state", "traceback")
+
+    def __init__(
+        self,
+        state: WorkState,
+        run: Callable[[], T_co],
+        untaken: UntakenWorks,
+        rank: int,
+        convert: Callable[[T_co], T_co] | None = None,
+    ) -> None:
+        """Keep a collective until it is run.
+
+        Args:
+            state: Its state.
+            run: Runs it.
+            untaken: The works of its group.
+            rank: The global rank of this process.
+            convert: Converts the result, once, in the thread that takes it first; its error is that of the collective.
+        """
+        self.state = state
+        self._run: Callable[[], T_co] | None = run
+        self._untaken = untaken
+        self._rank = rank
+        self._pid = os.getpid()
+        self._convert = convert
+        self.result: T_co = None  # type: ignore[assignment]  # until the collective has ended
+        self.error: BaseException | None = None
+        self.traceback: TracebackType | None = None
+
+    def __del__(self) -> None:
+        self._untaken.release(self.state)
+
+    def execute(self) -> None:
+        """Run the collective, in the thread of its group."""
+        run, self._run = self._run, None
+        try:
+            if run is not None:
+                self.result = run()
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: it is raised where the result is taken
+            self._fail(error)
+        finally:
+            del run  # and with it the arguments: they are not kept until the result is taken
+            self.state.finished = True
+            self.state.future.set_result(None)
+
+    def abandon(self, reason: str) -> None:
+        """End the collective with an error, without running it."""
+        self._run = None
+        self._fail(CollectiveError(f"{self.state.text} was not made: {reason}"))
+        self.state.error = ""  # the end of its group has a cause of its own
+        self.execute()
+
+    def require_waitable(self) -> None:
+        """Check that waiting for the collective can end.
+
+        Raises:
+            NotJoinedError: This process was forked while it was pending.
+            CollectiveError: It runs in this thread, or will.
+        """
+        if self.state.finished:
+            return
+        if self._pid != os.getpid():
+            raise NotJoinedError.forked(self._rank)
+        if self._untaken.thread is threading.current_thread():
+            raise CollectiveError(
+                f"{self.state.text} cannot be waited for inside of {self._untaken.running}: it cannot end before that"
+            )
+
+    def take(self) -> None:
+        """Record that the outcome is taken, and convert the result, unless another thread has."""
+        self._untaken.take(self.state)
+        if self._convert is None:
+            return
+        with _converting:
+            try:
+                if self._convert is not None and self.error is None:
+                    self.result = self._convert(self.result)
+            except Exception as error:  # noqa: BLE001 - raised by every call that takes the result
+                self._fail(error)
+            finally:
+                self._convert = None
+
+    def _fail(self, error: BaseException) -> None:
+        strip_internal_frames(error.__traceback__, error)
+        self.error, self.traceback = error, error.__traceback__
+        if isinstance(error, RankwiseError) and not sys.flags.dev_mode:
+            in_user_code = any(is_user_frame(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
+            self.traceback = error.__traceback__ if in_user_code else None
+        if add_note := getattr(error, "add_note", None):  # not in Python 3.10
+            add_note(f"Raised by {self.state.text}, which was started with async_op=True.")
+        self.state.error = summary(error)
+
+
 class Work(Generic[T_co]):
     """A collective that was started with `async_op=True`, and its result.
 
@@ -114,23 +216,11 @@ class Work(Generic[T_co]):
     A work that nobody has waited for is logged, with its error, when its group or session is closed.
     """
 
-    __slots__ = (
-        *("__weakref__", "_convert", "_error", "_pid", "_rank", "_result", "_run", "_state", "_traceback", "_untaken"),
-    )
+    __slots__ = ("__weakref__", "_call", "_state")
 
-    def __init__(self, state: WorkState, run: Callable[[], T_co], untaken: UntakenWorks, rank: int) -> None:
-        self._state = state
-        self._run: Callable[[], T_co] | None = run
-        self._untaken = untaken
-        self._rank = rank
-        self._pid = os.getpid()
-        self._convert: Callable[[Any], Any] | None = None
-        self._result: T_co = None  # type: ignore[assignment]  # until the collective has ended
-        self._error: BaseException | None = None
-        self._traceback: TracebackType | None = None
-
-    def __del__(self) -> None:
-        self._untaken.release(self._state)
+    def __init__(self, call: StartedCall[T_co]) -> None:
+        self._call = call
+        self._state = call.state
 
     def __repr__(self) -> str:
         return f"<Work {self._state.text}, {'done' if self._state.finished else 'pending'}>"
@@ -171,86 +261,22 @@ class Work(Generic[T_co]):
             (8, 0.5)
         """
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
-        self._require_waitable()
+        self._call.require_waitable()
         if not self._state.wait(seconds):
             raise CollectiveTimeoutError(f"{self._state.text} has not ended within {seconds:g} s, and is still pending")
-        self._take()
-        if self._error is not None:
-            raise self._error.with_traceback(self._traceback)
-        return self._result
+        self._call.take()
+        if self._call.error is not None:
+            raise self._call.error.with_traceback(self._call.traceback)
+        return self._call.result
 
     def __await__(self) -> Generator[Any, None, T_co]:
         """Wait for the collective without blocking the running event loop of asyncio."""
         import asyncio  # noqa: PLC0415 - a program with an event loop has imported it
 
-        self._require_waitable()
+        self._call.require_waitable()
         if not self._state.finished:
             yield from asyncio.wrap_future(self._state.future).__await__()
-        self._take()
-        if self._error is not None:
-            raise self._error.with_traceback(self._traceback)
-        return self._result
-
-    def convert_with(self, convert: Callable[[Any], Any]) -> None:
-        """Let a function convert the result, once, in the thread that takes it first; its error is that of the work."""
-        self._convert = convert
-
-    def execute(self) -> None:
-        """Run the collective, in the thread of its group."""
-        run, self._run = self._run, None
-        try:
-            if run is not None:
-                self._result = run()
-        except BaseException as error:  # noqa: BLE001 - SystemExit too: it is raised where the result is taken
-            self._fail(error)
-        finally:
-            del run  # and with it the arguments: they are not kept until the result is taken
-            self._state.finished = True
-            self._state.future.set_result(None)
-
-    def abandon(self, reason: str) -> None:
-        """End the collective with an error, without running it."""
-        self._run = None
-        self._fail(CollectiveError(f"{self._state.text} was not made: {reason}"))
-        self._state.error = ""  # the end of its group has a cause of its own
-        self.execute()
-
-    def _take(self) -> None:
-        """Record that the result is taken, and convert it, unless another thread has."""
-        self._untaken.take(self._state)
-        if self._convert is None:
-            return
-        with _converting:
-            try:
-                if self._convert is not None and self._error is None:
-                    self._result = self._convert(self._result)
-            except Exception as error:  # noqa: BLE001 - raised by every call that takes the result
-                self._fail(error)
-            finally:
-                self._convert = None
-
-    def _require_waitable(self) -> None:
-        """Check that waiting for the collective can end.
-
-        Raises:
-            NotJoinedError: This process was forked while it was pending.
-            CollectiveError: It runs in this thread, or will.
-        """
-        if self._state.finished:
-            return
-        if self._pid != os.getpid():
-            raise NotJoinedError.forked(self._rank)
-        if self._untaken.thread is threading.current_thread():
-            raise CollectiveError(
-                f"{self._state.text} cannot be waited for inside of {self._untaken.running}: it cannot end before that"
-            )
-
-    def _fail(self, error: BaseException) -> None:
-        strip_internal_frames(error.__traceback__, error)
-        self._error, self._traceback = error, error.__traceback__
-        if isinstance(error, RankwiseError) and not sys.flags.dev_mode:
-            in_user_code = any(is_user_frame(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
-            self._traceback = error.__traceback__ if in_user_code else None
-        if add_note := getattr(error, "add_note", None):  # not in Python 3.10
-            add_note(f"Raised by {self._state.text}, which was started with async_op=True.")
-        self._state.error = summary(error)
+        self._call.take()
+        if self._call.error is not None:
+            raise self._call.error.with_traceback(self._call.traceback)
+        return self._call.result

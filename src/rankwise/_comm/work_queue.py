@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from rankwise._comm.work import UntakenWorks, Work, WorkState
+from rankwise._comm.work import StartedCall, UntakenWorks, Work, WorkState
 
 T = TypeVar("T")
 
@@ -53,24 +53,31 @@ class WorkQueue:
         self._running: WorkState | None = None
         self._untaken = UntakenWorks()
         self._last: WorkState | None = None
-        self._works: deque[tuple[WorkState, Work[Any]]] = deque()
+        self._calls: deque[StartedCall[Any]] = deque()
         self._lock = threading.RLock()  # a signal handler may start a call inside of `start`
 
     def is_run_by(self, thread: threading.Thread) -> bool:
         """Return whether this is the thread of the queue."""
         return self._untaken.thread is thread
 
-    def start(self, operation: str, site: str, run: Callable[[], T]) -> Work[T]:
+    def start(
+        self, operation: str, site: str, run: Callable[[], T], convert: Callable[[T], T] | None = None
+    ) -> Work[T]:
         """Run a call after those that are pending, and return its work at once.
+
+        Args:
+            operation: The name of the public function.
+            site: The line of the program that calls it.
+            run: Makes the call.
+            convert: Converts the result in the thread that takes it.
 
         Raises:
             RuntimeError: No thread can be started. Then no call is pending.
         """
-        state = WorkState(operation, site)
-        work = Work(state, run, self._untaken, self._rank)
+        call = StartedCall(WorkState(operation, site), run, self._untaken, self._rank, convert)
         thread = threading.Thread(target=self._run_all, daemon=True, name=self._name)
         with self._lock:
-            self._works.append((state, work))
+            self._calls.append(call)
             if self._untaken.thread is None:
                 self._untaken.thread = thread
                 busy_queues.add(self)
@@ -79,21 +86,20 @@ class WorkQueue:
                 except BaseException:
                     self._untaken.thread = None
                     busy_queues.discard(self)
-                    self._works.pop()
+                    self._calls.pop()
                     raise
-            self._last = state
-            self._untaken.add(state)
+            self._last = call.state
+            self._untaken.add(call.state)
             _open_queues.add(self)
-        return work
+        return Work(call)
 
     def run(self, operation: str, site: str, run: Callable[[], T]) -> Work[T]:
         """Run a call in this thread, after those that are pending, and return its work, which is finished."""
-        state = WorkState(operation, site)
-        work = Work(state, run, self._untaken, self._rank)
-        self._untaken.add(state)
+        call = StartedCall(WorkState(operation, site), run, self._untaken, self._rank)
+        self._untaken.add(call.state)
         _open_queues.add(self)
-        work.execute()
-        return work
+        call.execute()
+        return Work(call)
 
     def await_turn(self) -> str:
         """Wait until the pending calls are finished, before a blocking one begins in this thread.
@@ -116,11 +122,11 @@ class WorkQueue:
         if self._last is not None and seconds != 0:
             self._last.wait(seconds)
         with self._lock:
-            unbegun = list(self._works)
-            self._works.clear()
+            unbegun = list(self._calls)
+            self._calls.clear()
             running = self._running
-        for _, work in unbegun:
-            work.abandon("its group was closed before")
+        for call in unbegun:
+            call.abandon("its group was closed before")
         if running is not None and seconds != 0:
             running.wait(seconds)
         _open_queues.discard(self)
@@ -129,14 +135,15 @@ class WorkQueue:
     def _run_all(self) -> None:
         while True:
             with self._lock:
-                if not self._works:
+                if not self._calls:
                     self._untaken.thread = self._running = None
                     busy_queues.discard(self)
                     return
-                self._running, work = self._works.popleft()
+                call = self._calls.popleft()
+                self._running = call.state
                 self._untaken.running = self._running.text
-            work.execute()
-            del work  # and with it the result, if nothing else refers to it
+            call.execute()
+            del call  # and with it the result, if nothing else refers to it
 
 
 def _finish_at_interpreter_exit() -> None:
