@@ -43,11 +43,6 @@ MODULES: Final = (
     "rankwise.launching",
     "rankwise.extend.collectives",
     "rankwise.extend.launchers",
-    "rankwise.extend.sessions",
-    "rankwise.extend.checks",
-    "rankwise.extend.tensor_memory",
-    "rankwise.extend.picklers",
-    "rankwise.extend.decorators",
 )
 
 

@@ -71,6 +71,7 @@ def test_the_order_in_time_is_that_of_a_run() -> None:
 
 
 def test_the_drop_ins_may_import_no_private_module() -> None:
+    """Other than `extend._dropins`, which is for them."""
     contract = (ROOT / "pyproject.toml").read_text().partition("forbidden_modules = [")[2].partition("]")[0]
     private = {path.stem for path in SOURCE.iterdir() if path.name.startswith("_") and not path.name.startswith("__")}
     assert set(re.findall(r'"rankwise\.(\w+)"', contract)) == private

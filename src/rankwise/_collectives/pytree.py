@@ -79,7 +79,14 @@ class PyTree:
 
 
 def describe(value: object) -> str:
-    """Return a description of a leaf, which has to be the same on all ranks: "float32[3, 4] on cpu"."""
+    """Return a description of a tensor, or of another leaf, that has to be the same on all ranks.
+
+    Local.
+
+    Example:
+        >>> describe(torch.ones(3, 4))
+        'float32[3, 4] on cpu'
+    """
     if isinstance(value, torch.Tensor):
         try:
             return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device.type}"

@@ -17,11 +17,8 @@ import torch
 import rankwise
 from rankwise import Session, is_joined
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, PayloadTypeError
-from rankwise.extend.checks import check_reducible, check_writable, describe
-from rankwise.extend.collectives import Members, collective
-from rankwise.extend.decorators import called_on_rank_zero
-from rankwise.extend.sessions import launch_environment
-from rankwise.extend.tensor_memory import overwrite
+from rankwise.extend._dropins import called_on_rank_zero, check_reducible, check_writable, launch_environment, overwrite
+from rankwise.extend.collectives import Members, collective, describe
 
 log = logging.getLogger(__name__)
 

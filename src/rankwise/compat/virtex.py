@@ -15,10 +15,8 @@ import torch
 import rankwise
 from rankwise import is_joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
-from rankwise.extend.checks import describe, integer
-from rankwise.extend.collectives import collective
-from rankwise.extend.picklers import dumps
-from rankwise.extend.tensor_memory import overwrite
+from rankwise.extend._dropins import dumps, integer, overwrite
+from rankwise.extend.collectives import collective, describe
 from rankwise.launching import Nodes, Output, check_nproc
 
 log = logging.getLogger(__name__)

@@ -30,13 +30,14 @@ from contextlib import contextmanager
 
 from rankwise._arguments import as_text
 from rankwise._collectives.groups import GroupLike, comm_of
+from rankwise._collectives.pytree import describe
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group_rank import GroupRank
 from rankwise._training.rank_control import one_rank_first as one_member_first
 from rankwise._user_frames import site_of_caller
 from rankwise.extend._members import MAX_MESSAGE_BYTES, Members, checked_mapping
 
-__all__ = ["MAX_MESSAGE_BYTES", "Members", "collective", "one_rank_first"]
+__all__ = ["MAX_MESSAGE_BYTES", "Members", "collective", "describe", "one_rank_first"]
 
 
 def collective(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise.extend.sessions import new_process_group
+from rankwise.extend._dropins import new_process_group
 
 with rw.init(timeout=100) as session:
     ranks = list(range(rw.get_world_size()))

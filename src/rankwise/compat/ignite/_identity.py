@@ -13,15 +13,15 @@ import rankwise
 from rankwise import Session
 from rankwise.compat.ignite._model_backends import has_xla_support
 from rankwise.errors import InvalidArgumentError, NotJoinedError
-from rankwise.extend.checks import integer
-from rankwise.extend.launchers import Fact, LaunchEnvironment
-from rankwise.extend.sessions import (
+from rankwise.extend._dropins import (
     current_session,
     exchange_topology,
+    integer,
     is_adopted,
     launch_environment,
     torch_xla_environment,
 )
+from rankwise.extend.launchers import Fact, LaunchEnvironment
 
 _LOOPBACK: Final = {"127.0.0.1", "localhost", "::1"}
 _ALONE: Final = {

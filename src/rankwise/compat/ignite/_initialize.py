@@ -16,8 +16,8 @@ from rankwise import Group, LaunchEnvironment, Session
 from rankwise.compat.ignite._identity import reset_local_rank, with_local_rank
 from rankwise.compat.ignite._model_backends import XLA_TPU, advice, available_backends, is_usable
 from rankwise.errors import InvalidArgumentError, JoinError, LauncherEnvironmentError
+from rankwise.extend._dropins import close_with_group, current_session, open_session, read_environment, world_group
 from rankwise.extend.launchers import Fact, parse_int
-from rankwise.extend.sessions import close_with_group, current_session, open_session, read_environment, world_group
 
 _ACCEPTED: Final = ("timeout", "init_method", "rank", "world_size", "device_id")
 # The default that Ignite documents; torch's is shorter with nccl.

@@ -13,7 +13,7 @@ from rankwise.compat.ignite._operations import barrier
 from rankwise.compat.ignite._queries import get_rank, get_world_size
 from rankwise.errors import InvalidArgumentError
 from rankwise.extend import collectives
-from rankwise.extend.sessions import world_group
+from rankwise.extend._dropins import world_group
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,9 +19,8 @@ from rankwise.compat.ignite._model_backends import XLA
 from rankwise.compat.ignite._queries import model_name
 from rankwise.compat.ignite._subgroups import fail_collective, fail_unsupported_type, member_group
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
-from rankwise.extend.checks import as_integer, describe
-from rankwise.extend.collectives import collective
-from rankwise.extend.sessions import world_group
+from rankwise.extend._dropins import as_integer, world_group
+from rankwise.extend.collectives import collective, describe
 
 _OPS: Final = {
     "SUM": "sum",

@@ -13,8 +13,8 @@ from rankwise.compat.ignite._identity import topology_number
 from rankwise.compat.ignite._logging import log_on_rank_zero
 from rankwise.compat.ignite._model_backends import NATIVE, SERIAL, XLA, XLA_TPU, has_xla_support
 from rankwise.errors import NotJoinedError
+from rankwise.extend._dropins import current_session, launch_environment
 from rankwise.extend.launchers import Fact
-from rankwise.extend.sessions import current_session, launch_environment
 
 _NUMBERS: Final = {
     "local rank": "local_rank",

@@ -11,7 +11,7 @@ from rankwise.compat.ignite._install import install, is_installed
 from rankwise.compat.ignite._model_backends import XLA_TPU
 from rankwise.compat.ignite._queries import get_local_rank
 from rankwise.errors import InvalidArgumentError
-from rankwise.extend.checks import integer
+from rankwise.extend._dropins import integer
 from rankwise.launching import FunctionLaunch, Nodes, check_nproc
 
 _ACCEPTED: Final = (

@@ -12,9 +12,8 @@ import rankwise
 from rankwise import Group, Session
 from rankwise.compat.ignite._identity import joined_session
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
-from rankwise.extend.checks import integer
+from rankwise.extend._dropins import current_session, group_of_members, integer, new_process_group, world_group
 from rankwise.extend.collectives import collective
-from rankwise.extend.sessions import current_session, group_of_members, new_process_group, world_group
 
 # The groups of each session that were passed as lists of ranks, by their ranks.
 _groups_by_session: WeakKeyDictionary[Group, dict[tuple[int, ...], Group]] = WeakKeyDictionary()

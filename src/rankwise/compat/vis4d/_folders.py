@@ -9,7 +9,7 @@ from pathlib import Path
 import rankwise
 from rankwise import is_joined
 from rankwise.errors import InvalidArgumentError
-from rankwise.extend.checks import ranks_text
+from rankwise.extend._dropins import ranks_text
 from rankwise.extend.collectives import collective
 
 

@@ -13,9 +13,8 @@ import rankwise
 from rankwise import is_joined
 from rankwise.compat.vis4d._pickle_semantics import with_pickle_semantics
 from rankwise.errors import InvalidArgumentError, NotJoinedError, PayloadTypeError
-from rankwise.extend.checks import describe
-from rankwise.extend.collectives import collective
-from rankwise.extend.tensor_memory import bytes_of, tensor_of
+from rankwise.extend._dropins import bytes_of, tensor_of
+from rankwise.extend.collectives import collective, describe
 
 # Backends for tensors on the CPU, and those for tensors on an accelerator.
 _CPU_BACKENDS: Final = frozenset({"gloo", "mpi", "ucc"})

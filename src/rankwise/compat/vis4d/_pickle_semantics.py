@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from rankwise.errors import PayloadTypeError
-from rankwise.extend.picklers import Definitions, Pickler, Unpickler
+from rankwise.extend._dropins import Definitions, Pickler, Unpickler
 
 # The protocol of `pickle.dumps` up to Python 3.13: it copies arrays into the pickle, so they are writable when read.
 _PROTOCOL: Final = 4

@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import rankwise
 from rankwise import is_joined
-from rankwise.extend.decorators import called_on_rank_zero
+from rankwise.extend._dropins import called_on_rank_zero
 
 P = ParamSpec("P")
 R = TypeVar("R")

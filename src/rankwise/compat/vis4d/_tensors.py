@@ -13,8 +13,8 @@ from torch import nn
 import rankwise
 from rankwise import is_joined
 from rankwise.errors import PayloadTypeError
-from rankwise.extend.checks import check_op, describe, is_compiled
-from rankwise.extend.collectives import collective
+from rankwise.extend._dropins import check_op, is_compiled
+from rankwise.extend.collectives import collective, describe
 
 # Classes that wrap a module, with the module that defines them: if it is not imported, there is no such wrapper.
 _WRAPPERS: Final = (

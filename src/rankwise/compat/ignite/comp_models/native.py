@@ -8,8 +8,8 @@ from typing import Final
 from rankwise.compat.ignite._model_backends import NATIVE, NATIVE_BACKENDS, has_native_dist_support
 from rankwise.compat.ignite.comp_models.base import ComputationModel
 from rankwise.errors import LauncherEnvironmentError
+from rankwise.extend._dropins import read_environment
 from rankwise.extend.launchers import expand_hosts
-from rankwise.extend.sessions import read_environment
 
 __all__ = ["GLOO", "MPI", "NCCL", "_NativeDistModel", "has_native_dist_support"]
 

@@ -1,7 +1,6 @@
-"""Sessions and groups over process groups of torch, for packages that open or take such groups themselves.
+"""What the drop-ins of `rankwise.compat` need beyond the public names, and other packages do not.
 
-A package with functions of its own for joining, such as a training framework, uses this module; a program calls
-`rankwise.init()`, which also adopts an open process group.
+The drop-ins import nothing else that is private: so what they do stays possible with few names of the packages below.
 """
 
 from __future__ import annotations
@@ -10,30 +9,88 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import torch
 import torch.distributed as dist
 
+from rankwise._arguments import as_integer, integer
+from rankwise._collectives.pytree import describe
 from rankwise._collectives.topology_exchange import exchange_topology
+from rankwise._comm.buffers import contents as bytes_of
+from rankwise._comm.buffers import is_expanded, overwrite
+from rankwise._comm.buffers import to_tensor as tensor_of
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group import Group
+from rankwise._comm.reduce_ops import Op, plan
 from rankwise._environment.facts import LaunchEnvironment
+from rankwise._pickling import Definitions, Pickler, Unpickler, dumps
 from rankwise._session import adoption, current, environ, member_groups
 from rankwise._session.environ import read_environment
 from rankwise._session.lifecycle import preload_torch_functional
 from rankwise._session.session import Session
-from rankwise.errors import LauncherEnvironmentError
+from rankwise._text import ranks_text
+from rankwise._torch import is_compiled
+from rankwise._training.rank_control import called_on_rank_zero
+from rankwise.errors import LauncherEnvironmentError, PayloadTypeError
 
 __all__ = [
+    "Definitions",
+    "Pickler",
+    "Unpickler",
+    "as_integer",
+    "bytes_of",
+    "called_on_rank_zero",
+    "check_op",
+    "check_reducible",
+    "check_writable",
     "close_with_group",
     "current_session",
+    "dumps",
     "exchange_topology",
     "group_of_members",
+    "integer",
     "is_adopted",
+    "is_compiled",
     "launch_environment",
     "new_process_group",
     "open_session",
+    "overwrite",
+    "ranks_text",
     "read_environment",
+    "tensor_of",
     "torch_xla_environment",
     "world_group",
 ]
+
+
+def check_op(op: str) -> str:
+    """Return the name of a reduction, as `rankwise.all_reduce` takes it.
+
+    Raises:
+        InvalidArgumentError: There is no such reduction.
+    """
+    return Op.parse(op).name
+
+
+def check_reducible(tensor: torch.Tensor, op: str) -> None:
+    """Check that a tensor can be reduced by the reduction of a name.
+
+    Raises:
+        InvalidArgumentError: There is no such reduction.
+        PayloadTypeError: The tensor is not dense, or the reduction is not defined for its type.
+    """
+    plan(dense(tensor).dtype, Op.parse(op))
+
+
+def check_writable(tensor: torch.Tensor) -> None:
+    """Check that every element of a dense tensor has memory of its own, so that a result can be written into it.
+
+    Raises:
+        PayloadTypeError: The tensor is expanded.
+    """
+    if is_expanded(tensor):
+        raise PayloadTypeError(
+            f"{describe(tensor)} is expanded: several of its elements share memory; pass tensor.clone()"
+        )
 
 
 def current_session() -> Session | None:
@@ -41,10 +98,6 @@ def current_session() -> Session | None:
 
     Local. It is looked up at each call, so that a group that was destroyed or opened anew is noticed. A session whose
     group was destroyed is closed.
-
-    Example:
-        >>> current_session() is None
-        True
     """
     opened = current.opened_session()
     if opened is not None:
@@ -69,10 +122,6 @@ def torch_xla_environment() -> LaunchEnvironment | None:
     """Return the launch environment of a rank that torch_xla has started, joined or not; None elsewhere.
 
     Local. In a process whose threads are the ranks it is that of the calling thread. torch_xla is not imported.
-
-    Example:
-        >>> torch_xla_environment() is None
-        True
     """
     if "torch_xla" not in sys.modules:
         return None
