@@ -12,6 +12,7 @@ is evaluated exactly once: so the result hardly depends on how many ranks there 
 from __future__ import annotations
 
 import argparse
+import os
 
 import torch
 from rich.console import Console
@@ -91,7 +92,7 @@ def main() -> None:
             averaged_by = "DDP" if options.ddp else "sync_grads"
             table.add_row(
                 str(session.world_size),
-                session.reading.launcher,
+                rw.detect(os.environ).launcher,
                 averaged_by,
                 str(samples),
                 str(right),

@@ -20,7 +20,7 @@ import torch.distributed.nn.functional  # which makes a temporary folder in torc
 
 from rankwise._comm.group import Group
 from rankwise._session.current import opened_session, reset_current
-from rankwise._session.session import Session
+from rankwise._session.session import Session, state_behind
 
 pytest_plugins = ["pytester", "tests.lanes"]
 
@@ -75,7 +75,7 @@ for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 @pytest.fixture
 def comm(world: Session) -> Group:
     """The group of all ranks of the world that a test runs in."""
-    return Group(world.comm)
+    return Group(state_behind(world).comm)
 
 
 @pytest.fixture

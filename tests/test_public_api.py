@@ -31,9 +31,10 @@ MODULES = (
     "rankwise.compat.vis4d",
 )
 
-# Classes whose other members serve this package alone; users get objects of them, and make none.
+# Classes of which users get objects, and make none.
+MADE_HERE = {"Group", "Session", "Work"}
+# Such classes of which other members serve this package alone.
 OPAQUE = {
-    "Group": ("backend", "close", "rank", "ranks", "size"),
     "LaunchEnvironment": (
         "facts",
         "launcher",
@@ -49,8 +50,6 @@ OPAQUE = {
         *("rank", "ranks", "size", "settings", "values", "verify", "exchange", "all_reduce", "all_gather"),
         *("gather", "broadcast", "scatter", "all_gather_bytes", "gather_bytes", "broadcast_bytes", "scatter_bytes"),
     ),
-    "Session": ("backend", "close", "device", "group", "rank", "topology", "world_size"),
-    "Work": ("done", "wait"),
     "Store": ("add", "check", "compare_set", "delete", "get", "set", "wait"),
 }
 
@@ -71,7 +70,8 @@ def _module(name: str) -> Iterator[str]:
         value = getattr(module, public)
         if name == "rankwise.errors" and not inspect.isclass(value):
             continue  # words for messages
-        yield f"{name}.{public}{'' if getattr(value, '__name__', '') in OPAQUE else _signature(value)}"
+        is_made_here = getattr(value, "__name__", "") in MADE_HERE | OPAQUE.keys()
+        yield f"{name}.{public}{'' if is_made_here else _signature(value)}"
         if inspect.isclass(value):
             yield from (f"{name}.{public}.{member}" for member in _members(value))
 

@@ -15,6 +15,7 @@ import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.group import Group
 from rankwise._environment.facts import Fact
+from rankwise._session.session import state_behind
 from tests.lanes import variants
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
@@ -172,8 +173,9 @@ def test_groups_of_several_nodes_uneven_ones_included(
     rank = rw.get_rank()
     fact = Fact(node_of[rank], "the test")
     unknown = dict.fromkeys(("local_rank", "local_world_size", "num_nodes"))
-    monkeypatch.setattr(session, "reading", replace(session.reading, node_rank=fact, **unknown))  # type: ignore[arg-type]
-    monkeypatch.setattr(session, "node_groups", {})
+    state = state_behind(session)
+    monkeypatch.setattr(state, "reading", replace(state.reading, node_rank=fact, **unknown))  # type: ignore[arg-type]
+    monkeypatch.setattr(state, "node_groups", {})
     node = [other for other in range(4) if node_of[other] == node_of[rank]]
     position = node.index(rank)
     wanted = []
@@ -199,12 +201,13 @@ def test_a_failure_or_another_call_on_one_rank_is_raised_on_all(
 ) -> None:
     rank, size = rw.get_rank(), rw.get_world_size()
     make = getattr(rw, name)
-    monkeypatch.setattr(session, "node_groups", {})
+    state = state_behind(session)
+    monkeypatch.setattr(state, "node_groups", {})
     with pytest.raises(rw.MismatchError, match=rf"{name}\(\)"):
         rw.barrier() if rank == 0 else make()
     with monkeypatch.context() as patched:
         if rank == 0:
-            patched.setattr(session.comm, "all_gather_bytes", None)
+            patched.setattr(state.comm, "all_gather_bytes", None)
         with pytest.raises(TypeError if rank == 0 else rw.RemoteRankError, match="not callable"):
             make()
     group = make()

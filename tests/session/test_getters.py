@@ -16,7 +16,7 @@ import torch
 import rankwise as rw
 from rankwise._environment.detect import detect
 from rankwise._session.current import rank_of_this_thread, reset_current, set_current
-from rankwise._session.session import Session
+from rankwise._session.session import SessionState
 
 GETTERS = [
     rw.get_rank,
@@ -130,7 +130,7 @@ def test_the_reading_is_dropped_on_fork(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_with_a_session_a_getter_only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 2: not even the environment, and certainly no other rank; this session has no comm to talk with."""
-    set_current(Session(detect({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})))
+    set_current(SessionState(detect({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})))
     monkeypatch.setattr("rankwise._session.environ.detect", None)
     assert [rw.get_rank(), rw.get_world_size(), rw.get_local_rank(), rw.get_local_world_size()] == [5, 8, 1, 2]
     reset_current()
@@ -140,7 +140,7 @@ def test_a_thread_that_is_a_rank_has_its_own_session() -> None:
     seen: dict[int, int] = {}
 
     def rank(number: int) -> None:
-        with rank_of_this_thread(Session(detect({"RANK": str(number), "WORLD_SIZE": "3"}))):
+        with rank_of_this_thread(SessionState(detect({"RANK": str(number), "WORLD_SIZE": "3"}))):
             meet.wait(timeout=100)
             seen[number] = rw.get_rank()
             meet.wait(timeout=100)

@@ -10,6 +10,7 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.control.page_memory import PageMemory
+from rankwise._session.session import state_behind
 from tests.session.worlds import clean_environ, free_port, plain, run_ranks
 
 
@@ -50,9 +51,9 @@ def test_ranks_must_all_check_or_none() -> None:
 def test_what_to_check_is_read_from_the_environment() -> None:
     for value, check in (("1", True), ("0", False), ("", False)):
         with rw.init(environ=clean_environ(RANKWISE_CHECK=value)) as session:
-            assert session.comm.check is check
+            assert state_behind(session).comm.check is check
     with rw.init(check=True, environ=clean_environ(RANKWISE_CHECK="0")) as session:
-        assert session.comm.check is True
+        assert state_behind(session).comm.check is True
     with pytest.raises(rw.LauncherEnvironmentError, match="RANKWISE_CHECK='yes' is neither 0 nor 1"):
         rw.init(environ=clean_environ(RANKWISE_CHECK="yes"))
 

@@ -81,8 +81,8 @@ def test_alone() -> None:
     assert rw.store() is store
     assert rw.store().get("a") == "b"
     assert "forked from rank 0" in said_in_a_forked_child(lambda: store.check("a"))
-    with rw.init() as session:
-        joined = session.store
+    with rw.init():
+        joined = rw.store()
         assert joined is rw.store()
         assert joined is not store
         assert not joined.check("a")

@@ -10,6 +10,7 @@ import pytest
 
 import rankwise as rw
 from rankwise._environment.detect import detect
+from rankwise._session.session import state_behind
 from rankwise.testing.environments import Environs, fake_openmpi, fake_pmi, fake_slurm, fake_torchrun
 
 DATA = Path(__file__).parent.parent / "data"
@@ -83,4 +84,4 @@ def test_no_tasks_are_refused(build: Callable[..., Environs], arguments: dict[st
 
 @pytest.mark.ranks(2)
 def test_ranks_of_tests_are_started_by_rankwise(world: rw.Session) -> None:
-    assert world.reading.launcher == "rankwise"
+    assert state_behind(world).reading.launcher == "rankwise"

@@ -13,6 +13,7 @@ import torch
 
 import rankwise as rw
 from rankwise._session.current import reset_current
+from rankwise._session.session import state_behind
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
 from tests.xla.fake_devices import FAKE, fake_torch_xla, run_ranks
 
@@ -25,7 +26,7 @@ def test_each_device_is_a_rank(devices: int) -> None:
             topology = session.topology
             assert before == (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size)
             assert (topology.node_rank, topology.num_nodes) == (0, 1)
-            assert session.reading.launcher == "torch_xla"
+            assert state_behind(session).reading.launcher == "torch_xla"
             assert rw.device() == torch.device("xla", session.rank)
             assert rw.all_gather({"rank": session.rank}) == [{"rank": rank} for rank in range(devices)]
             assert rw.all_reduce(torch.tensor([session.rank])).tolist() == [sum(range(devices))]

@@ -8,10 +8,10 @@ from collections import Counter
 from rankwise._collectives.all_gather import all_gather
 from rankwise._environment.facts import Fact
 from rankwise._net.host import host_id
-from rankwise._session.session import Session
+from rankwise._session.session import SessionState
 
 
-def exchange_topology(session: Session, *, local_rank: int | None = None) -> None:
+def exchange_topology(session: SessionState, *, local_rank: int | None = None) -> None:
     """Complete this rank's topology from the hosts of all ranks, where no launcher provides it.
 
     Collective over the session.

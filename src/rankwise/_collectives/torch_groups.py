@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rankwise._comm.comm import Comm
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.current import joined_session
-from rankwise._session.session import Session
+from rankwise._session.session import SessionState
 from rankwise._torch import flattened_mesh
 from rankwise._xla_use import is_own_group
 from rankwise.errors import InvalidArgumentError, NotJoinedError, shown
@@ -54,7 +54,7 @@ def comm_of_torch_group(group: object) -> Comm:
     return comm if process_group is session.group else _adopted(process_group, session)
 
 
-def _group_of_mesh(mesh: DeviceMesh, session: Session) -> dist.ProcessGroup | None:
+def _group_of_mesh(mesh: DeviceMesh, session: SessionState) -> dist.ProcessGroup | None:
     """Return the process group of all ranks of a mesh; the session's for a mesh of all ranks.
 
     Raises:
@@ -78,7 +78,7 @@ def _group_of_mesh(mesh: DeviceMesh, session: Session) -> dist.ProcessGroup | No
     )
 
 
-def _adopted(group: dist.ProcessGroup | None, session: Session) -> Comm:
+def _adopted(group: dist.ProcessGroup | None, session: SessionState) -> Comm:
     """Return the comm over a process group of some ranks of a session."""
     if group is None:
         raise NotJoinedError.destroyed()
@@ -100,7 +100,7 @@ def _adopted(group: dist.ProcessGroup | None, session: Session) -> Comm:
     return comm
 
 
-def _adopt(group: dist.ProcessGroup, session: Session) -> Comm:
+def _adopt(group: dist.ProcessGroup, session: SessionState) -> Comm:
     """Adopt a process group, and close the comms of those that were destroyed and have no references any more."""
     for reference in [reference for reference in session.adopted if reference() is None]:
         session.adopted.pop(reference).close_locally("destroyed the process group")

@@ -21,7 +21,7 @@ from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards
 from rankwise._rendezvous.signed_store import part_of, signed
 from rankwise._session.environ import read_check, read_environment, read_secret, read_shared_memory
-from rankwise._session.session import Session
+from rankwise._session.session import SessionState
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
 from rankwise.topology import OPEN_GROUP
 
@@ -36,7 +36,7 @@ def adopt(
     close: Callable[[str, bool], None] | None = None,
     pid: int | None = None,
     on_hosts: Callable[[HostConnections], None] | None = None,
-) -> Session:
+) -> SessionState:
     """Return a session over a process group that other code opened, in this process or in its parent `pid`.
 
     Its ranks connect to each other in their first collective; or now, if `on_hosts` takes the connections for the
@@ -53,7 +53,7 @@ def adopt(
     world.on_hosts = on_hosts
     if on_hosts is not None and not world.one_host and uses_frames(world, world_size):
         world.connect()
-    return Session(
+    return SessionState(
         reading,
         comm=open_comm(group, ranks=ranks, registry=world),
         device=device,
@@ -105,7 +105,7 @@ def environment_in_group(
     return reading.with_topology(**given).with_topology(rank=rank, world_size=world_size)
 
 
-def adopt_subgroup(group: dist.ProcessGroup, session: Session) -> Comm:
+def adopt_subgroup(group: dist.ProcessGroup, session: SessionState) -> Comm:
     """Return a comm over a process group that other code made between some ranks of a session. Does not communicate.
 
     Its ranks connect to each other in their first collective. It is closed with the session, or before; the process

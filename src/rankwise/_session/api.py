@@ -104,7 +104,7 @@ def init(
         opened.close(failed=True)
         opened = None
     if opened is not None:
-        return share_session(opened, backend, device, given)
+        return Session(share_session(opened, backend, device, given))
     group = current.default_group()
     with contextlib.ExitStack() as undo:
         undo.callback(watch.stop)
@@ -148,7 +148,7 @@ def init(
     current.set_current(session)
     watch.start(session.reading, backend=session.backend, adopted=group is not None)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)
-    return session
+    return Session(session)
 
 
 def finalize() -> None:

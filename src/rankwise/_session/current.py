@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rankwise._session.environ import own_environment, read_environment
-from rankwise._session.session import Session, summary_with_location
+from rankwise._session.session import SessionState, summary_with_location
 from rankwise._torch import keep_groups_for_good
 from rankwise._xla_use import is_own_group, is_used
 from rankwise.errors import NotJoinedError
@@ -44,10 +44,10 @@ class _NoGroups:
 class Current(threading.local):
     """The state. Class attributes belong to the process; a thread that is a rank overrides the sessions for itself."""
 
-    session: Session | None = None
+    session: SessionState | None = None
     # Where no session is open: one that is inferred from the process group that other code opened, or from the
     # launcher's variables. Valid as long as that group is the default one.
-    inferred: Session | None = None
+    inferred: SessionState | None = None
     # The group of the inferred session. Its callback resets `inferred` when the group is released.
     inferred_group: weakref.ref[Any] | None = None
     groups: Any = _NoGroups()
@@ -58,10 +58,10 @@ class Current(threading.local):
 
 thread_local = Current()
 # The sessions of threads, to be closed when the interpreter ends.
-_sessions_of_threads: weakref.WeakSet[Session] = weakref.WeakSet()
+_sessions_of_threads: weakref.WeakSet[SessionState] = weakref.WeakSet()
 
 
-def current_session() -> Session:
+def current_session() -> SessionState:
     """Return the current session; without an open one, a session inferred from the default group or the variables.
 
     Local.
@@ -74,7 +74,7 @@ def current_session() -> Session:
     return session
 
 
-def joined_session() -> Session:
+def joined_session() -> SessionState:
     """Return the session for a collective.
 
     Like `current_session`, but reads the variables again: a program may call a getter before it sets RANK itself, and
@@ -96,7 +96,7 @@ def joined_session() -> Session:
     return session
 
 
-def opened_session() -> Session | None:
+def opened_session() -> SessionState | None:
     """Return the session that `init()` opened, or None."""
     return session_of_this_thread() if is_device_thread() else thread_local.session
 
@@ -118,12 +118,12 @@ def is_joined() -> bool:
     return default_group() is not None or (session is not None and session.group is None)
 
 
-def has_destroyed_group(session: Session) -> bool:
+def has_destroyed_group(session: SessionState) -> bool:
     """Return whether other code has destroyed the process group of a session."""
     return session.has_group and (session.group is None or session.group is not default_group())
 
 
-def set_current(session: Session) -> None:
+def set_current(session: SessionState) -> None:
     """Make a session the current one of this process, or of this thread if it is a rank itself."""
     reset_current()
     if is_device_thread():
@@ -142,13 +142,13 @@ def reset_current() -> None:
         Current.session = Current.inferred = None
 
 
-def session_of_this_thread() -> Session | None:
+def session_of_this_thread() -> SessionState | None:
     """Return the session of the calling thread, if it is a rank itself."""
     return thread_local.__dict__.get("session")
 
 
 @contextmanager
-def rank_of_this_thread(session: Session) -> Iterator[Session]:
+def rank_of_this_thread(session: SessionState) -> Iterator[SessionState]:
     """Make a session the current one of the calling thread, for threads that are ranks."""
     before = session_of_this_thread()
     thread_local.session = session
@@ -189,7 +189,7 @@ def opening_pid(group: torch.distributed.ProcessGroup) -> int:
     return next((parent for inherited, parent in Current.inherited if inherited is group), os.getpid())
 
 
-def _refreshed() -> Session:
+def _refreshed() -> SessionState:
     """Return the current session after the default process group may have changed."""
     group = default_group()
     opened = thread_local.session
@@ -207,12 +207,12 @@ def _refreshed() -> Session:
     return session
 
 
-def _infer(group: torch.distributed.ProcessGroup | None) -> Session:
+def _infer(group: torch.distributed.ProcessGroup | None) -> SessionState:
     if is_device_thread():
-        return Session(read_environment())
+        return SessionState(read_environment())
     if group is None:
         Current.inferred_group = None
-        session = Session(read_environment())
+        session = SessionState(read_environment())
         session.group_ref = _group_of_inferred
         return session
     from rankwise._session.adoption import adopt  # noqa: PLC0415 - needs torch, which this process has imported

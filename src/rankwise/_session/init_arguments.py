@@ -12,7 +12,7 @@ from rankwise._environment.detect import check_environ, launcher_named
 from rankwise._environment.facts import Fact, check_topology
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session.device import choose_device, is_xla
-from rankwise._session.session import Session
+from rankwise._session.session import SessionState
 from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError, TopologyError, shown
 
@@ -52,19 +52,21 @@ def check_sources(launcher: str, environ: Mapping[str, str] | None, address: str
 
 
 def share_session(
-    opened: Session, backend: str | None, device: str | torch.device | None, given: Mapping[str, Fact[int]]
-) -> Session:
+    opened: SessionState, backend: str | None, device: str | torch.device | None, given: Mapping[str, Fact[int]]
+) -> SessionState:
     """Return a session that shares an open one; closing it leaves that open.
 
     Raises:
         InvalidArgumentError: The caller's arguments contradict the open session.
     """
     check_compatible(opened, backend, device, given)
-    return Session(opened.reading, comm=opened.comm, device=opened.device, group=opened.group, backend=opened.backend)
+    return SessionState(
+        opened.reading, comm=opened.comm, device=opened.device, group=opened.group, backend=opened.backend
+    )
 
 
 def check_compatible(
-    opened: Session, backend: str | None, device: str | torch.device | None, given: Mapping[str, Fact[int]]
+    opened: SessionState, backend: str | None, device: str | torch.device | None, given: Mapping[str, Fact[int]]
 ) -> None:
     """Check that the arguments of `init()` agree with a session, or with a group that other code opened.
 

@@ -26,7 +26,7 @@ from rankwise._session.device import bind, choose_backend, is_selectable
 from rankwise._session.environ import read_secret, with_first_host
 from rankwise._session.joining import Joined, join_with_device, own_address, select_device
 from rankwise._session.progress_report import report_session_timeout
-from rankwise._session.session import Session
+from rankwise._session.session import SessionState
 from rankwise._session.shutdown import OpenedResources
 from rankwise._torch import gloo_on, keep_gloo_on
 from rankwise.errors import JoinError
@@ -51,7 +51,7 @@ def open_session(
     shares_tensors: bool,
     reset: Callable[[], None],
     on_hosts: Callable[[HostConnections], None] | None = None,
-) -> Session:
+) -> SessionState:
     """Open the session of a process that has neither a session nor a process group; closing it calls `reset` first.
 
     `on_hosts` takes the connections for the processes that watch the hosts, if there are several hosts.
@@ -100,7 +100,7 @@ def _new_registry(
     )
 
 
-def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Callable[[], None]) -> Session:
+def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Callable[[], None]) -> SessionState:
     preload_torch_functional()
     excepthook = sys.excepthook
     rank, world_size = joined.reading.rank.value, joined.reading.world_size.value
@@ -152,7 +152,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
         reset=reset,
         unset_interface=unset_interface,
     )
-    return Session(
+    return SessionState(
         joined.reading,
         comm=comm,
         device=registry.device,

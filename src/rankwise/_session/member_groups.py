@@ -17,7 +17,7 @@ from rankwise._net.host import loopback_interface
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._session.adoption import adopt_subgroup
-from rankwise._session.session import Session
+from rankwise._session.session import SessionState
 from rankwise._torch import gloo_on, local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError, MismatchError
 
@@ -35,7 +35,7 @@ _IN_OTHER_CALL: Final = b"in another call"
 _finished_attempts: WeakKeyDictionary[dist.ProcessGroup | Comm, Counter[str]] = WeakKeyDictionary()
 
 
-def make_group(session: Session, ranks: tuple[int, ...]) -> Comm:
+def make_group(session: SessionState, ranks: tuple[int, ...]) -> Comm:
     """Return a comm between some ranks of a session, this rank among them.
 
     Collective over these ranks alone.
@@ -68,7 +68,9 @@ def _common_number(store: dist.Store, attempt: dist.Store) -> int:
     return int(attempt.compare_set("number", "", str(store.add("groups of members", 1))))
 
 
-def new_process_group(session: Session, ranks: Sequence[int], *, by_members: bool = False) -> dist.ProcessGroup | None:
+def new_process_group(
+    session: SessionState, ranks: Sequence[int], *, by_members: bool = False
+) -> dist.ProcessGroup | None:
     """Return a new process group of some ranks of a session, with its timeout; None on the other ranks.
 
     Collective over the session, or over these ranks alone.
@@ -88,7 +90,7 @@ def new_process_group(session: Session, ranks: Sequence[int], *, by_members: boo
     return made if isinstance(made, dist.ProcessGroup) else None
 
 
-def _require_process_group(session: Session) -> None:
+def _require_process_group(session: SessionState) -> None:
     """Check that groups of a session are process groups of torch.
 
     Raises:

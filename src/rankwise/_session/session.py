@@ -1,7 +1,7 @@
 """A session: this process as a member of its world. It closes the resources that it opened, and no others.
 
-Decided here: the attributes of a session, and when it ends. How it is opened is decided in `lifecycle`, which session
-is the current one in `current`.
+Decided here: the state of a session, when it ends, and the handle that users have of it. How it is opened is decided in
+`lifecycle`, which session is the current one in `current`.
 """
 
 from __future__ import annotations
@@ -42,28 +42,25 @@ _store_creation = threading.Lock()
 OF_ALL_RANKS: Final = "the group of all ranks is closed with its session: rankwise.finalize()"
 
 
-class Session:
-    """This process as a member of its world.
-
-    Made by `rankwise.init()`; a context manager, closed on exit.
+class SessionState:
+    """The state of a session, for this package.
 
     Attributes:
         rank, world_size: Those of this process.
         backend: The group's backends, as torch writes them, or None.
+        reading: The launch environment: every fact, with its source.
+        has_group: The session was made with a process group.
+        group_ref: Returns the process group, or None if there is none or it was destroyed. Only torch and its users
+            hold a reference to a group: see docs/decisions/0006-letting-go-of-a-group.md.
+        settled: This session opened the group, and the group exists, so that getters need not check whether it is still
+            the default one.
+        adopted: The comms over process groups that other code made between some of the ranks.
+        timeout: Seconds that a collective waits for a rank.
+        node_groups: The groups that `node_group()` and `one_per_node_group()` have made, by the name of the function.
+        joined_comm: The operations of the group of all ranks, checked for a process that was forked as they begin; None
+            before the first use of `comm` in a world that was not joined.
     """
 
-    # Not for users:
-    # - reading: The launch environment: every fact, with its source.
-    # - has_group: The session was made with a process group.
-    # - group_ref: Returns the process group, or None if there is none or it was destroyed. Only torch and its users
-    #   hold a reference to a group: see docs/decisions/0006-letting-go-of-a-group.md.
-    # - settled: This session opened the group, and the group exists, so that getters need not check whether it is still
-    #   the default one.
-    # - adopted: The comms over process groups that other code made between some of the ranks.
-    # - timeout: Seconds that a collective waits for a rank.
-    # - node_groups: The groups that `node_group()` and `one_per_node_group()` have made, by the name of the function.
-    # - joined_comm: The operations of the group of all ranks, checked for a process that was forked as they begin; None
-    #   before the first use of `comm` in a world that was not joined.
     __slots__ = (
         "__weakref__",
         "_close",
@@ -116,11 +113,6 @@ class Session:
         self._close = close
         self._pid = os.getpid() if pid is None else pid
 
-    def __repr__(self) -> str:
-        return (
-            f"<Session rank {self.rank} of {self.world_size}, {self.reading.launcher}, {self.backend or 'not joined'}>"
-        )
-
     @property
     def group(self) -> dist.ProcessGroup | None:
         """The process group, or None if there is none or it was destroyed."""
@@ -128,16 +120,12 @@ class Session:
 
     @property
     def topology(self) -> Topology:
-        """The topology of this process: all six numbers.
-
-        Raises:
-            NotJoinedError: Some are not known before the world is joined.
-        """
+        """As that of `Session`."""
         return Topology.of(self.reading)
 
     @property
     def comm(self) -> Comm:
-        """The comm of the whole world, for this package.
+        """The comm of the whole world.
 
         Raises:
             NotJoinedError: The world is larger than one and was not joined, or was joined by another process.
@@ -188,15 +176,7 @@ class Session:
             return self._store
 
     def close(self, *, reason: str = "left the session", failed: bool = False) -> None:
-        """Close the resources that this session opened; once, and only in the process that opened it.
-
-        Local, except on rank zero: if it serves the store, it waits until the others no longer need it, at most for the
-        session's timeout.
-
-        Args:
-            reason: The reason that other ranks report if they still wait for this one.
-            failed: The program ends with an error, so rank zero does not wait long for the others.
-        """
+        """Close the resources that this session opened, as `Session.close` does."""
         # A forked child that closed its parent's resources would wait for threads that it does not have.
         if self._pid != os.getpid():
             return
@@ -214,12 +194,8 @@ class Session:
             if comm is not None:
                 comm.finish_works(_CLOSED_SECONDS)
 
-    def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def leave(self, error: BaseException | None) -> None:
+        """Close the session at the end of its block, which may have raised an error."""
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if failed and self._close is not None and self.world_size > 1 and self._pid == os.getpid():
             # Closing aborts the collectives of the others, and their errors may end this process before Python prints
@@ -241,6 +217,81 @@ class Session:
         from rankwise._comm.opening import serial_comm  # noqa: PLC0415 - imports torch
 
         return serial_comm(self.device)
+
+
+class Session:
+    """This process as a member of its world.
+
+    Made by `rankwise.init()`; a context manager, closed on exit.
+    """
+
+    __slots__ = ("__weakref__", "_state")
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+
+    def __repr__(self) -> str:
+        place = f"rank {self.rank} of {self.world_size}, {self._state.reading.launcher}"
+        return f"<Session {place}, {self.backend or 'not joined'}>"
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._state.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._state.world_size
+
+    @property
+    def backend(self) -> str | None:
+        """The backends of the process group, as torch writes them, or None."""
+        return self._state.backend
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group, or None if there is none or it was destroyed."""
+        return self._state.group
+
+    @property
+    def topology(self) -> Topology:
+        """The topology of this process: all six numbers.
+
+        Raises:
+            NotJoinedError: Some are not known before the world is joined.
+        """
+        return self._state.topology
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device."""
+        return self._state.device
+
+    def close(self, *, reason: str = "left the session", failed: bool = False) -> None:
+        """Close the resources that this session opened; once, and only in the process that opened it.
+
+        Local, except on rank zero: if it serves the store, it waits until the others no longer need it, at most for the
+        session's timeout.
+
+        Args:
+            reason: The reason that other ranks report if they still wait for this one.
+            failed: The program ends with an error, so rank zero does not wait long for the others.
+        """
+        self._state.close(reason=reason, failed=failed)
+
+    def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._state.leave(error)
+
+
+def state_behind(session: Session) -> SessionState:
+    """Return the state of a session that a user has."""
+    return session._state  # noqa: SLF001 - the reason for this function
 
 
 def _no_group() -> None:

@@ -29,7 +29,7 @@ from rankwise._net.host import address_towards, host_id
 from rankwise._rendezvous.membership import JoinRequest
 from rankwise._rendezvous.store import connect, join_over_store, serve
 from rankwise._session.environ import process_variables
-from rankwise._session.session import Session
+from rankwise._session.session import SessionState
 from rankwise._torch_xla import DevicePosition
 from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
@@ -44,7 +44,9 @@ _RETRY_SECONDS: Final = 0.05
 _FAILED_SECONDS: Final = 5.0
 
 
-def open_xla_session(reading: LaunchEnvironment, *, timeout: float, check: bool, reset: Callable[[], None]) -> Session:
+def open_xla_session(
+    reading: LaunchEnvironment, *, timeout: float, check: bool, reset: Callable[[], None]
+) -> SessionState:
     """Open the session of a rank on an XLA device.
 
     Collective over the ranks.
@@ -83,7 +85,9 @@ def open_xla_session(reading: LaunchEnvironment, *, timeout: float, check: bool,
         comm.shutdown(reason)
         _leave(store, position.world_size if serves else 0, timeout=_FAILED_SECONDS if is_short else timeout)
 
-    return Session(reading, comm=comm, device=device, backend=DEVICE_TYPE, close=close, settled=True, timeout=timeout)
+    return SessionState(
+        reading, comm=comm, device=device, backend=DEVICE_TYPE, close=close, settled=True, timeout=timeout
+    )
 
 
 def _check_position(reading: LaunchEnvironment, position: DevicePosition) -> None:

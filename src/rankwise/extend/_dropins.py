@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from rankwise._arguments import as_integer, integer
+from rankwise._collectives import topology_exchange
 from rankwise._collectives.pytree import describe
-from rankwise._collectives.topology_exchange import exchange_topology
 from rankwise._comm.buffers import contents as bytes_of
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.buffers import to_tensor as tensor_of
@@ -26,7 +26,7 @@ from rankwise._pickling import Definitions, Pickler, Unpickler, dumps
 from rankwise._session import adoption, current, environ, member_groups
 from rankwise._session.environ import read_environment
 from rankwise._session.lifecycle import preload_torch_functional
-from rankwise._session.session import Session
+from rankwise._session.session import Session, state_behind
 from rankwise._text import ranks_text
 from rankwise._torch import is_compiled
 from rankwise._training.rank_control import called_on_rank_zero
@@ -102,12 +102,12 @@ def current_session() -> Session | None:
     opened = current.opened_session()
     if opened is not None:
         if not current.has_destroyed_group(opened):
-            return opened
+            return Session(opened)
         opened.close(failed=True)
         current.reset_current()
     if current.default_group() is None:
         return None
-    return current.current_session()
+    return Session(current.current_session())
 
 
 def launch_environment(session: Session) -> LaunchEnvironment:
@@ -115,7 +115,7 @@ def launch_environment(session: Session) -> LaunchEnvironment:
 
     Local.
     """
-    return session.reading
+    return state_behind(session).reading
 
 
 def torch_xla_environment() -> LaunchEnvironment | None:
@@ -137,7 +137,7 @@ def is_adopted(session: Session) -> bool:
 
     Local.
     """
-    return session is not current.opened_session()
+    return state_behind(session) is not current.opened_session()
 
 
 def open_session(open_group: Callable[[], object], environment: LaunchEnvironment) -> Session:
@@ -172,11 +172,19 @@ def open_session(open_group: Callable[[], object], environment: LaunchEnvironmen
     comm = session.comm
     current.set_current(session)
     try:
-        exchange_topology(session)
+        topology_exchange.exchange_topology(session)
     except Exception as error:
         session.close(reason=f"could not join: {error}", failed=True)
         raise
-    return session
+    return Session(session)
+
+
+def exchange_topology(session: Session, *, local_rank: int | None) -> None:
+    """Complete the topology of a session over a process group that other code opened.
+
+    Collective over the session.
+    """
+    topology_exchange.exchange_topology(state_behind(session), local_rank=local_rank)
 
 
 def close_with_group(session: Session) -> None:
@@ -184,7 +192,7 @@ def close_with_group(session: Session) -> None:
 
     Local, except on rank zero, which waits until the others no longer need the store that it serves.
     """
-    comm = None if current.default_group() is None else session.comm
+    comm = None if current.default_group() is None else state_behind(session).comm
     session.close()
     if comm is not None and current.default_group() is not None:  # other code opened it, and the session adopted it
         comm.shutdown("left the session")
@@ -197,7 +205,7 @@ def world_group(session: Session) -> Group:
 
     Local.
     """
-    return session.world_group
+    return state_behind(session).world_group
 
 
 def new_process_group(ranks: Sequence[int], session: Session) -> dist.ProcessGroup | None:
@@ -208,7 +216,7 @@ def new_process_group(ranks: Sequence[int], session: Session) -> dist.ProcessGro
     Raises:
         CollectiveError: A rank ended, or did not arrive within the session's timeout.
     """
-    return member_groups.new_process_group(session, ranks)
+    return member_groups.new_process_group(state_behind(session), ranks)
 
 
 def group_of_members(ranks: Sequence[int], session: Session) -> Group:
@@ -221,4 +229,4 @@ def group_of_members(ranks: Sequence[int], session: Session) -> Group:
         CollectiveError: One of them ended.
         CollectiveTimeoutError: One of them did not arrive within the session's timeout.
     """
-    return Group(member_groups.make_group(session, tuple(ranks)))
+    return Group(member_groups.make_group(state_behind(session), tuple(ranks)))

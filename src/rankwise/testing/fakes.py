@@ -23,7 +23,7 @@ from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
 from rankwise._session.current import current_session, opened_session, reset_current, set_current
 from rankwise._session.environ import read_environment
-from rankwise._session.session import Session
+from rankwise._session.session import Session, SessionState
 from rankwise.errors import InvalidArgumentError, shown
 from rankwise.testing.environments import fake_torchrun
 
@@ -227,7 +227,7 @@ def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] =
     calls: list[Recorded] = []
     comm = _recording_comm(rank, range(world_size), calls, iter(replies))
     reading = read_environment(environ=fake_torchrun(world_size)[rank])
-    with _as_current(Session(reading, comm=comm, device=comm.device)):
+    with _as_current(SessionState(reading, comm=comm, device=comm.device)):
         yield RecordingGroup(comm, calls)
 
 
@@ -253,7 +253,7 @@ def fake_group(*, rank: int = 0, world_size: int = 2) -> Iterator[Session]:
     """
     rank, world_size = _checked(rank, world_size)
     with _torch.fake_process_group(rank, world_size), _as_current(None):
-        yield current_session()
+        yield Session(current_session())
 
 
 def _checked(rank: int, world_size: int) -> tuple[int, int]:
@@ -271,7 +271,7 @@ def _checked(rank: int, world_size: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _as_current(session: Session | None) -> Iterator[None]:
+def _as_current(session: SessionState | None) -> Iterator[None]:
     before = opened_session()
     reset_current()
     if session is not None:

@@ -20,7 +20,7 @@ from rankwise._comm.group import Group
 from rankwise._environment.detect import detect
 from rankwise._environment.hostlist import expand
 from rankwise._session.current import reset_current, set_current
-from rankwise._session.session import Session
+from rankwise._session.session import SessionState
 
 TEXTS = ("é", "héllo", "日本", "🙂" * 2000, "\0", "ascii")
 
@@ -107,7 +107,7 @@ def test_uneven_nodes_are_what_their_launcher_says() -> None:
     """Two nodes, of one rank and of three: the original computes an impossible topology from the largest."""
     environ = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environ |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2"}
-    set_current(Session(detect(environ)))
+    set_current(SessionState(detect(environ)))
     places = [idist.get_nproc_per_node(), idist.get_nnodes(), idist.get_node_rank(), idist.get_local_rank()]
     reset_current()
     assert places == [1, 2, 0, 0]
@@ -122,7 +122,7 @@ def test_device_says_nothing_of_indices(own_group: None) -> None:
 
 
 def test_a_hint_is_forgotten_in_the_end() -> None:
-    session = Session(detect({"RANK": "3", "WORLD_SIZE": "4"}))
+    session = SessionState(detect({"RANK": "3", "WORLD_SIZE": "4"}))
     set_current(session)
     idist.set_local_rank(2)
     hinted = idist.get_local_rank()

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 import rankwise as rw
+from rankwise._session.session import state_behind
 
 torch.set_num_threads(1)
 
@@ -65,7 +66,7 @@ def many_groups() -> None:
                         rw.all_gather("x" * (number * 100), group=group)
             gc.collect()
             rw.barrier()
-            held = process.num_fds(), process.num_threads(), memory_of_page(session.comm)
+            held = process.num_fds(), process.num_threads(), memory_of_page(state_behind(session).comm)
             rw.barrier()
             return held
 

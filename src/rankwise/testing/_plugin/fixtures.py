@@ -13,7 +13,7 @@ from rankwise._session.api import init
 from rankwise._session.current import Current, close_current, reset_current
 from rankwise._session.device import bind, choose_backend, choose_device
 from rankwise._session.environ import read_environment
-from rankwise._session.session import Session
+from rankwise._session.session import Session, SessionState
 from rankwise.testing._plugin import timeouts
 from rankwise.testing._plugin.marker import RanksMarker, read_marker
 from rankwise.testing._plugin.rank_session import CLOSED_GROUP, FAILURE
@@ -60,6 +60,6 @@ def serial_session(item: pytest.Item) -> Iterator[Session]:
         for name in VARIABLES:
             patch.delenv(name, raising=False)
         device = choose_device(0, "cpu" if marker is None else marker.device)
-        Current.inferred = Session(read_environment(), device=device)
-        yield Current.inferred
+        Current.inferred = inferred = SessionState(read_environment(), device=device)
+        yield Session(inferred)
     close_current()
