@@ -11,7 +11,9 @@ import pytest
 
 import rankwise as rw
 from rankwise._comm.control.page_channel import PageChannel
+from rankwise._comm.control.page_meeting import PageMeeting
 from rankwise._comm.control.page_memory import PageMemory
+from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.window_overflow import RING_ENTRIES
 from tests.comm.members import RANKS, SIZE, Member, agree, assert_connected, failed, in_threads, open_group
 
@@ -179,3 +181,29 @@ def test_a_verdict_is_read_after_the_leader_has_left(group: list[Member]) -> Non
         for member in (1, 2):
             with pytest.raises(rw.RemoteRankError):
                 agree(group[member], timeout=20.0)
+
+
+def test_what_others_look_for_is_written_behind_a_fence(group: list[Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test can wait for a processor to reorder memory, so this looks at what is written when a fence is passed."""
+    assert isinstance(group[0].channel, PageChannel)
+    window = group[0].channel._window
+    meeting, fence, missing = PageMeeting(window, 0, 0.0), window.fence, PageMeeting.missing
+    steps: list[object] = []
+
+    def pass_fence() -> None:
+        steps.append((b"the body" in bytes(window._view), window.has_arrived(0, 1), window.met[0]))
+        fence()
+
+    def look(own: PageMeeting) -> list[int]:
+        steps.append("looks for the others")
+        return missing(own)
+
+    def pause(_: float) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(window, "fence", pass_fence)
+    monkeypatch.setattr(PageMeeting, "missing", look)
+    window.write(0, Frame(FrameKind.CALL, "all_reduce", body=b"the body", sequence=1), has_room=True)
+    with pytest.raises(TimeoutError):
+        meeting.meet(pause)
+    assert steps == [(True, False, 0), (True, True, 1), "looks for the others"]
