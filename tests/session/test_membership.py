@@ -110,6 +110,17 @@ def test_what_is_no_answer_is_refused(odd: str | bytes) -> None:
     assert JoinReply.decode(given.encode()).late
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("local_rank", "1"), ("local_rank", True), ("late", 0), ("error", 1), ("num_nodes", 1.5), ("num_nodes", 1 << 64)],
+)
+def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
+    answer = json.loads(JoinReply().encode())
+    assert JoinReply.decode(json.dumps(answer)) == JoinReply()
+    with pytest.raises(rw.JoinError, match=f"malformed: {name} is"):
+        JoinReply.decode(json.dumps(answer | {name: value}))
+
+
 def test_ranks_that_say_odd_things_in_a_store_are_named_to_all() -> None:
     """Where the launcher serves it, others can write into it."""
     for odd in ("{", request(2, "b").encode(), json.dumps({"rank": []})):
