@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from rankwise._diagnose.sampling import ProcessSample, RankSample
@@ -37,3 +39,11 @@ def test_a_rank_that_has_stopped_is_named_with_the_place_where_it_has() -> None:
     ranks = [sample(1, READS), sample(1, READS), sample(1, DECODES, "T")]
     (suspect,) = suspects([[sample(0, REDUCES), rank] for rank in ranks], 3.0)
     assert suspect.location == f"{DECODES}, stopped by a signal (SIGCONT continues it)"
+
+
+@pytest.mark.parametrize(("lines", "how"), [((7, 8), "moving (slow, not stuck)"), ((7, 7), "not moving")])
+def test_a_rank_whose_stack_changes_is_slow_and_not_stuck(lines: Sequence[int], how: str) -> None:
+    stacks = [Stack([StackFrame("read", "/home/me/data.py", line)], known_location=READS) for line in lines]
+    late = [RankSample(rank=1, process=ProcessSample(pid=101, state="S", stack=stack)) for stack in stacks]
+    (suspect,) = suspects([[sample(0, REDUCES), one] for one in late], 4.0)
+    assert (suspect.rank, suspect.how) == (1, how)
