@@ -201,6 +201,22 @@ def test_a_rank_with_another_secret_does_not_wait(has_secret: bool, monkeypatch:
     assert "rank 1 of 2 did not arrive" in str(waited)
 
 
+def test_a_stranger_that_answers_wrongly_is_no_rank() -> None:
+    """It proves nothing, and sends the request of a rank all the same."""
+    port = free_port()
+    own = replace(endpoint(port), has_secret=True)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        world = pool.submit(meet, own, [request(0, 2)], timeout=100.0)
+        with visit(port) as connection, contextlib.suppress(ConnectionError):
+            for message in ({"nonce": "0"}, {"answer": "0" * 64}):
+                connection.sendall(json.dumps({"protocol": "rankwise/1", **message}).encode() + b"\n")
+            connection.sendall(request(1, 2).encode().encode() + b"\n")
+            while connection.recv(4096):
+                pass
+        answers = [*meet(own, [request(1, 2)]), *world.result()]
+    assert all(isinstance(answer, JoinReply) and not answer.error for answer in answers), answers
+
+
 def test_another_worlds_store_is_a_stranger_and_is_left_alone() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     before = store.num_keys()
