@@ -47,15 +47,21 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.hosts
 
 clean:
-	rm -rf $(VENV) .compat .xla dist
+	rm -rf $(VENV) .compat .xla dist mutants.json
 
 # Outside CI: the package as it would be released, and other versions of Python and torch (PY=3.12 TORCH=2.13.0: one).
-.PHONY: dist compat test-xla
+.PHONY: dist compat test-xla mutants
 dist: $(VENV)/.installed
 	$(BIN)/python -m tools.dist
 
 compat: $(VENV)/.installed
 	$(BIN)/python -m tools.compat $(if $(PY),--python $(PY)) $(if $(TORCH),--torch $(TORCH)) $(if $(TESTS),--tests "$(TESTS)")
+
+# Seeded faults, and whether tests that noticed one before do so no more.
+mutants: $(VENV)/.installed
+	rm -f mutants.json
+	-$(BIN)/python -m tools.mutants --save mutants.json
+	$(BIN)/python -m tools.mutants --compare tests/data/mutants.json mutants.json
 
 # An environment of its own, with torch_xla: a download of 1 GB, once. IGNITE=CHECKOUT: the tests of PyTorch-Ignite.
 test-xla:

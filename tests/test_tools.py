@@ -1,15 +1,18 @@
-"""The programs in `tools/`: combinations of `make compat`, the paths of `tools.hops`, records of `tools.behaviour`."""
+"""The programs in `tools/`: combinations of `make compat`, paths of `tools.hops`, records, seeded faults."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rankwise as rw
-from tools import behaviour, compat, hops, record_errors
+from tools import behaviour, compat, hops, mutants, record_errors
+from tools.faults import FAULTS, Fault
 from tools.virtualenv import CommandError
 
 # The longest path of a 16-byte all_reduce on 2 ranks; the goal is 8 files and 40 functions, torch has 2 and 9.
@@ -117,3 +120,95 @@ def test_errors_of_a_process_are_recorded(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
     (file,) = (tmp_path / "raw").iterdir()
     assert file.read_text() == '["InvalidArgumentError", "op is wrong"]\n'
+
+
+def test_every_seeded_fault_applies_and_has_its_tests() -> None:
+    assert {fault.name: why for fault in FAULTS if (why := mutants.problem(fault))} == {}
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"file": "none.py"}, "there is no src/rankwise/none.py"),
+        ({"text": "no such text"}, "has its text 0 times"),
+        ({"text": '"""'}, "has its text 2 times"),
+        ({"replacement": "if ("}, "syntax error"),
+        ({"tests": ()}, "no tests"),
+        ({"tests": ("tests/none.py",)}, "there is no tests/none.py"),
+        ({"tests": ("tests/test_tools.py::test_none[1]",)}, "has no test_none"),
+    ],
+)
+def test_a_seeded_fault_that_cannot_be_used_is_named(changed: dict[str, Any], why: str) -> None:
+    fault = Fault("a fault", "__main__.py", "if __name__", "if not __name__", "", ("tests/test_tools.py",), 1)
+    assert mutants.problem(fault) == ""
+    assert why in mutants.problem(replace(fault, **changed))
+
+
+# A test that starts a process in a session of its own, and fails.
+FAILING = """
+import subprocess, sys
+import rankwise
+
+def test_fails():
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    with open({started!r}, "w") as file:
+        file.write(f"{{rankwise.__file__}} {{other.pid}}")
+    assert False
+"""
+RUN = """
+from dataclasses import replace
+from tools import mutants
+
+mutants.adopt_orphans()
+mutants.problem = lambda fault: ""
+print(mutants.run(replace(mutants.FAULTS[0], tests=({test!r},), limit=200), is_applied=False).killer)
+"""
+OUTPUT = """tests/a.py::test_passes[x y] PASSED
+tests/a.py::test_skips SKIPPED (no GPU)
+tests/b.py::test_last[1]{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "killer"),
+    [
+        (0, OUTPUT.format(" PASSED"), mutants.SURVIVED),
+        (1, OUTPUT.format(" FAILED"), "tests/b.py::test_last[1]"),
+        (1, OUTPUT.format(" PASSED\ntests/b.py::test_last[1] ERROR"), "tests/b.py::test_last[1]"),
+        (2, "ERROR tests/c.py - ImportError: x\n", "tests/c.py"),
+        (None, OUTPUT.format(" "), "tests/b.py::test_last[1] (time limit)"),
+        (None, "", "pytest (time limit)"),
+        (4, "ERROR: not found: x\n", "does not apply: ERROR: not found: x"),
+        (-11, "Fatal Python error\n", "pytest (exit status -11): Fatal Python error"),
+    ],
+)
+def test_the_test_that_kills_a_fault_is_found(status: int | None, output: str, killer: str) -> None:
+    assert mutants.killer(status, output) == killer
+
+
+def test_lost_kills_are_found() -> None:
+    before = {
+        "a": "tests/a.py::t",
+        "b": "tests/b.py::t",
+        "c": "tests/c.py::t",
+        "d": mutants.SURVIVED,
+        "e": "tests/e.py",
+    }
+    after = {"a": "tests/z.py::t (time limit)", "b": mutants.SURVIVED, "c": f"{mutants.UNUSABLE}gone", "d": "survived"}
+    assert mutants.lost_kills(before, after) == {
+        "b": mutants.SURVIVED, "c": f"{mutants.UNUSABLE}gone", "e": "is not in the table"
+    }  # fmt: skip
+
+
+def test_tests_run_with_a_copy_of_the_package_and_leave_nothing(tmp_path: Path) -> None:
+    test, started = tmp_path / "test_of_a_fault.py", tmp_path / "started"
+    test.write_text(FAILING.format(started=str(started)))
+    program = RUN.format(test=str(test))
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=mutants.ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert ended.stdout.endswith("test_of_a_fault.py::test_fails\n")
+    package, pid = started.read_text().split()
+    assert not package.startswith(str(mutants.ROOT))
+    assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,751 @@
+"""The seeded faults of `tools.mutants`: mistakes that a change of the code could make, with the tests that notice them.
+
+A fault replaces a text that occurs once in a file below src/rankwise. Where code moves, its faults move with it: their
+file and text change, and their tests may; what breaks stays. Texts are short, so that few changes touch them, and tests
+are those of the same room that take a few seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault.
+
+    Attributes:
+        name: Its name.
+        file: The file below src/rankwise.
+        text: What is replaced; it occurs once.
+        replacement: By what.
+        breaks: What does not hold any more.
+        tests: The tests that notice it, as arguments of pytest.
+        limit: The seconds after which they are ended: a fault that lets them hang is noticed, too.
+    """
+
+    name: str
+    file: str
+    text: str
+    replacement: str
+    breaks: str
+    tests: tuple[str, ...]
+    limit: float
+
+
+def _fault(name: str, file: str, text: str, replacement: str, breaks: str, *tests: str, limit: float = 30) -> Fault:
+    return Fault(name, file, text, replacement, breaks, tests, limit)
+
+
+CHANNELS = "tests/comm/test_channels.py"
+LEADERS = "tests/comm/test_leaders.py"
+PAGES = "tests/comm/test_pages.py"
+CONTRACT = "tests/contract"
+
+# The memory of a host through which its ranks agree, and the connections of those of several hosts.
+_CHANNELS = (
+    _fault(
+        "page-frame-without-fence",
+        "_comm/control/window.py",
+        "        self.fence()\n        (self._frames[parity]",
+        "        (self._frames[parity]",
+        "Another processor may see the number of a frame before its content.",
+        f"{PAGES}::test_what_others_look_for_is_written_behind_a_fence",
+    ),
+    _fault(
+        "page-meeting-without-fence",
+        "_comm/control/page_meeting.py",
+        "        window.fence()  # before the look at the others",
+        "        # before the look at the others",
+        "Of two members that come at once, neither may see the other one.",
+        f"{PAGES}::test_what_others_look_for_is_written_behind_a_fence",
+    ),
+    _fault(
+        "page-body-of-the-exchange-before",
+        "_comm/control/window.py",
+        "        start = self._starts[slot] + (sequence & 1) * _FRAME_BYTES",
+        "        start = self._starts[slot]",
+        "A member reads the body of the exchange before.",
+        f"{CHANNELS}::test_each_member_receives_every_body[page]",
+    ),
+    _fault(
+        "page-windows-overlap",
+        "_comm/control/page_memory.py",
+        "(0 if area else self._directory_bytes)",
+        "(0 if area else self._directory_bytes - 4096)",
+        "The window of a group overlaps the directory.",
+        "tests/comm/test_page_memory.py",
+    ),
+    _fault(
+        "page-slots-of-another-length",
+        "_comm/control/window.py",
+        "_SLOT_BYTES: Final = 2 * _FRAME_BYTES + _REASON_BYTES",
+        "_SLOT_BYTES: Final = 2 * _FRAME_BYTES + 2 * _REASON_BYTES",
+        "The windows take more memory, and ranks of another version read something else.",
+        "tests/comm/test_layout.py",
+    ),
+    _fault(
+        "frame-with-a-longer-header",
+        "_comm/control/protocol.py",
+        '_MEMBER: Final = struct.Struct("<I")',
+        '_MEMBER: Final = struct.Struct("<Q")',
+        "Frames in a bundle are longer, and ranks of another version read something else.",
+        "tests/comm/test_frames.py",
+    ),
+    _fault(
+        "page-digest-not-compared",
+        "_comm/control/window.py",
+        " or other != digest or",
+        " or",
+        "Different calls of members agree.",
+        f"{CONTRACT}/test_routes.py::test_every_divergence",
+    ),
+    _fault(
+        "page-dead-rank-not-noticed",
+        "_comm/control/page_channel.py",
+        '(CLOSED if self._indices[member] in self.page.dead else "")',
+        '""',
+        "A rank that was killed is waited for until the timeout.",
+        "tests/session/test_dead_ranks.py::test_every_other_rank_raises",
+    ),
+    _fault(
+        "page-left-rank-not-noticed",
+        "_comm/control/page_channel.py",
+        'left = "" if member == self.own else self._window.left(member)',
+        'left = ""',
+        "A member that has left the group is waited for.",
+        f"{CHANNELS}::test_the_reason_of_a_member_that_left_is_in_the_error[page]",
+    ),
+    _fault(
+        "page-timeout-of-one-member-alone",
+        "_comm/control/page_channel.py",
+        "        self._window.set_timed_out(self.own, self.sequence, str(error))",
+        "",
+        "A member that has timed out leaves the others in the exchange.",
+        f"{PAGES}::test_timeouts_of_members_that_are_ahead_are_raised_on_the_late_one",
+    ),
+    _fault(
+        "page-frame-overwritten-unread",
+        "_comm/control/page_channel.py",
+        "        self._has_room = self._last_complete == self.sequence - 1 or not self._behind(self.sequence - 2)",
+        "        self._has_room = True",
+        "A member that is ahead writes over a frame that others have not read.",
+        f"{PAGES}::test_failures_of_a_member_that_is_ahead_are_read_in_order",
+    ),
+    _fault(
+        "page-memory-kept",
+        "_comm/control/host_page.py",
+        "            window.free()  #",
+        "            #",
+        "The memory of a closed group is not freed, nor zero for the next one.",
+        f"{PAGES}::test_groups_that_are_closed_leave_nothing",
+        f"{PAGES}::test_many_groups_take_few_descriptors_and_leave_nothing",
+    ),
+    _fault(
+        "error-that-ends-an-exchange-lost",
+        "_comm/control/inbox.py",
+        "            self.errors[frame.sequence] = read_report(frame.body)",
+        "            read_report(frame.body)",
+        "A member that has all frames goes on, though another one has ended the exchange with an error.",
+        f"{CHANNELS}::test_a_timeout_is_raised_on_every_member",
+        "tests/comm/test_random_exchanges.py",
+    ),
+    _fault(
+        "sockets-left-rank-not-noticed",
+        "_comm/control/inbox.py",
+        "            self.left = self.left or frame.call",
+        "            pass",
+        "A member that has left the group is waited for.",
+        f"{CHANNELS}::test_the_reason_of_a_member_that_left_is_in_the_error[sockets]",
+    ),
+    _fault(
+        "leader-forwards-its-host-alone",
+        "_comm/control/socket_channel.py",
+        "self._bundle(own, self._peers)",
+        "self._bundle(own, neighbours)",
+        "Members do not get the frames of other hosts.",
+        f"{LEADERS}::test_frames_go_through_the_leaders",
+    ),
+    _fault(
+        "route-around-the-leader",
+        "_comm/control/route.py",
+        "        return member if member in self.neighbours else self._leader_of[member]",
+        "        return member",
+        "A leader waits for frames from members of other hosts, whose leaders send them.",
+        f"{LEADERS}::test_a_leader_that_dies_before_it_forwards_is_noticed",
+    ),
+    _fault(
+        "data-written-over",
+        "_comm/control/transfer.py",
+        "            self.unfilled[rank] = buffer[received:]",
+        "            self.unfilled[rank] = buffer",
+        "Data that comes in several pieces is written over.",
+        f"{CHANNELS}::test_frames_and_data_alternate",
+    ),
+    _fault(
+        "proof-of-a-rank-not-checked",
+        "_net/rank_proof.py",
+        '        if not hmac.compare_digest(proof, code(self._key, "connecting", hello, self._nonces[client])):',
+        "        if not proof:",
+        "A process that does not know the secret of the job is taken for a rank.",
+        "tests/test_job_secret.py::test_a_proof_with_another_key_is_refused",
+        "tests/comm/test_connect.py::test_clients_without_the_secret_are_rejected",
+    ),
+    _fault(
+        "connections-left-open",
+        "_comm/control/links.py",
+        "            peer.connection.close()",
+        "            pass",
+        "Connections between ranks outlast the session.",
+        f"{CHANNELS}::test_each_member_receives_every_body[sockets]",
+        "tests/comm/test_connect.py::test_no_descriptor_stays_open_after_a_timeout",
+    ),
+)
+
+# The agreement on a call, and which call is the next one.
+_AGREEMENT = (
+    _fault(
+        "digest-without-arguments",
+        "_comm/control/protocol.py",
+        "{self.operation}{self.settings!r}\\0{self.content}",
+        "{self.operation}\\0{self.content}",
+        "Calls with another op, source or dimension agree.",
+        f"{CONTRACT}/test_routes.py::test_every_divergence",
+    ),
+    _fault(
+        "digest-without-the-value",
+        "_comm/control/protocol.py",
+        "{self.operation}{self.settings!r}\\0{self.content}",
+        "{self.operation}{self.settings!r}",
+        "Calls with tensors of another dtype or shape agree.",
+        f"{CONTRACT}/test_routes.py::test_every_divergence",
+    ),
+    _fault(
+        "group-broken-by-a-mismatch",
+        "_comm/control/agreement.py",
+        "            call.agreement_failed = not call.nested_call_refused",
+        "            pass",
+        "After a mismatch, of which all members know, the group cannot be used any more.",
+        f"{CONTRACT}/test_shared_memory.py::test_after_a_call_that_differs_the_next_one_works",
+    ),
+    _fault(
+        "failure-of-a-rank-not-sent",
+        "_comm/control/agreement.py",
+        "            self._report_failure(call, error)",
+        "            pass",
+        "An error of one rank leaves the others waiting.",
+        f"{CONTRACT}/test_divergences.py::test_an_error_of_one_rank_is_raised_on_all",
+    ),
+    _fault(
+        "failure-in-data-not-sent",
+        "_comm/control/agreement.py",
+        '            self._mark_broken(f"{call.text} failed with {type(error).__name__}: {error}")',
+        "            pass",
+        "A rank that fails after the agreement stays in the group, one step behind the others.",
+        f"{CONTRACT}/test_shared_memory.py::test_rows_of_another_step_are_noticed",
+        f"{CONTRACT}/test_extend.py::test_an_exception_in_the_block_is_raised_on_all",
+        f"{CONTRACT}/test_extend.py::test_an_exchange_after_one_that_failed_is_an_error",
+    ),
+    _fault(
+        "details-not-exchanged",
+        "_comm/control/channel.py",
+        "            if verdict.outcome is Outcome.DIFFERENT:",
+        "            if False:",
+        "Members whose calls differ go on.",
+        f"{CONTRACT}/test_routes.py::test_every_divergence",
+    ),
+    _fault(
+        "deadlock-not-reported",
+        "_comm/registry.py",
+        "                    locked.post(_waiting_frame(channel, call))",
+        "                    pass",
+        "Ranks that wait for each other in different groups wait until the timeout.",
+        f"{CONTRACT}/test_divergences.py::test_ranks_that_wait_in_different_groups",
+    ),
+    _fault(
+        "pending-calls-count-for-deadlocks",
+        "_comm/control/protocol.py",
+        "self.main and not busy_queues",
+        "self.main",
+        "Non-blocking calls in several groups are taken for a deadlock.",
+        f"{CONTRACT}/test_non_blocking.py::test_pending_calls_are_not_taken_for_a_deadlock",
+    ),
+    _fault(
+        "collective-in-a-section-not-refused",
+        "_comm/control/call_guard.py",
+        "            if outer._blocks_collectives and",
+        "            if not outer._blocks_collectives and",
+        "A collective inside of a block, for whose end other ranks wait, begins.",
+        f"{CONTRACT}/test_rank_control.py::test_a_collective_inside_of_a_block_is_an_error_in_every_world",
+    ),
+    _fault(
+        "other-thread-not-refused",
+        "_comm/control/call_guard.py",
+        "        if not self._lock.acquire(blocking=False):\n            raise",
+        "        if not self._lock.acquire():\n            raise",
+        "Collectives of two threads of one rank are in an order that nobody has decided.",
+        f"{CONTRACT}/test_concurrent_calls.py::test_another_thread_is_refused",
+    ),
+    _fault(
+        "pending-calls-in-reverse-order",
+        "_comm/work_queue.py",
+        "self._works.popleft()",
+        "self._works.pop()",
+        "Ranks make their pending calls in different orders.",
+        f"{CONTRACT}/test_non_blocking.py::test_results_are_those_of_blocking_calls",
+        f"{CONTRACT}/test_random_works.py",
+    ),
+    _fault(
+        "blocking-call-before-pending-ones",
+        "_comm/work_queue.py",
+        "        if self._last is not None:\n            self._last.wait(None)",
+        "",
+        "A blocking call does not wait for those that the program has made before.",
+        f"{CONTRACT}/test_non_blocking.py::test_a_call_starts_at_once_and_a_blocking_one_runs_after_those_that_are_pending",
+    ),
+    _fault(
+        "closed-group-with-open-children",
+        "_comm/control/agreement.py",
+        "            child.shutdown(reason)",
+        "            pass",
+        "Groups that were made from a closed one, and their pairs, stay open.",
+        f"{CONTRACT}/test_closing_groups.py",
+    ),
+)
+
+# What the collectives return.
+_COLLECTIVES = (
+    _fault(
+        "two-ranks-swapped-in-a-gather",
+        "_comm/control/byte_collectives.py",
+        "        members = range(self.size)\n        verdict = self.agree(call, message, read=members)",
+        "        members = range(self.size)[::-1]\n        verdict = self.agree(call, message, read=members)",
+        "Gathered values are not in the order of ranks.",
+        f"{CONTRACT}/test_gather_broadcast_scatter.py::test_all_gather_of_objects_keeps_the_order_of_ranks",
+    ),
+    _fault(
+        "source-of-a-broadcast-not-compared",
+        "_collectives/rooted.py",
+        'call.settings = {"src": comm.ranks[sender]}',
+        "call.settings = {}",
+        "Ranks that name different sources agree.",
+        f"{CONTRACT}/test_divergences.py::test_each_kind_of_mismatch",
+    ),
+    _fault(
+        "scatter-gives-all-the-same",
+        "_comm/control/byte_collectives.py",
+        "plain_loads(verdict.bodies[src])[own]",
+        "plain_loads(verdict.bodies[src])[src]",
+        "All ranks get the value of the source.",
+        f"{CONTRACT}/test_gather_broadcast_scatter.py::test_scatter_gives_each_rank_its_own",
+    ),
+    _fault(
+        "reduction-changes-its-argument",
+        "_collectives/reduce_request.py",
+        "if in_place and recipe.wire_dtype",
+        "if recipe.wire_dtype",
+        "A reduction writes into the tensor that it was given.",
+        f"{CONTRACT}/test_tensors.py",
+        f"{CONTRACT}/test_reduction.py",
+    ),
+    _fault(
+        "result-shares-memory-with-the-argument",
+        "_collectives/serialization.py",
+        "{device: data.clone() for device, data in self.buffers.items()}",
+        "dict(self.buffers)",
+        "The sender's own result is a view of what it has sent.",
+        f"{CONTRACT}/test_gather_broadcast_scatter.py::test_gathered_values_are_copies",
+        f"{CONTRACT}/test_shared_values.py::test_a_result_is_the_receivers_own",
+        f"{CONTRACT}/test_gather_broadcast_scatter.py::test_broadcast_needs_a_value_on_its_source_only",
+    ),
+    _fault(
+        "results-share-one-memory",
+        "_collectives/reduce_request.py",
+        "part.clone().reshape(shape)",
+        "part.reshape(shape)",
+        "Each result of a reduction keeps all others in memory.",
+        f"{CONTRACT}/test_containers.py::test_many_tensors_keep_their_types_and_share_no_memory",
+    ),
+    _fault(
+        "numbers-take-the-narrowest-type",
+        "_collectives/scalars.py",
+        "        widest = max(types, key=NUMBER_TYPES.index)",
+        "        widest = min(types, key=NUMBER_TYPES.index)",
+        "The sum of an integer and a float is rounded.",
+        f"{CONTRACT}/test_containers.py::test_numbers_are_exact_and_take_the_widest_type",
+    ),
+    _fault(
+        "mean-of-half-precision-overflows",
+        "_comm/reduce_ops.py",
+        "wire = torch.float32 if dtype in _HALVES else dtype",
+        "wire = dtype",
+        "Sums of half-precision floats overflow before they are divided.",
+        f"{CONTRACT}/test_reduction.py::test_mean_of_half_precision_does_not_overflow",
+    ),
+    _fault(
+        "sum-of-bools-in-bytes",
+        "_comm/reduce_ops.py",
+        "    return ReductionRecipe.of(torch.int64, lambda result, _: result)\n",
+        "    return ReductionRecipe.of(torch.uint8, lambda result, _: result)\n",
+        "The sum of bools has another dtype, and overflows at 256 ranks.",
+        f"{CONTRACT}/test_reduction.py::test_all_reduce_of_bool_tensors",
+    ),
+    _fault(
+        "not-a-number-dropped",
+        "_comm/reduce_ops.py",
+        ".masked_fill_(values.isnan(), not_a_number)",
+        "",
+        "The minimum of a not-a-number and another number is that number.",
+        f"{CONTRACT}/test_containers.py::test_not_a_number_wins_in_tensors_of_any_size",
+        f"{CONTRACT}/test_reduction.py::test_not_a_number_wins",
+    ),
+    _fault(
+        "mean-of-large-integers-overflows",
+        "_comm/reduce_ops.py",
+        "        if dtype == torch.int64:",
+        "        if False:",
+        "The mean of large integers is that of a sum which has wrapped around.",
+        f"{CONTRACT}/test_reduction.py::test_the_mean_of_integers_does_not_overflow",
+    ),
+    _fault(
+        "sums-in-another-order",
+        "_comm/reduce_ops.py",
+        "    for part in parts[2:]:",
+        "    for part in parts[:1:-1]:",
+        "Sums of floats depend on the transport, and differ in the last bits.",
+        f"{CONTRACT}/test_shared_memory.py::test_reductions_are_folds_in_the_order_of_ranks",
+    ),
+    _fault(
+        "staged-reduction-without-its-last-meeting",
+        "_comm/data/staged_steps.py",
+        "    has_end = True",
+        "    has_end = False",
+        "A member reads the slices of others before they have reduced them.",
+        f"{CONTRACT}/test_shared_memory.py::test_reductions_are_folds_in_the_order_of_ranks",
+        f"{CONTRACT}/test_shared_memory.py::test_calls_of_random_sizes_follow_each_other",
+    ),
+    _fault(
+        "staged-rows-of-another-step",
+        "_comm/data/staging.py",
+        "        if written.count(self.step) != self.size:",
+        "        if False:",
+        "A member reads the rows of a call that has failed on another rank.",
+        f"{CONTRACT}/test_shared_memory.py::test_rows_of_another_step_are_noticed",
+    ),
+    _fault(
+        "async-call-in-the-group-of-all",
+        "_collectives/non_blocking.py",
+        "return collective(*arguments, group=Group(comm), **settings)",
+        "return collective(*arguments, **settings)",
+        "A non-blocking call of a group is one of all ranks.",
+        f"{CONTRACT}/test_non_blocking.py::test_groups_do_not_wait_for_each_other",
+    ),
+    _fault(
+        "differences-of-values-not-found",
+        "_training/synced_values.py",
+        "        if len(set(found)) > 1:\n            _raise",
+        "        if len(set(found)) > len(found):\n            _raise",
+        "Parameters that differ between ranks are said to be the same.",
+        f"{CONTRACT}/test_synced_parameters.py::test_values_that_differ_are_named",
+    ),
+    _fault(
+        "section-ends-before-its-owner",
+        "_training/exclusive_section.py",
+        "            failure = self._poll_result(self._store)",
+        "            failure = None",
+        "The other ranks do not wait for the one that runs first.",
+        f"{CONTRACT}/test_training.py::test_rank_zero_first_runs_the_block_on_rank_zero_before_the_others",
+    ),
+    _fault(
+        "error-in-a-section-on-one-rank-alone",
+        "_training/exclusive_section.py",
+        "        if failure is not None:\n            raise failure",
+        "",
+        "An error of rank zero is not raised on the ranks that waited for it.",
+        f"{CONTRACT}/test_training.py::test_an_error_on_rank_zero_is_raised_on_all",
+    ),
+)
+
+# The environment, and how ranks find each other.
+_JOINING = (
+    _fault(
+        "slurm-before-the-launcher-inside",
+        "_environment/detect.py",
+        "    AzureMl(),  # before Open MPI",
+        "    Slurm(),\n    AzureMl(),  # before Open MPI",
+        "Ranks of an mpirun inside of Slurm take the place of its daemon.",
+        "tests/environment/test_detect.py::test_the_innermost_launcher_is_believed",
+    ),
+    _fault(
+        "local-rank-is-the-number-of-the-node",
+        "_environment/slurm.py",
+        'read_int(environ, "SLURM_LOCALID")',
+        'read_int(environ, "SLURM_NODEID")',
+        "All tasks of a node have one local rank.",
+        "tests/environment/test_recorded.py",
+    ),
+    _fault(
+        "ranks-of-another-world-accepted",
+        "_environment/detect.py",
+        "        if outer.world_size.value not in {1, reading.world_size.value}:",
+        "        if False:",
+        "A RANK that was exported before srun is that of all its tasks.",
+        "tests/environment/test_readers.py",
+        "tests/environment/test_detect.py",
+    ),
+    _fault(
+        "two-ranks-of-one-number",
+        "_rendezvous/membership.py",
+        "    if first.rank == second.rank:",
+        "    if False:",
+        "Two processes with one rank join a world.",
+        "tests/session/test_membership.py::test_conflicts",
+    ),
+    _fault(
+        "missing-rank-not-named",
+        "_rendezvous/membership.py",
+        "for rank in range(world_size) if rank not in arrived]",
+        "for rank in range(world_size - 1) if rank not in arrived]",
+        "The last rank is not named when it does not come.",
+        "tests/session/test_membership.py",
+        "tests/session/test_handshake.py::test_those_that_are_missing_are_named_to_all_that_came",
+    ),
+    _fault(
+        "wrong-answer-accepted",
+        "_rendezvous/handshake.py",
+        '            if not hmac.compare_digest(str(fields["answer"]), expected):',
+        '            if not fields["answer"]:',
+        "A process that does not know the secret joins the world.",
+        "tests/session/test_handshake.py::test_a_stranger_that_answers_wrongly_is_no_rank",
+    ),
+    _fault(
+        "values-of-the-store-not-checked",
+        "_rendezvous/signed_store.py",
+        "        if not hmac.compare_digest(shown, self._code(key, value)):",
+        "        if not shown:",
+        "What another program writes into the store is believed.",
+        "tests/test_job_secret.py::test_entries_of_a_store_without_the_secret_are_refused",
+    ),
+    _fault(
+        "types-of-messages-not-checked",
+        "_net/json_lines.py",
+        "        if type(value) not in _TYPES[types[name]]:",
+        "        if False:",
+        "A message of another program is taken for one of a rank.",
+        "tests/session/test_membership.py::test_a_field_of_another_type_is_refused",
+    ),
+    _fault(
+        "second-stranger-ends-the-search",
+        "_rendezvous/handshake.py",
+        "            if error.errno != errno.EADDRINUSE:",
+        "            if error.errno:",
+        "A derived port that is taken ends the job, though others follow.",
+        "tests/session/test_handshake.py::test_derived_ports_walk_past_a_stranger",
+    ),
+    _fault(
+        "device-of-another-local-rank",
+        "_session/device.py",
+        "        return local_rank\n",
+        "        return 0\n",
+        "All ranks of a host use its first device.",
+        "tests/session/test_device.py",
+    ),
+    _fault(
+        "late-problem-of-one-rank-alone",
+        "_session/joining.py",
+        'monitored_barrier("" if problem is None else _message_for_others(problem), timeout',
+        'monitored_barrier("", timeout',
+        "A rank without a device leaves the others waiting for it.",
+        "tests/session/test_init.py::test_a_rank_that_cannot_join_does_not_strand_the_others",
+        "tests/session/test_init_arguments.py::test_a_wrong_argument_of_one_rank_is_heard_of_by_all",
+    ),
+    _fault(
+        "group-of-other-code-closed",
+        "_session/shutdown.py",
+        "        still_ours = dist.is_initialized() and dist.group.WORLD is self.group()",
+        "        still_ours = dist.is_initialized()",
+        "The end of a session destroys a process group that other code has opened since.",
+        "tests/session/test_adoption.py::test_another_group_in_the_place_of_a_sessions_counts",
+        "tests/session/test_adoption.py",
+    ),
+    _fault(
+        "session-keeps-its-connections",
+        "_session/joining.py",
+        "        for connection in self.connections.values():\n            connection.close()",
+        "",
+        "The connections between ranks and rank zero outlast the session.",
+        "tests/session/test_init.py::test_a_process_may_join_again",
+        "tests/session/test_init.py",
+    ),
+    _fault(
+        "forked-child-is-a-rank",
+        "_session/session.py",
+        "        if self._pid != os.getpid():\n            raise NotJoinedError",
+        "        if self._pid < 0:\n            raise NotJoinedError",
+        "A forked child uses the connections of its parent.",
+        "tests/session/test_forks.py::test_a_forked_child_is_no_rank",
+    ),
+)
+
+# Starting ranks, their output and their end.
+_LAUNCH = (
+    _fault(
+        "nothing-swept",
+        "_launch/supervisor.py",
+        "        self._processes.sweep()",
+        "",
+        "What ranks have started outlasts them.",
+        "tests/launch/test_traces.py::test_nothing_is_left_of_ranks_that_end",
+    ),
+    _fault(
+        "no-sigkill",
+        "_launch/supervisor.py",
+        "(*gentle, (signal.SIGKILL, _KILL_SECONDS))",
+        "gentle",
+        "A rank that ignores signals is not ended.",
+        "tests/launch/test_traces.py::test_ranks_that_do_not_listen_are_killed",
+    ),
+    _fault(
+        "ranks-outlast-the-launcher",
+        "_launch/forkserver/server.py",
+        "                    kill_descendants(self._groups, self._left)\n",
+        "",
+        "What ranks have started outlasts a launcher that was killed.",
+        "tests/launch/test_traces.py::test_nothing_is_left_of_ranks_that_stay",
+    ),
+    _fault(
+        "no-back-pressure",
+        "_launch/stream_writer.py",
+        "        return self._unwritten >= _BACKLOG_BYTES",
+        "        return False",
+        "Output that nobody reads fills the memory of the launcher.",
+        "tests/launch/test_stuck_output.py",
+    ),
+    _fault(
+        "lines-of-another-rank",
+        "_launch/line_prefix.py",
+        '    texts = {"rank": f"{rank:>',
+        '    texts = {"rank": f"{nproc - 1 - rank:>',
+        "Lines have the number of another rank.",
+        "tests/launch/test_output.py::test_lines_are_whole_and_say_whose_they_are",
+    ),
+    _fault(
+        "last-line-lost",
+        "_launch/supervisor.py",
+        "            rank.output.flush(last=True)",
+        "",
+        "The last line of a rank is lost if it has no end.",
+        "tests/launch/test_output.py::test_a_line_without_an_end_is_shown_at_the_end_on_its_own",
+    ),
+    _fault(
+        "consequence-before-its-cause",
+        "_launch/report.py",
+        "        return rank.result.consequence, _ended_ns(rank)",
+        "        return False, -_ended_ns(rank)",
+        "The report begins with a rank that failed because of another one.",
+        "tests/launch/test_functions.py::test_the_cause_comes_first_and_its_consequences_after",
+    ),
+    _fault(
+        "exit-status-of-signals",
+        "_launch/report.py",
+        "failure.exitcode > 0 else 128 - failure.exitcode",
+        "failure.exitcode > 0 else 1",
+        "A launcher whose rank was killed ends as after an error.",
+        "tests/launch/test_launching.py::test_a_command_has_an_exit_status",
+        "tests/cli/test_command.py::test_a_rank_that_fails_ends_the_world_and_is_named",
+    ),
+    _fault(
+        "restarts-without-progress",
+        "_launch/attempts.py",
+        "return alike and self.step is not None and self.step == other.step",
+        "return False",
+        "Ranks that fail again and again at one step are restarted.",
+        "tests/launch/test_restarts.py::test_when_no_other_attempt_follows",
+    ),
+    _fault(
+        "one-restart-more",
+        "_launch/agent.py",
+        "        max_restarts=spec.max_restarts,",
+        "        max_restarts=spec.max_restarts + 1,",
+        "Ranks are started more often than allowed.",
+        "tests/launch/test_torchrun.py::test_ranks_are_started_again_as_often_as_allowed",
+    ),
+    _fault(
+        "out-of-memory-not-recognized",
+        "_launch/oom.py",
+        "        if count > before.get(whose, count):",
+        "        if count < before.get(whose, count):",
+        "A rank that the kernel killed for want of memory is said to have been killed.",
+        "tests/launch/test_memory.py::test_a_groups_count_is_read",
+    ),
+    _fault(
+        "result-of-another-rank",
+        "_launch/functions.py",
+        "for rank in sorted(ranks)]",
+        "for rank in sorted(ranks, reverse=True)]",
+        "The results of a function are not in the order of ranks.",
+        "tests/launch/test_functions.py::test_results_come_back_by_rank",
+    ),
+    _fault(
+        "host-never-late",
+        "_launch/host_watchdog.py",
+        "            if (silence := now - peer.heard) > limit:",
+        "            if (silence := now - peer.heard) > 1000 * limit:",
+        "A host that does not answer is not noticed.",
+        "tests/clusters/test_lost_hosts.py::test_a_host_that_is_cut_off_ends_both_sides",
+    ),
+    _fault(
+        "usage-is-an-error",
+        "cli/exit_status.py",
+        "EXIT_USAGE: Final = 2",
+        "EXIT_USAGE: Final = 1",
+        "Scripts cannot tell misuse from a failed rank.",
+        "tests/cli/test_command.py::test_misuse_is_one_clear_error",
+    ),
+)
+
+# Tests in ranks, and the diagnosis of running jobs.
+_TESTING = (
+    _fault(
+        "phases-not-awaited",
+        "testing/_plugin/runner.py",
+        "        return all(self._phase in result.phases or",
+        "        return any(self._phase in result.phases or",
+        "A rank begins the body of a test before others have set it up.",
+        "tests/testing/test_plugin.py::test_worlds_that_fail",
+    ),
+    _fault(
+        "failed-rank-passes",
+        "testing/_plugin/merged_report.py",
+        "        if failures or stopped:",
+        "        if stopped or len(failures) > 1:",
+        "A test that fails on one rank passes.",
+        "tests/testing/test_plugin.py::test_worlds_that_fail",
+    ),
+    _fault(
+        "place-of-another-rank",
+        "_diagnose/watching.py",
+        "    location = _usual_location(_samples_of(rank, apart_in))",
+        "    location = _usual_location(_samples_of(0, apart_in))",
+        "A rank is named with the place where another one is.",
+        "tests/diagnose/test_watching.py",
+    ),
+    _fault(
+        "slow-is-stuck",
+        "_diagnose/watching.py",
+        "    return len(_stacks(samples)) > 1 or ran",
+        "    return ran",
+        "A slow rank is said to be stuck.",
+        "tests/diagnose/test_watching.py",
+    ),
+    _fault(
+        "collective-that-came-is-missing",
+        "_diagnose/missing_calls.py",
+        "    absent = [rank for rank, last in reached.items() if last < number]",
+        "    absent = [rank for rank, last in reached.items() if last <= number]",
+        "Ranks are said to be missing in the collective that they wait in.",
+        "tests/diagnose/test_missing_calls.py",
+    ),
+)
+
+FAULTS = (*_CHANNELS, *_AGREEMENT, *_COLLECTIVES, *_JOINING, *_LAUNCH, *_TESTING)
