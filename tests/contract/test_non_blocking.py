@@ -453,16 +453,30 @@ def test_groups_do_not_wait_for_each_other(comm: Group) -> None:
         assert [work.wait() for work in ranks[::-1]] == [list(range(comm.size))] * 2
 
 
+class Slow:
+    def __reduce__(self) -> tuple[object, ...]:
+        time.sleep(2.5)  # several looks for a deadlock
+        return int, ()
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_a_pending_call_of_one_rank_is_not_taken_for_a_deadlock(comm: Comm) -> None:
+    """The main threads wait in different groups, and only one rank has a pending call, whose value takes a while."""
+    first, second = (rw.new_group(range(comm.size)) for _ in range(2))
+    if rw.get_rank():
+        work: rw.Work[list[Any]] = rw.all_gather(Slow(), group=first, async_op=True)
+        assert rw.all_gather(0, group=second) == [0] * 2
+        assert work.wait() == [0] * 2
+    else:
+        assert rw.all_gather(0, group=first) == [0] * 2
+        assert rw.all_gather(0, group=second) == [0] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_pending_calls_are_not_taken_for_a_deadlock(comm: Group) -> None:
     """Both main threads wait in different groups, while their values for the other group take a while."""
-
-    class Slow:
-        def __reduce__(self) -> tuple[object, ...]:
-            time.sleep(2.5)  # several looks for a deadlock
-            return int, ()
-
     groups = [rw.new_group(range(comm.size)) for _ in range(2)]
     mine, other = groups if rw.get_rank() else groups[::-1]
     work: rw.Work[list[Any]] = rw.all_gather(Slow(), group=other, async_op=True)

@@ -110,6 +110,15 @@ def test_another_group_in_the_place_of_a_sessions_counts() -> None:
             rw.barrier()
 
 
+def test_another_group_in_the_place_of_a_sessions_is_left_open() -> None:
+    session = rw.init()
+    dist.destroy_process_group()
+    with fake_process_group(5, 90):
+        session.close()
+        assert dist.is_initialized()
+        assert rw.get_world_size() == 90
+
+
 def test_an_open_group_counts_more_than_variables_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning sets WORLD_SIZE without RANK, and opens the group."""
     monkeypatch.setenv("WORLD_SIZE", "100")
