@@ -40,6 +40,15 @@ def test_an_error_has_the_causes_of_all_attempts() -> None:
     assert ", at step 6" in second
 
 
+def test_what_an_attempt_leaves_is_gone_before_the_next_one(tmp_path: Path) -> None:
+    program = PROGRAM.with_name("leave_a_process.py")
+    ended = subprocess.run(
+        [*LAUNCH[:-1], "1", "--max-restarts", "1", str(program), str(tmp_path / "pid")],
+        env=clean_environ(), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert ended.stdout == "gone\n", ended.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ends", "status", "wanted"),
