@@ -35,8 +35,12 @@ def add(offset: int) -> float:
         return rw.all_reduce(rw.get_rank() + offset)
 
 
+def add_and_name(offset: int) -> tuple[int, float]:
+    return rw.get_rank(), add(offset)
+
+
 def test_results_come_back_by_rank() -> None:
-    assert rw.launch(add, 10, nproc=3) == [33, 33, 33]
+    assert rw.launch(add_and_name, 10, nproc=3) == [(0, 33), (1, 33), (2, 33)]
 
 
 def test_lambdas_closures_and_tensors_travel() -> None:
