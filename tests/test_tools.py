@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -125,6 +126,13 @@ def test_errors_of_a_process_are_recorded(tmp_path: Path) -> None:
 def test_every_seeded_fault_applies_and_has_its_tests() -> None:
     assert {fault.name: why for fault in FAULTS if (why := mutants.problem(fault))} == {}
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+def test_the_recorded_kills_are_those_of_seeded_faults() -> None:
+    """`python -m tools.mutants --save tests/data/mutants.json` records them."""
+    recorded: dict[str, str] = json.loads((mutants.ROOT / "tests" / "data" / "mutants.json").read_text())
+    assert recorded.keys() <= {fault.name for fault in FAULTS}
+    assert [name for name, killer in recorded.items() if not mutants.is_kill(killer)] == []
 
 
 @pytest.mark.parametrize(
