@@ -552,15 +552,6 @@ _JOINING = (
         "tests/session/test_device.py",
     ),
     _fault(
-        "late-problem-of-one-rank-alone",
-        "_session/joining.py",
-        'monitored_barrier("" if problem is None else _message_for_others(problem), timeout',
-        'monitored_barrier("", timeout',
-        "A rank without a device leaves the others waiting for it.",
-        "tests/session/test_init.py::test_a_rank_that_cannot_join_does_not_strand_the_others",
-        "tests/session/test_init_arguments.py::test_a_wrong_argument_of_one_rank_is_heard_of_by_all",
-    ),
-    _fault(
         "group-of-other-code-closed",
         "_session/shutdown.py",
         "        still_ours = dist.is_initialized() and dist.group.WORLD is self.group()",
@@ -578,11 +569,11 @@ _JOINING = (
         "tests/session/test_init.py::test_a_closed_session_lets_go_of_its_groups",
     ),
     _fault(
-        "forked-child-is-a-rank",
-        "_session/session.py",
-        "        if self._pid != os.getpid():\n            raise NotJoinedError",
-        "        if self._pid < 0:\n            raise NotJoinedError",
-        "A forked child uses the connections of its parent.",
+        "forked-child-is-a-member",
+        "_comm/control/agreement.py",
+        "        if self.pid != os.getpid() and self.rank is not None:",
+        "        if self.rank is None and self.closed:",
+        "A forked child uses a group of its parent.",
         "tests/session/test_forks.py::test_a_forked_child_is_no_rank",
     ),
 )
