@@ -289,8 +289,8 @@ _AGREEMENT = (
     _fault(
         "pending-calls-in-reverse-order",
         "_comm/work_queue.py",
-        "self._works.popleft()",
-        "self._works.pop()",
+        "self._calls.popleft()",
+        "self._calls.pop()",
         "Ranks make their pending calls in different orders.",
         f"{CONTRACT}/test_non_blocking.py::test_results_are_those_of_blocking_calls",
         f"{CONTRACT}/test_random_works.py",
