@@ -36,10 +36,9 @@ class _Finder:
 def _patch(root: type[Exception], folder: str) -> None:
     """Let each error of a tree of classes append its class and text to a file of this process."""
     seen: set[tuple[str, str]] = set()
-    initialize = root.__init__
 
     def __init__(self: Exception, *args: object, **keywords: object) -> None:  # noqa: N807 - it becomes one
-        initialize(self, *args, **keywords)
+        super(root, self).__init__(*args, **keywords)  # of ImportError, for example, which takes a name
         text = type(self).__name__, str(args[0]) if args else ""
         if text not in seen:
             seen.add(text)
