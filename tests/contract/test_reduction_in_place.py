@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -99,3 +100,92 @@ def assert_names(text: str, message: str) -> None:
     """Check that an error names both tensors, in either order."""
     first, second = message.split(".*")
     assert re.search(message, text) or re.search(f"{second}.*{first}", text), text
+
+
+SHAPES = ((), (3,), (0, 2), (40, 25), (7, 7_000), (2, 300_000))
+
+
+def tensors_of(dtype: torch.dtype, size: int) -> list[list[torch.Tensor]]:
+    """Return the tensors of all ranks, the same on each; of several forms, and more than one step in shared memory."""
+    of_ranks: list[list[torch.Tensor]] = []
+    for rank in range(size):
+        draw = torch.Generator("cpu").manual_seed(rank)
+        made = [torch.rand(shape, generator=draw, device="cpu").mul(4).to(dtype) for shape in SHAPES]
+        of_ranks.append([*made, made[3].t() * 1, torch.stack([made[3], made[3]])[:, ::2]])
+    return of_ranks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int16, torch.complex64])
+def test_many_tensors_are_reduced_like_each_of_them(comm: Comm, dtype: torch.dtype) -> None:
+    of_ranks = tensors_of(dtype, comm.size)
+    for count in (3, len(of_ranks[0])):
+        for op in ("sum", "mean", "product", "max"):
+            if (op == "mean" and not (dtype.is_floating_point or dtype.is_complex)) or (
+                op == "max" and dtype.is_complex
+            ):
+                continue
+            wanted = rw.all_reduce(of_ranks[rw.get_rank()][:count], op)
+            own = [tensor.clone() for tensor in of_ranks[rw.get_rank()][:count]]
+            versions = [tensor._version for tensor in own]
+            assert rw.all_reduce_(own, op) is own
+            for tensor, expected, version in zip(own, wanted, versions, strict=True):
+                assert torch.equal(tensor, expected), (op, tensor.shape)
+                assert tensor._version > version, "autograd sees a new version"
+
+
+def test_containers_and_dtypes_are_mixed(comm: Comm) -> None:
+    value: dict[str, Any] = {
+        "b": [torch.ones(5), torch.ones(70_000, dtype=torch.int32)],
+        "a": (torch.ones(3).double(), {"c": torch.nn.Parameter(torch.ones(30_000))}),
+    }
+    with torch.inference_mode():
+        value["i"] = torch.ones(20_000)
+    if rw.get_rank() == 0:  # the order of keys does not matter
+        value = dict(reversed(value.items()))
+    assert rw.all_reduce_(value) is value
+    leaves = [*value["b"], value["a"][0], value["a"][1]["c"], value["i"]]
+    assert all((leaf == comm.size).all() for leaf in leaves)
+    assert rw.all_reduce_([]) == []
+    work = rw.all_reduce_([torch.ones(2), torch.ones(50_000)], async_op=True)
+    assert all((tensor == comm.size).all() for tensor in work.wait())
+
+
+def test_memory_that_is_there_twice(comm: Comm) -> None:
+    for length in (6, 60_000):
+        tied = torch.full((length,), rw.get_rank() + 1.0)
+        total = comm.size * (comm.size + 1) / 2
+        rw.all_reduce_([tied, torch.ones(2), tied, tied.view(2, -1), tied.detach()])
+        assert (tied == total).all(), "it is reduced once"
+        columns = torch.ones(4, length)
+        rw.all_reduce_([columns[:, : length // 2], columns[:, length // 2 :]])
+        rw.all_reduce_([columns[:, ::2], columns[:, 1::2], columns[:, 2:2]])
+        assert (columns == comm.size**2).all(), "between the elements of the one are those of the other"
+        for pair in ([tied, tied[1:]], [tied.view(2, -1), tied[:3]], [columns[:, ::2], columns[:, :3]]):
+            with pytest.raises(rw.PayloadTypeError, match=r"tensors \[0\] and \[1\] have a part of their memory"):
+                rw.all_reduce_(pair)
+        with pytest.raises(rw.MismatchError, match=r"\[1\] is float32.* in the memory of \[0\] on rank 0, float32"):
+            rw.all_reduce_([tied, tied] if comm.rank == 0 else [tied, tied.clone()])
+        with pytest.raises(rw.PayloadTypeError if comm.rank == 1 else rw.RemoteRankError, match="part of their memory"):
+            rw.all_reduce_([tied, tied[1:]] if comm.rank == 1 else [tied, tied[1:].clone()])
+        assert (tied == total).all()
+
+
+@pytest.mark.parametrize("length", [10, 70_000])
+def test_nothing_is_written_before_all_agree(comm: Comm, length: int) -> None:
+    is_odd = comm.rank == 1
+    kept = torch.ones(length)
+    for other, message in (
+        ([kept], r"\[1\] is float32.*, nothing on rank 1|\[1\] is nothing"),
+        ([kept, torch.ones(length + 1)], r"\[1\] is float32"),
+        ([kept, torch.ones(length, dtype=torch.float64)], r"\[1\] is float"),
+        ((kept, torch.ones(length)), "containers"),
+        ([kept, None], r"got None in \[1\]"),
+        ([kept, 3.0], r"got a number in \[1\]"),
+        ([kept, torch.ones(1).expand(length)], "expanded"),
+        ([kept, torch.ones(length, dtype=torch.bool)], "another dtype|is float32"),
+    ):
+        value: object = other if is_odd else [kept, torch.ones(length)]
+        with pytest.raises((rw.MismatchError, rw.PayloadTypeError, rw.RemoteRankError), match=message):
+            rw.all_reduce_(value)
+        assert (kept == 1).all()
+    assert all((tensor == comm.size).all() for tensor in rw.all_reduce_([kept, torch.ones(length)]))

@@ -1,27 +1,25 @@
-"""Reductions on all ranks: all_reduce of tensors, numbers, arrays and containers of them; all_reduce_ of one tensor."""
+"""Reductions on all ranks: all_reduce of tensors, numbers, arrays and containers of them; all_reduce_ in place."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
 import torch
 
 from rankwise._arguments import as_bool
 from rankwise._collectives.groups import GroupLike, comm_of
+from rankwise._collectives.in_place import InPlaceReduction, described, descriptions
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import PyTree, describe
-from rankwise._collectives.reduce_request import ReduceRequest, set_content
-from rankwise._comm.buffers import is_expanded, overwrite, same_memory
-from rankwise._comm.comm import INLINE_BYTES, Comm
+from rankwise._collectives.reduce_request import ReduceRequest
+from rankwise._comm.buffers import same_memory
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.dense_tensors import dense
-from rankwise._comm.reduce_ops import OPS, Op, ReductionRecipe, plan
+from rankwise._comm.reduce_ops import OPS, Op
 from rankwise._comm.work import Work
 from rankwise.errors import PayloadTypeError
 
 T = TypeVar("T")
+Tensors = TypeVar("Tensors")
 
 
 @overload
@@ -157,34 +155,40 @@ def all_reduce(
 
 @overload
 def all_reduce_(
-    tensor: torch.Tensor, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[False] = ...
-) -> torch.Tensor: ...
+    tensor: Tensors, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[False] = ...
+) -> Tensors: ...
 @overload
 def all_reduce_(
-    tensor: torch.Tensor, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[True]
-) -> Work[torch.Tensor]: ...
+    tensor: Tensors, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[Tensors]: ...
 @overload
 def all_reduce_(
-    tensor: torch.Tensor, op: str = ..., *, group: GroupLike | None = ..., async_op: bool
-) -> torch.Tensor | Work[torch.Tensor]: ...
+    tensor: Tensors, op: str = ..., *, group: GroupLike | None = ..., async_op: bool
+) -> Tensors | Work[Tensors]: ...
 def all_reduce_(
-    tensor: torch.Tensor, op: str = "sum", *, group: GroupLike | None = None, async_op: bool = False
-) -> torch.Tensor | Work[torch.Tensor]:
-    """Reduce a tensor in place, and return it: `all_reduce` without memory for the result.
+    tensor: Tensors, op: str = "sum", *, group: GroupLike | None = None, async_op: bool = False
+) -> Tensors | Work[Tensors]:
+    """Reduce tensors in place, and return them: `all_reduce` without memory for the results.
 
-    Collective over the session, or over `group`.
+    Collective over the session, or over `group`. Many tensors are reduced as one, by an operation for each dtype and
+    device, and there is never a copy of all of them where ranks share memory. If a rank is lost meanwhile, all others
+    raise, and some of their tensors may be reduced and others not; after all other errors no tensor has changed.
 
     Args:
-        tensor: This rank's tensor; the same shape and dtype on all ranks. Its dtype must be that of the result.
+        tensor: This rank's tensor; or dicts, lists, tuples, namedtuples and dataclasses of tensors, the same
+            containers on all ranks. The same shapes and dtypes on all ranks; the dtype must be that of the result. A
+            tensor that is there twice, also as another view of exactly the same memory, is reduced once; tensors that
+            have a part of their memory in common are an error.
         op: As for `all_reduce`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
         InvalidArgumentError: `op` is unknown.
-        PayloadTypeError: The op is not defined for the dtype, or its result has another dtype.
+        PayloadTypeError: A value is not a tensor, the op is not defined for its dtype, or the result has another dtype;
+            or a tensor is not dense, is expanded, or has a part of its memory in common with another one.
         RemoteRankError: One of these errors occurred on another rank.
-        MismatchError: The tensors differ in shape or dtype, or another rank calls another collective.
+        MismatchError: The tensors differ in number, shape or dtype, or another rank calls another collective.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
         NotJoinedError: The world has more than one rank, and this process has not joined it.
 
@@ -192,6 +196,8 @@ def all_reduce_(
         >>> import rankwise, torch
         >>> rankwise.all_reduce_(torch.tensor([1, 2]))  # on 2 ranks: tensor([2, 4])
         tensor([1, 2])
+        >>> rankwise.all_reduce_([torch.ones(2), torch.ones(1)], op="mean")
+        [tensor([1., 1.]), tensor([1.])]
     """
     comm = comm_of(group)
     if async_op is not False:
@@ -200,55 +206,29 @@ def all_reduce_(
     with comm.collective(call):
         parsed = Op.parse(op)
         call.settings = {"op": parsed.name}
-        if not isinstance(tensor, torch.Tensor):
-            raise PayloadTypeError(f"all_reduce_ takes a tensor, got {describe(tensor)}")
-        target = dense(tensor)
-        if is_expanded(tensor):
-            raise PayloadTypeError(
-                f"{describe(tensor)} is expanded: several of its elements share memory; use all_reduce, or pass "
-                "tensor.clone()"
-            )
-        recipe = plan(target.dtype, parsed)
-        dtype = _result_dtype(target.dtype, parsed)
-        if dtype != tensor.dtype:
-            raise PayloadTypeError(f"op={parsed.name!r} of {tensor.dtype} has another dtype, {dtype}: use all_reduce")
-        if _is_reduced_directly(comm, target, recipe):
-            finish = _reduce_directly(comm, call, target, parsed, recipe)
-        else:
-            finish = ReduceRequest.of(comm, call, tensor, parsed, in_place=True).exchange()
-    (result,) = finish()
-    overwrite(tensor, result)
+        tree = PyTree.of(tensor)
+        reduction = InPlaceReduction(comm, _only_tensors(tree), parsed, name=lambda index: tree.paths()[index])
+        call.content = f"{tree.text} {described(tree.leaves)} {reduction.same}"
+        call.parts = lambda: descriptions(tree.paths(), tree.leaves, reduction.same)
+        # For a single tensor on an accelerator the user decides, as in `all_reduce`.
+        if comm.check or len(tree.leaves) != 1 or tree.leaves[0].device.type == "cpu":
+            reduction.agree(call)
+        reduction.run()
+    reduction.finish()
     return tensor
 
 
-@functools.cache
-def _result_dtype(dtype: torch.dtype, op: Op) -> torch.dtype:
-    """Return the dtype of the reduction of tensors of a dtype."""
-    recipe = plan(dtype, op)
-    return recipe.finish(torch.empty(0, dtype=recipe.wire_dtype, device="cpu"), 1).dtype
+def _only_tensors(tree: PyTree) -> list[torch.Tensor]:
+    """Return the leaves of a value.
 
-
-def _is_reduced_directly(comm: Comm, target: torch.Tensor, recipe: ReductionRecipe) -> bool:
-    """Return whether a dense tensor is in wire format where it is, and needs nothing else of a `ReduceRequest`."""
-    return (
-        recipe.wire_dtype is target.dtype
-        and target.device.type == "cpu"
-        and target.nbytes > INLINE_BYTES
-        and comm.uses_frames
-        and target.is_contiguous()
-        and not target.is_inference()
-    )
-
-
-def _reduce_directly(
-    comm: Comm, call: Call, target: torch.Tensor, op: Op, recipe: ReductionRecipe
-) -> Callable[[], list[torch.Tensor]]:
-    """Agree on the call as a `ReduceRequest` of the tensor would, in less time, and reduce it; return the rest."""
-    set_content(call, PyTree.of(target), (describe(target),))
-    move = comm.reduce(target.view(-1), op)
-    comm.verify(call)
-    move()
-    return lambda: [recipe.finish(target, comm.size)]
+    Raises:
+        PayloadTypeError: One of them is not a tensor.
+    """
+    for index, leaf in enumerate(tree.leaves):
+        if not isinstance(leaf, torch.Tensor):
+            where = f" in {path}" if (path := tree.paths()[index]) else ""
+            raise PayloadTypeError(f"all_reduce_ takes a tensor, or containers of tensors, got {describe(leaf)}{where}")
+    return tree.leaves
 
 
 class _Reduce(torch.autograd.Function):

@@ -19,7 +19,7 @@ import torch
 from rankwise._collectives.numpy_arrays import array_from_tensor, is_array, tensor_from_array
 from rankwise._collectives.pytree import A_NUMBER, PyTree, describe
 from rankwise._collectives.scalars import NUMBER_TYPES, all_reduce_numbers, fold_numbers, to_python_number
-from rankwise._comm.buffers import as_bytes, contents, same_memory
+from rankwise._comm.buffers import as_bytes, contents
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import dense
@@ -46,14 +46,11 @@ class _Bucket:
     wire: torch.Tensor
 
     @classmethod
-    def of(cls, leaves: Sequence[Any], indices: list[int], op: Op, *, in_place: bool) -> _Bucket:
+    def of(cls, leaves: Sequence[Any], indices: list[int], op: Op) -> _Bucket:
         tensors = [dense(leaves[index]) for index in indices]
         first = tensors[0]
         recipe = plan(first.dtype, op)
-        if in_place and recipe.wire_dtype == first.dtype and first.is_contiguous():
-            wire = same_memory(first)
-        else:
-            wire = recipe.start(first if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        wire = recipe.start(first if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors]))
         return cls(recipe, indices, [tensor.shape for tensor in tensors], first.device, wire.reshape(-1))
 
     def results(self, size: int) -> list[torch.Tensor]:
@@ -91,7 +88,7 @@ class ReduceRequest:
     is_inline: bool
 
     @classmethod
-    def of(cls, comm: Comm, call: Call, value: object, op: Op, *, in_place: bool = False) -> ReduceRequest:
+    def of(cls, comm: Comm, call: Call, value: object, op: Op) -> ReduceRequest:
         """Flatten a value, check it, and convert its tensors to wire format.
 
         Raises:
@@ -114,7 +111,7 @@ class ReduceRequest:
                 tensors.setdefault((leaves[index].dtype, leaves[index].device), []).append(index)
             elif leaf is not None:
                 numbers[index] = leaves[index] = to_python_number(leaf, op)
-        buckets = [_Bucket.of(leaves, indices, op, in_place=in_place) for indices in tensors.values()]
+        buckets = [_Bucket.of(leaves, indices, op) for indices in tensors.values()]
         described = [
             f"{'an array of ' if index in arrays else ''}{describe(leaf)}" for index, leaf in enumerate(leaves)
         ]

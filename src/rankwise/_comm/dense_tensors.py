@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final
+
 import torch
 from torch.nn.parameter import is_lazy
 
-from rankwise._comm.buffers import require_memory
+from rankwise._comm.buffers import is_transformed, require_memory
 from rankwise._torch import without_class
+from rankwise._torch_xla import is_used
 from rankwise.errors import PayloadTypeError
+
+_FORM: Final = attrgetter("layout", "requires_grad", "is_nested")
+_USUAL_FORM: Final = (torch.strided, False, False)
+_USUAL_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def dense_each(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return what `dense` returns of each of some tensors; the tensors as they are if all of them are usual ones.
+
+    For many tensors, that takes a tenth of the time.
+
+    Raises:
+        PayloadTypeError: As `dense`.
+    """
+    is_usual = (
+        not is_used()  # tensors on XLA devices have no memory
+        and set(map(type, tensors)) <= _USUAL_TYPES
+        and set(map(_FORM, tensors)) <= {_USUAL_FORM}
+        and all(map(torch.Tensor.data_ptr, tensors))
+        and not any(map(torch.Tensor.is_neg, tensors))
+        and not any(map(torch.Tensor.is_conj, tensors))
+        and not any(map(is_transformed, tensors))
+    )
+    return tensors if is_usual else [dense(tensor) for tensor in tensors]
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

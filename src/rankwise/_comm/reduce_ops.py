@@ -160,8 +160,8 @@ class ReductionRecipe:
 
 
 _INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_HALVES: Final = (torch.float16, torch.bfloat16)
-_FLOATS: Final = (*_HALVES, torch.float32, torch.float64)
+HALVES: Final = (torch.float16, torch.bfloat16)
+_FLOATS: Final = (*HALVES, torch.float32, torch.float64)
 _COMPLEX: Final = (torch.complex64, torch.complex128)
 _WORD_BITS: Final = 32
 _LOW_WORD: Final = (1 << _WORD_BITS) - 1
@@ -198,7 +198,7 @@ def plan(dtype: torch.dtype, op: Op) -> ReductionRecipe:
             return ReductionRecipe(wire_dtype=dtype, start=_split_words, finish=_mean_of_words)
         if dtype in (*_INTEGERS, *_WIDENED):
             return ReductionRecipe.of(torch.int64, _mean_of_integers)
-        wire = torch.float32 if dtype in _HALVES else dtype
+        wire = torch.float32 if dtype in HALVES else dtype
         return ReductionRecipe.of(wire, lambda total, size: total.div_(size).to(dtype))
     if op.absorbing is not None and dtype in _FLOATS:
         return _plan_order(dtype, op.absorbing)

@@ -13,9 +13,10 @@ from typing import Final
 import torch
 
 from rankwise._comm.control.transports import Prepared
+from rankwise._comm.data.flat_range import FlatRange
 from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
 from rankwise._comm.data.shared_tensor import SharedTensor, part_bytes
-from rankwise._comm.data.staged_steps import Gathered, ReducedByAll, ReducedBySlice, Scattered, Steps
+from rankwise._comm.data.staged_steps import Gathered, ReducedByAll, ReducedBySlice, Reduction, Scattered, Steps
 from rankwise._comm.data.staging import Staging
 from rankwise._comm.group_link import GroupLink
 from rankwise._comm.reduce_ops import Op
@@ -85,14 +86,26 @@ class SharedMemoryPlane(DataPlane):
             memory, dtype, numel, group_rank=self._group_rank, size=self._size, meetings=self._link.meetings
         )
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
-        wire = tensor.view(-1)
-        if not wire.numel():
+    def reduce_in_place(
+        self, tensors: Sequence[torch.Tensor], op: Op, *, divisor: int = 1, is_wide: bool = False
+    ) -> Prepared[None]:
+        """Prepare to reduce contiguous tensors of one dtype in place, as one tensor.
+
+        Args:
+            tensors: The tensors.
+            op: The reduction.
+            divisor: What floats and complex numbers are divided by.
+            is_wide: They are half-precision floats, which are summed and divided in float32.
+        """
+        flat = FlatRange(tensors)
+        if not flat.numel:
             return _do_nothing
-        staging = self._opened()
-        if self._size * wire.nbytes <= _REDUCED_BY_ALL_BYTES:
-            return self._prepare(ReducedByAll(staging, wire, op))
-        return self._prepare(ReducedBySlice(staging, wire, op))
+        is_small = self._size * flat.nbytes <= _REDUCED_BY_ALL_BYTES
+        kind = ReducedByAll if is_small else ReducedBySlice
+        return self._prepare(kind(self._opened(), flat, Reduction(op, divisor=divisor, is_wide=is_wide)))
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
+        return self.reduce_in_place([tensor], op)
 
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
         result = torch.empty_like(pieces[0])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from rankwise._comm.data.flat_range import FlatRange
 from rankwise._comm.data.staging import Staging
 from rankwise._comm.reduce_ops import Op, fold
 
@@ -69,25 +70,67 @@ class Steps(ABC):
         """Read what the members have written in `read`."""
 
 
+class Reduction:
+    """What is done with the same elements of all members."""
+
+    def __init__(self, op: Op, *, divisor: int = 1, is_wide: bool = False) -> None:
+        """Reduce, and divide floats and complex numbers.
+
+        Args:
+            op: The reduction.
+            divisor: What its results are divided by.
+            is_wide: The elements are half-precision floats, which are summed and divided in float32, and rounded once.
+        """
+        self._op = op
+        self._divisor = divisor
+        self._is_wide = is_wide
+        self._wide = torch.empty(0, device="cpu")
+
+    def reserve(self, numel: int) -> None:
+        """Allocate the memory for this many elements."""
+        if self._is_wide:
+            self._wide = torch.empty(numel, dtype=torch.float32, device="cpu")
+
+    def run(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Reduce tensors in the order of ranks, into `out`, which may be the first of them."""
+        if self._is_wide:
+            total = self._wide[: out.numel()].copy_(parts[0])
+            for part in parts[1:]:
+                total.add_(part)
+        else:
+            total = fold(parts, self._op, out=out)
+        if self._divisor != 1:
+            total.div_(self._divisor)
+        if self._is_wide:
+            out.copy_(total)
+
+
 class ReducedByAll(Steps):
     """A small tensor, which every member reduces: it then need not wait for the others again."""
 
     count = 1
 
-    def __init__(self, staging: Staging, wire: torch.Tensor, op: Op) -> None:
+    def __init__(self, staging: Staging, flat: FlatRange, reduction: Reduction) -> None:
         self.staging = staging
-        self.nbytes = wire.nbytes
-        self._wire = wire
-        self._op = op
+        self.nbytes = flat.nbytes
+        self._flat = flat
+        self._reduction = reduction
+        reduction.reserve(flat.numel)
+        self._whole = flat.part(0, flat.numel)
+        self._result = torch.empty(flat.numel, dtype=flat.dtype, device="cpu") if self._whole is None else self._whole
 
     def write(self, start: int, index: int) -> None:  # noqa: ARG002
-        first, numel = start // self._wire.element_size(), self._wire.numel()
-        self.staging.rows(self._wire.dtype)[self.staging.own][first : first + numel].copy_(self._wire)
+        self._flat.load(0, self._flat.numel, self._place(self.staging.own, start))
 
     def read(self, start: int, index: int) -> None:  # noqa: ARG002
-        first = start // self._wire.element_size()
-        end = first + self._wire.numel()
-        fold([row[first:end] for row in self.staging.rows(self._wire.dtype)], self._op, out=self._wire)
+        places = [self._place(member, start) for member in range(self.staging.size)]
+        self._reduction.run(places, self._result)
+        if self._whole is None:
+            self._flat.store(0, self._flat.numel, self._result)
+
+    def _place(self, member: int, start: int) -> torch.Tensor:
+        first = start // self._flat.dtype.itemsize
+        return self.staging.rows(self._flat.dtype)[member][first : first + self._flat.numel]
 
 
 class ReducedBySlice(Steps):
@@ -99,41 +142,50 @@ class ReducedBySlice(Steps):
 
     has_end = True
 
-    def __init__(self, staging: Staging, wire: torch.Tensor, op: Op) -> None:
+    def __init__(self, staging: Staging, flat: FlatRange, reduction: Reduction) -> None:
         self.staging = staging
-        self._op = op
-        length = min(wire.numel(), staging.max_step_bytes // wire.element_size() // staging.size * staging.size)
-        self._region = -(-length // staging.size)
-        self._chunks = wire.split(length)
-        self._rows = staging.rows(wire.dtype)
-        self.count = len(self._chunks)
-        self.nbytes = staging.size * self._region * wire.element_size()
+        self._flat = flat
+        self._reduction = reduction
+        itemsize = flat.dtype.itemsize
+        self._length = min(flat.numel, staging.max_step_bytes // itemsize // staging.size * staging.size)
+        self._region = -(-self._length // staging.size)
+        self._rows = staging.rows(flat.dtype)
+        self.count = -(-flat.numel // self._length)
+        self.nbytes = staging.size * self._region * itemsize
+        reduction.reserve(self._region)
+        # The slice that this rank reduces, where it is in several tensors.
+        is_whole = flat.part(0, flat.numel) is not None
+        self._own = torch.empty(0 if is_whole else self._region, dtype=flat.dtype, device="cpu")
 
     def write(self, start: int, index: int) -> None:
         own = self.staging.own
-        for member, part in enumerate(self._slices(index)):
+        for member, (first, last) in enumerate(self._slices(index)):
             if member != own:
-                self._region_of(own, member, start, part).copy_(part)
+                self._flat.load(first, last, self._region_of(own, member, start, last - first))
 
     def read(self, start: int, index: int) -> None:
         own = self.staging.own
-        part = self._slices(index)[own]
-        parts = [self._region_of(member, own, start, part) for member in range(self.staging.size)]
-        out, parts[own] = parts[own], part
-        fold(parts, self._op, out=out)
+        first, last = self._slices(index)[own]
+        if first == last:
+            return
+        parts = [self._region_of(member, own, start, last - first) for member in range(self.staging.size)]
+        part, out = self._flat.part(first, last), parts[own]
+        parts[own] = self._flat.load(first, last, self._own[: last - first]) if part is None else part
+        self._reduction.run(parts, out)
 
     def finish(self, start: int, index: int) -> None:
-        for member, part in enumerate(self._slices(index)):
-            part.copy_(self._region_of(member, member, start, part))
+        for member, (first, last) in enumerate(self._slices(index)):
+            self._flat.store(first, last, self._region_of(member, member, start, last - first))
 
-    def _slices(self, index: int) -> Sequence[torch.Tensor]:
-        chunk, size = self._chunks[index], self.staging.size
-        ends = [chunk.numel() * member // size for member in range(size + 1)]
-        return [chunk[start:end] for start, end in itertools.pairwise(ends)]
+    def _slices(self, index: int) -> Sequence[tuple[int, int]]:
+        """Return the ends of the members' slices of a chunk."""
+        start, size = index * self._length, self.staging.size
+        numel = min(self._length, self._flat.numel - start)
+        return list(itertools.pairwise(start + numel * member // size for member in range(size + 1)))
 
-    def _region_of(self, row: int, member: int, start: int, part: torch.Tensor) -> torch.Tensor:
-        first = start // part.element_size() + member * self._region
-        return self._rows[row][first : first + part.numel()]
+    def _region_of(self, row: int, member: int, start: int, numel: int) -> torch.Tensor:
+        first = start // self._flat.dtype.itemsize + member * self._region
+        return self._rows[row][first : first + numel]
 
 
 class Scattered(Steps):

@@ -1,0 +1,245 @@
+"""Reductions of tensors where they are, many at once: one operation for each dtype and device.
+
+What fits into a frame travels with the agreement on the call. On the CPU, tensors pass through the shared memory of a
+host part by part; elsewhere they are copied into one flat tensor, and back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+import torch
+
+from rankwise._collectives.memory_places import repeated
+from rankwise._collectives.pytree import describe
+from rankwise._comm.buffers import is_expanded, overwrite, same_memory
+from rankwise._comm.comm import INLINE_BYTES, Comm
+from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.transports import Completion, Prepared
+from rankwise._comm.control.verdict import Combine
+from rankwise._comm.dense_tensors import dense_each
+from rankwise._comm.reduce_ops import HALVES, Op, ReductionRecipe, fold, plan
+from rankwise._torch import copy_each
+from rankwise._torch_xla import DEVICE_TYPE
+from rankwise.errors import PayloadTypeError
+
+_PLACE: Final = attrgetter("dtype", "device")
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Tensors of one dtype on one device.
+
+    Attributes:
+        recipe: How they are reduced.
+        tensors: The tensors, contiguous.
+        move: Reduces them, or a copy of them.
+        finish: Gives them the results of that.
+    """
+
+    recipe: ReductionRecipe
+    tensors: list[torch.Tensor]
+    move: Prepared[None] = lambda: None
+    finish: Completion[None] = lambda: None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class InPlaceReduction:
+    """One reduction of tensors: prepared by this rank alone, then run by all members, in a block of `collective`.
+
+    All that can fail on one rank is done before the members agree, and nothing is written before. If a member is lost
+    after that, some tensors may be reduced and others not.
+
+    Attributes:
+        text: A description of the tensors, as `described` returns it.
+        same: The names of tensors that have the memory of others, and the names of these. It has to be the same on all
+            members, as the descriptions of the tensors have.
+    """
+
+    def __init__(
+        self, comm: Comm, tensors: Sequence[torch.Tensor], op: Op, *, name: Callable[[int], str], is_wide: bool = False
+    ) -> None:
+        """Check tensors, and allocate what their reduction needs.
+
+        Args:
+            comm: The group.
+            tensors: The tensors. One that has the same memory as another is reduced once.
+            op: The reduction; the dtype of its results is that of the tensors.
+            name: Returns the name of a tensor for error messages, given its index.
+            is_wide: Half-precision floats are summed in float32; their means always are.
+
+        Raises:
+            PayloadTypeError: A tensor cannot be reduced in place, or has a part of its memory in common with another.
+        """
+        self._comm, self._op = comm, op
+        self._divisor = comm.size if op.is_mean else 1
+        targets = dense_each(tensors)
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        is_contiguous = all(map(torch.Tensor.is_contiguous, tensors))
+        if not is_contiguous or targets is not tensors:
+            targets = [self._contiguous(*pair) for pair in zip(tensors, targets, strict=True)]
+        places = list(map(_PLACE, tensors))
+        self.text = _described(tensors, places)
+        same = repeated(tensors, name)
+        self.same = {name(index): name(first) for index, first in same.items()}
+        groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for index, place in enumerate(places):
+            if index not in same:
+                groups.setdefault(place, []).append(targets[index])
+        self._groups = [_Group(self._recipe(dtype, is_wide=is_wide), group) for (dtype, _), group in groups.items()]
+        is_frame = comm.uses_frames and comm.size > 1 and all(device.type == "cpu" for _, device in groups)
+        self._is_inline = is_frame and sum(group.nbytes for group in self._groups) <= INLINE_BYTES
+        self._reduced = b""
+        for group in [] if self._is_inline else self._groups:
+            self._prepare(group)
+
+    def agree(self, call: Call, note: bytes = b"", combine: Combine | None = None) -> bytes:
+        """Agree on the call, and return the combination of the notes of all members."""
+        comm = self._comm
+        if combine is None and not self._is_inline:
+            comm.verify(call)
+            return b""
+        if not comm.uses_frames:
+            comm.verify(call)
+            return b"" if combine is None else combine(comm.all_gather_unverified(note))
+
+        def combine_all(messages: Sequence[bytes]) -> bytes:
+            notes, contents = zip(*map(pickle.loads, messages), strict=True)
+            return pickle.dumps((b"" if combine is None else combine(notes), self._fold(contents)))
+
+        contents = self._contents() if self._is_inline else None
+        result = comm.reduce_bytes(call, pickle.dumps((note, contents)), combine_all)
+        combined, self._reduced = pickle.loads(result or b"")
+        return bytes(combined)
+
+    def run(self) -> None:
+        """Reduce the tensors, once the members agree."""
+        for group in self._groups:
+            group.move()
+
+    def finish(self) -> None:
+        """Give the tensors their results, after the block: no other member waits for this one any more."""
+        offset = 0
+        for group in self._groups:
+            if self._is_inline:
+                offset = self._store(group, offset)
+            group.finish()
+        for tensor, values in self._copies:
+            overwrite(tensor, values)
+
+    def _recipe(self, dtype: torch.dtype, *, is_wide: bool) -> ReductionRecipe:
+        recipe = plan(dtype, Op.MEAN if is_wide and dtype in HALVES else self._op)
+        result = recipe.finish(torch.empty(0, dtype=recipe.wire_dtype, device="cpu"), 1).dtype
+        if result != dtype:
+            raise PayloadTypeError(f"op={self._op.name!r} of {dtype} has another dtype, {result}: use all_reduce")
+        return recipe
+
+    def _contiguous(self, tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as a contiguous one, whose contents are copied back if its memory is not the tensor's."""
+        if is_expanded(tensor):
+            raise PayloadTypeError(
+                f"{describe(tensor)} is expanded: several of its elements share memory; use all_reduce, or pass "
+                "tensor.clone()"
+            )
+        if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+            return target
+        copy = target.contiguous()
+        self._copies.append((tensor, copy))
+        return copy
+
+    def _prepare(self, group: _Group) -> None:
+        """Prepare the reduction of a group that does not travel with the agreement."""
+        first, recipe, comm = group.tensors[0], group.recipe, self._comm
+        is_on_xla = first.device.type == DEVICE_TYPE
+        memory = comm.shared_memory if first.device.type == "cpu" else None
+        is_wide = recipe.wire_dtype is torch.float32 and first.dtype in HALVES
+        is_alone = comm.size == 1 and not is_on_xla  # the reduction of one tensor is that tensor
+        if is_alone or (memory is not None and (is_wide or recipe.wire_dtype is first.dtype)):
+            if memory is not None:
+                group.move = memory.reduce_in_place(group.tensors, self._op, divisor=self._divisor, is_wide=is_wide)
+            # Torch does not know of what was written to memory.
+            group.finish = lambda: torch.autograd.graph.increment_version(group.tensors)
+            return
+        is_wire = recipe.wire_dtype is first.dtype
+        if len(group.tensors) == 1:
+            wire = same_memory(first) if is_wire else recipe.start(first)
+        else:
+            flat = torch.cat([tensor.view(-1) for tensor in group.tensors])
+            wire = flat if is_wire and not is_on_xla else recipe.start(flat)
+        group.move = comm.reduce(wire.reshape(-1), self._op)
+
+        def finish() -> None:
+            reduced = recipe.finish(wire, self._divisor).to(first.device).reshape(-1)
+            parts = reduced.split([tensor.numel() for tensor in group.tensors])
+            values = [part.view(tensor.shape) for part, tensor in zip(parts, group.tensors, strict=True)]
+            if len(values) > 1 and not is_on_xla and not any(map(torch.Tensor.is_inference, group.tensors)):
+                copy_each(group.tensors, values)
+                return
+            for tensor, value in zip(group.tensors, values, strict=True):
+                overwrite(tensor, value)
+
+        group.finish = finish
+
+    def _contents(self) -> bytes:
+        tensors = [tensor for group in self._groups for tensor in group.tensors]
+        return b"".join(map(ctypes.string_at, map(torch.Tensor.data_ptr, tensors), [one.nbytes for one in tensors]))
+
+    def _fold(self, contents: Sequence[bytes | None]) -> bytes:
+        """Reduce the contents of all members, in the order of ranks; nothing if some are of other tensors."""
+        found = [one for one in contents if one is not None]
+        if len(found) < len(contents) or len(set(map(len, found))) > 1:
+            return b""
+        results, offset = [], 0
+        for group in self._groups:
+            end = offset + group.nbytes
+            if offset == end:
+                continue
+            dtype, recipe = group.tensors[0].dtype, group.recipe
+            parts = [torch.frombuffer(bytearray(one[offset:end]), dtype=dtype) for one in found]
+            if recipe.wire_dtype is not dtype:
+                parts = list(map(recipe.start, parts))
+            reduced = recipe.finish(fold(parts, self._op, out=parts[0]), self._divisor)
+            results.append(ctypes.string_at(reduced.data_ptr(), reduced.nbytes))
+            offset = end
+        return b"".join(results)
+
+    def _store(self, group: _Group, offset: int) -> int:
+        """Write the reduced contents from an offset on to the tensors of a group, and return where they end."""
+        for tensor in group.tensors:
+            nbytes = tensor.nbytes
+            ctypes.memmove(tensor.data_ptr(), self._reduced[offset : offset + nbytes], nbytes)
+            offset += nbytes
+        torch.autograd.graph.increment_version(group.tensors)
+        return offset
+
+
+def described(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the shapes, dtypes and devices of tensors, in less time than by `describe`.
+
+    Devices have the numbers of their first use: on all ranks, the same tensors are on the same device as others.
+    """
+    return _described(tensors, list(map(_PLACE, tensors)))
+
+
+def _described(tensors: Sequence[torch.Tensor], places: Sequence[tuple[torch.dtype, torch.device]]) -> str:
+    kinds = list(dict.fromkeys(places))
+    devices = list(dict.fromkeys(device for _, device in kinds))
+    texts = [f"{dtype} on {device.type} {devices.index(device)}" for dtype, device in kinds]
+    order = list(map(kinds.index, places)) if len(kinds) > 1 else ""
+    return f"{[tensor.shape for tensor in tensors]} {texts} {order}"
+
+
+def descriptions(names: Sequence[str], tensors: Sequence[torch.Tensor], same: Mapping[str, str]) -> dict[str, str]:
+    """Return a description of each tensor for error messages, by name, given what `InPlaceReduction.same` has."""
+    return {
+        name: describe(tensor) + (f" in the memory of {same[name]}" if name in same else "")
+        for name, tensor in zip(names, tensors, strict=True)
+    }

@@ -1,0 +1,87 @@
+"""Which of several tensors have the same memory, or a part of their memory in common."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from rankwise._torch_xla import DEVICE_TYPE
+from rankwise.errors import PayloadTypeError
+
+_NBYTES: Final = operator.attrgetter("nbytes")
+
+
+def repeated(tensors: Sequence[torch.Tensor], name: Callable[[int], str]) -> dict[int, int]:
+    """Return the tensors that have exactly the memory of an earlier one, and that one, by their indices.
+
+    Args:
+        tensors: Dense tensors, of whose elements no two share memory.
+        name: Returns the name of a tensor for error messages, given its index.
+
+    Raises:
+        PayloadTypeError: Two have a part of their memory in common.
+    """
+    if any(tensor.device.type == DEVICE_TYPE for tensor in tensors[:1]):  # where there are values, and no memory
+        first_of = {id(tensor): index for index, tensor in reversed(list(enumerate(tensors)))}
+        return {index: first for index, one in enumerate(tensors) if (first := first_of[id(one)]) != index}
+    starts = list(map(torch.Tensor.data_ptr, tensors))
+    is_contiguous = all(map(torch.Tensor.is_contiguous, tensors))
+    ends = list(map(operator.add, starts, map(_NBYTES if is_contiguous else _extent, tensors)))
+    # Between two bytes, as many ranges have begun as have ended.
+    if all(map(operator.le, sorted(ends), sorted(starts)[1:])):
+        return {}
+    places: dict[object, int] = {}
+    same: dict[int, int] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.numel():
+            form = tensor.numel() if tensor.is_contiguous() else (tensor.shape, tensor.stride())
+            place = (starts[index], tensor.dtype, form, tensor.is_conj(), tensor.is_neg())
+            if (first := places.setdefault(place, index)) != index:
+                same[index] = first
+    _require_disjoint(tensors, sorted((starts[index], ends[index], index) for index in places.values()), name)
+    return same
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Return how many bytes there are from the first element of a tensor to the end of the last one."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.nbytes
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _require_disjoint(
+    tensors: Sequence[torch.Tensor], ranges: Sequence[tuple[int, int, int]], name: Callable[[int], str]
+) -> None:
+    """Check ranges of memory, each with the index of its tensor, in the order of their starts."""
+    earlier: list[tuple[int, int, int]] = []
+    for start, end, index in ranges:
+        earlier = [one for one in earlier if one[1] > start]
+        for _, _, other in earlier:
+            if _have_common_memory(tensors[other], tensors[index]):
+                first, second = sorted((other, index))
+                raise PayloadTypeError(
+                    f"the tensors {name(first)} and {name(second)} have a part of their memory in common, which cannot "
+                    "be reduced twice: pass one of them, or copies"
+                )
+        earlier.append((start, end, index))
+
+
+def _have_common_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors whose ranges of memory overlap have an element in common."""
+    if first.is_contiguous() and second.is_contiguous():
+        return True
+    start = min(first.data_ptr(), second.data_ptr())
+    nbytes = max(tensor.data_ptr() + _extent(tensor) for tensor in (first, second)) - start
+    is_used = torch.zeros(nbytes, dtype=torch.bool, device="cpu")
+    for tensor in (first, second):
+        width = tensor.element_size()
+        strides = [stride * width for stride in tensor.stride()]
+        own = is_used.as_strided((*tensor.shape, width), (*strides, 1), tensor.data_ptr() - start)
+        if own.any():
+            return True
+        own.fill_(True)
+    return False
