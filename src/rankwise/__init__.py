@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from rankwise._session.progress_report import report_progress
     from rankwise._session.session import Session
     from rankwise._training.gradient_clipping import clip_grad_norm_
-    from rankwise._training.gradients import no_sync, release_grads, sync_grads
-    from rankwise._training.module_wrappers import wrap_ddp
+    from rankwise._training.gradients import sync_grads
+    from rankwise._training.module_wrappers import no_sync, wrap_ddp
     from rankwise._training.parameters import sync_params
     from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
     from rankwise._training.synced_values import assert_synced
@@ -141,7 +141,6 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
-    "release_grads",
     "report_progress",
     "restart_count",
     "scatter",
@@ -212,11 +211,11 @@ _HOMES = {
     "_session.session": ("Session",),
     "topology": ("Topology",),
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
-    "_training.gradients": ("no_sync", "release_grads", "sync_grads"),
+    "_training.gradients": ("sync_grads",),
     "_training.parameters": ("sync_params",),
     "_training.synced_values": ("assert_synced",),
     "_training.gradient_clipping": ("clip_grad_norm_",),
-    "_training.module_wrappers": ("wrap_ddp",),
+    "_training.module_wrappers": ("no_sync", "wrap_ddp"),
 }
 # The compiler of torch would follow calls of these functions into the exchange of frames, and fail there.
 _WITH_COLLECTIVES = ("_collectives.", "_training.")

@@ -21,7 +21,7 @@ _PATCH = "changes a class in the whole process, under the other ranks"
 _COUNTED = "counts descriptors and threads of the process, where other ranks connect meanwhile"
 _AT_ONCE = "a non-blocking call with tensors on XLA devices is made at once, so that different orders are a deadlock"
 _SHARED = "threads have no memory that processes share"
-_BUCKETS = "gradients on XLA devices are in no buckets: copies are reduced"
+_MEMORY = "tensors on XLA devices have values, and no memory"
 _SPARSE = "torch_xla has no sparse tensors"
 _KINDS = "torch_xla cannot make these tensors, or some of those that the test takes: complex32, sparse, nested, freed"
 _DRAWN = "hypothesis keeps state in the process, so that ranks in threads may draw different examples"
@@ -52,21 +52,11 @@ NOT_APPLICABLE: Final = {
     "test_closing_groups.py::test_unreferenced_groups_are_closed_*": _COUNTED,
     "test_differentiable.py::test_gradients_need_floats_or_complex_numbers-*-xla*": _SPARSE,
     "test_extend.py::test_misuse_of_an_exchange_is_an_error_on_all_ranks*-xla": _SPARSE,
-    **{
-        f"test_gradient_buckets.py::test_{name}-*-xla": _BUCKETS
-        for name in (
-            "gradients_are_views_of_persistent_buckets",
-            "only_some_of_the_parameters_in_buckets",
-            "several_models_and_groups",
-            "buckets_are_released_with_the_parameters",
-        )
-    },
-    "test_gradient_buckets.py::test_a_gradient_that_becomes_sparse-*-xla": _SPARSE,
-    "test_gradient_buckets.py::test_sums-*-xla": _SPARSE,
-    **{
-        f"test_gradient_overlap.py::test_{name}-*-xla": _BUCKETS
-        for name in ("accumulation", "a_changed_gradient_is_an_error", "buckets_start_in_backward")
-    },
+    "test_gradients.py::test_a_gradient_that_becomes_sparse-*-xla": _SPARSE,
+    "test_gradients.py::test_sums-*-xla": _SPARSE,
+    "test_gradients.py::test_gradients_with_memory_in_common-*-xla": _MEMORY,
+    "test_gradients.py::test_no_memory_that_was_not_written_gets_into_gradients-*-xla*": _SPARSE,
+    "test_gradients.py::test_other_forms_of_gradients_stay_where_they_are-*-xla": _MEMORY,
     "test_non_blocking.py::test_groups_do_not_wait_for_each_other-*-xla": _AT_ONCE,
     "test_non_blocking.py::test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way-*": _PATCH,
     "test_random_values.py::*-[24]devices-*": _DRAWN,

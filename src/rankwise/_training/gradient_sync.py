@@ -1,41 +1,41 @@
-"""One synchronization of gradients: agreement of the ranks, and the reduction of their buckets.
+"""One synchronization of gradients: agreement of the ranks on which there are, and their reduction where they are.
 
-Ranks compare the digest of their layouts, and combine some bits: a rank may have no buckets for these parameters yet,
-or have parameters of which only some are in buckets of another call. Then all ranks do as that rank has to.
+The gradient of a parameter may be None, dense or sparse, and may differ in that between ranks. So ranks exchange one
+byte for each parameter, unless all of their gradients are dense, in the frames by which they agree on the call. Sparse
+gradients are gathered.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 import torch
 
-from rankwise._collectives.tensor_sharing import shared_tensor
+from rankwise._collectives.all_gather import all_gather
+from rankwise._collectives.in_place import InPlaceReduction, described, descriptions
+from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion
-from rankwise._comm.reduce_ops import Op
+from rankwise._comm.dense_tensors import dense
+from rankwise._comm.group import Group
+from rankwise._comm.reduce_ops import Op, plan
 from rankwise._text import ranks_text
-from rankwise._training.gradient_averaging import SPARSE, combine_bits, layout_bit, reduce_by_copies, reduce_sparse
-from rankwise._training.gradient_buckets import Bucket
-from rankwise._training.gradient_layout import GradientLayout, layout_of, layouts_of
-from rankwise._training.gradient_moves import CollectedGradients
-from rankwise._training.gradient_overlap import GradientOverlap, open_bucket_group
-from rankwise._xla_use import DEVICE_TYPE
-from rankwise.errors import CollectiveError, RankwiseError
+from rankwise._xla_use import is_used
+from rankwise.errors import CollectiveError
 
-# Bits of a rank, combined with OR over all ranks.
-_NEW_LAYOUT: Final = 1  # it has no buckets for these parameters, or a gradient is sparse that has a place in one
-_MISSING: Final = 2  # a gradient is missing
-_COPIES: Final = 4  # some of the parameters are in buckets with others
-_STARTED: Final = 8  # it has started to reduce buckets during backward
-_LOST: Final = 16  # it cannot reduce buckets during backward
+# Bits for the gradient of a parameter on one rank, or, combined with OR, on several.
+_MISSING: Final = 1
+_DENSE: Final = 2
+_SPARSE: Final = 4
 
+_SPARSE_LAYOUTS: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _MOST_NAMES: Final = 5
+_LAYOUT: Final = operator.attrgetter("layout")
 
 
 @dataclass(slots=True)
@@ -44,205 +44,105 @@ class GradientSync:
 
     Attributes:
         comm: The group.
+        call: The call.
         op: The reduction, a sum or a mean.
-        bucket_bytes: The size of a bucket.
         needs_all: Whether a missing gradient is an error.
         parameters: The parameters with gradients, each once.
-        names: Returns their names.
-        overlap: Whether buckets are reduced during backward.
+        names: Their names.
     """
 
     comm: Comm
+    call: Call
     op: Op
-    bucket_bytes: float
     needs_all: bool
     parameters: list[torch.Tensor]
-    names: Callable[[], Sequence[str]]
-    overlap: bool
-    _running: list[tuple[GradientLayout, GradientOverlap, CollectedGradients]] = field(default_factory=list)
+    names: Sequence[str]
+    # By parameter, what is reduced for it: its gradient, zeros in place of a missing one; and the kind of that.
+    _grads: list[torch.Tensor] = field(default_factory=list)
+    _kinds: list[int] = field(default_factory=list)
+    # The indices of parameters that get a new gradient, if any rank has one.
+    _new: list[int] = field(default_factory=list)
 
-    def exchange(self, call: Call) -> Completion[None]:
-        """Agree on the call and reduce the gradients, in a block of `collective`; return a function for the rest.
+    def exchange(self) -> Completion[None]:
+        """Agree on the call and reduce the gradients, in a block of `collective`; return a function for the rest."""
+        self._collect()
+        reduction = self._reduction(self._kinds)
+        text = described(self._grads) if _SPARSE in self._kinds else reduction.text
+        self.call.content = f"{' '.join(self.names)} {text} {reduction.same}"
+        self.call.parts = lambda: descriptions(self.names, self._grads, reduction.same)
+        note = b"" if self._kinds.count(_DENSE) == len(self._kinds) else bytes(self._kinds)
+        combined = reduction.agree(self.call, note, _combined) or bytes([_DENSE]) * len(self._kinds)
+        if self.needs_all and any(kind & _MISSING for kind in combined):
+            self._raise_missing()
+        if any(kind & _SPARSE and kind != _SPARSE for kind in combined):
+            # Of what is sparse on some ranks alone, the others have prepared the reduction with that of all else.
+            self.call.begin_data()
+            reduction = self._reduction(combined)
+            reduction.agree(self.call)
+        reduction.run()
+        return functools.partial(self._finish, reduction, combined)
 
-        That function makes buckets, if there are none yet. It is called after the block, on all ranks.
+    def _collect(self) -> None:
+        """Take note of what is reduced for each parameter.
+
+        Raises:
+            PayloadTypeError: It has no gradient that could be averaged, and can have none.
         """
-        if self.parameters and self.parameters[0].device.type == DEVICE_TYPE:
-            layout = self._new_layout(call)
-            raise_missing = functools.partial(self._raise_missing, call, layout, self._missing())
-            return reduce_by_copies(
-                self.comm, call, self.parameters, self.op, raise_missing=raise_missing if self.needs_all else None
-            )
-        layout, found = self._collected(call)
-        missing = self._missing() if found is None else found.missing
-        is_reduced_here = found is not None and layout.overlap is None
-        moves = [bucket.prepare(self.comm, self.op) for bucket in layout.buckets if is_reduced_here]
-        combined = self._agree(call, layout, found, missing)
-        if not self.parameters:
-            return _do_nothing
-        if combined & _COPIES:
-            call.begin_data()
-            return reduce_by_copies(self.comm, call, self.parameters, self.op)
-        if found is None or combined & _NEW_LAYOUT:
-            call.begin_data()
-            kinds = [layout_bit(parameter) for parameter in self.parameters]
-            kinds = [kind | (SPARSE if index in layout.sparse else 0) for index, kind in enumerate(kinds)]
-            is_lost = bool(combined & _LOST)
-            return functools.partial(self._build, layout, combine_bits(self.comm, call, kinds)(), is_lost=is_lost)
-        for move in moves:
-            move()
-        return functools.partial(self._finish, layout, found, some_missing=bool(combined & _MISSING))
+        grads = [parameter.grad for parameter in self.parameters]
+        found = [grad for grad in grads if grad is not None]
+        self._kinds = [_DENSE] * len(grads)
+        if (
+            len(found) == len(grads)
+            and not is_used()  # of tensors on XLA devices, strides do not show that they are expanded
+            and set(map(_LAYOUT, found)) <= {torch.strided}
+            and all(map(torch.Tensor.is_contiguous, found))
+        ):
+            self._grads = found
+            return
+        for index, (parameter, grad) in enumerate(zip(self.parameters, grads, strict=True)):
+            if grad is None:
+                self._kinds[index] = _MISSING
+                self._new.append(index)
+                self._grads.append(torch.zeros_like(dense(parameter), dtype=_gradient_type(parameter)))
+            elif grad.layout in _SPARSE_LAYOUTS:
+                self._kinds[index] = _SPARSE
+                self._grads.append(grad)
+            elif is_expanded(plain := dense(grad)):
+                self._new.append(index)
+                self._grads.append(plain.contiguous())
+            else:
+                self._grads.append(grad)
 
-    def _collected(self, call: Call) -> tuple[GradientLayout, CollectedGradients | None]:
-        """Return the layout, and the gradients in its buckets; None if it is new."""
-        layout = layout_of(self.parameters[0]) if self.parameters else None
-        if layout is not None and layout.matches(self.parameters, self.bucket_bytes):
-            call.content, call.parts = layout.digest, layout.descriptions
-            found = layout.collect(self.parameters)
-            if found is not None:
-                self._keep_running(layout, found)
-                return layout, found
-            layout.dissolve()
-        for other in layouts_of(self.parameters):
-            parameters = other.parameters()
-            if other.overlap is None or len(parameters) != len(other.names):
-                continue
-            if (gradients := other.collect(parameters)) is not None:
-                self._keep_running(other, gradients)
-        return self._new_layout(call), None
-
-    def _new_layout(self, call: Call) -> GradientLayout:
-        layout = GradientLayout(self.parameters, self.names(), self.bucket_bytes)
-        call.content, call.parts = layout.digest, layout.descriptions
-        return layout
-
-    def _keep_running(self, layout: GradientLayout, found: CollectedGradients) -> None:
-        overlap = layout.overlap
-        if overlap is not None and not overlap.lost and overlap.comm is self.comm and overlap.op is self.op:
-            self._running.append((layout, overlap, found))
-
-    def _agree(
-        self, call: Call, layout: GradientLayout, found: CollectedGradients | None, missing: Sequence[int]
-    ) -> int:
-        """Agree on the call, and return the bits of all ranks, combined."""
-        is_new = found is None or bool(found.sparse) or self.overlap is not (layout.overlap is not None)
-        if self.overlap:
-            is_new = is_new or not self._running or bool(self._running[0][1].order)
-        bits = (_NEW_LAYOUT if is_new else 0) | (_MISSING if missing else 0)
-        bits |= _COPIES if found is None and self._shares_buckets() else 0
-        bits |= 0 if self._running else _LOST
-        bits |= _STARTED if any(overlap.started for _, overlap, _ in self._running) else 0
-        try:
-            (combined,) = combine_bits(self.comm, call, [bits])()
-            if combined & _MISSING and self.needs_all:
-                self._raise_missing(call, layout, missing)
-            if combined & _STARTED and combined & _LOST:
-                self._give_up_running(call)
-                combined |= _NEW_LAYOUT
-        except RankwiseError:
-            for _, overlap, _ in self._running:
-                overlap.discard("has failed in sync_grads")
-            raise
-        return combined
-
-    def _give_up_running(self, call: Call) -> None:
-        """Leave the groups of reductions during backward, if they have changed no gradient, as not all ranks use them.
-
-        Collective over the members.
-        """
-        for _, overlap, _ in self._running:
-            overlap.discard("is in a group with ranks that do not reduce gradients during backward")
-        call.begin_data()
-        has_reduced = any(overlap.has_reduced for _, overlap, _ in self._running)
-        (combined,) = combine_bits(self.comm, call, [int(has_reduced)])()
-        self._running.clear()
-        if combined:
-            call.agreement_failed = True  # all members raise the same
-            raise CollectiveError(
-                "some ranks have reduced gradients during backward, and others have given up the step: it is lost, "
-                "call zero_grad() and backward() again"
-            )
-
-    def _missing(self) -> list[int]:
-        return [index for index, parameter in enumerate(self.parameters) if parameter.grad is None]
-
-    def _shares_buckets(self) -> bool:
-        """Return whether some of the parameters are in buckets with others, which must keep their places."""
-        own = set(map(id, self.parameters))
-        return any(
-            other.requires_grad and id(other) not in own
-            for layout in layouts_of(self.parameters)
-            for other in layout.parameters()
+    def _reduction(self, kinds: Sequence[int]) -> InPlaceReduction:
+        """Return the reduction of the gradients that are not sparse."""
+        indices = [index for index, kind in enumerate(kinds) if not kind & _SPARSE]
+        grads = self._grads if len(indices) == len(self._grads) else [self._grads[index] for index in indices]
+        return InPlaceReduction(
+            self.comm,
+            grads,
+            self.op,
+            is_wide=True,
+            name=lambda place: self.names[indices[place]],
         )
 
-    def _build(self, layout: GradientLayout, kinds: Sequence[int], *, is_lost: bool) -> None:
-        """Make buckets on all ranks, and reduce them. Collective over the members.
+    def _finish(self, reduction: InPlaceReduction, kinds: Sequence[int]) -> None:
+        """Give the parameters their reduced gradients. Collective over the members, if some are sparse."""
+        reduction.finish()
+        for index in self._new:
+            if kinds[index] & _DENSE and not kinds[index] & _SPARSE:
+                self.parameters[index].grad = self._grads[index]
+        reduce_sparse(
+            self.comm, [one for one, kind in zip(self.parameters, kinds, strict=True) if kind & _SPARSE], self.op
+        )
 
-        Args:
-            layout: The new layout, or the one that gets new buckets.
-            kinds: The kinds of the gradients of each parameter on any rank.
-            is_lost: Whether some rank has no group for buckets.
-        """
-        for running in self._running:
-            self._drain(*running)
-        overlap, order = self._new_overlap(layout, is_lost=is_lost) if self.overlap else (None, None)
-        for other in [layout, *layouts_of(self.parameters)]:
-            other.dissolve(keep=None if overlap is None else overlap.group)
-        sparse = [index for index, kind in enumerate(kinds) if kind & SPARSE]
-        group = self.comm if overlap is None else overlap.group
-        for plan in layout.plan(self.parameters, sparse, order or ()):
-            shared = shared_tensor(group, plan.dtype, plan.numel) if plan.device.type == "cpu" else None
-            # A block that exchanges nothing: an error in it is raised on all ranks, in what they call next.
-            with self.comm.collective(Call("sync_grads", {"step": "buckets"}, is_data=True)):
-                layout.add(Bucket(plan, group, shared), self.parameters)
-        call = Call("sync_grads", {"step": "the first reduction"}, is_data=True)
-        with self.comm.collective(call):
-            found = layout.collect(self.parameters)
-            if found is None:
-                raise CollectiveError("the parameters have changed during sync_grads, as by another thread")
-            moves = [bucket.prepare(self.comm, self.op) for bucket in layout.buckets]
-            self.comm.verify(call)
-            for move in moves:
-                move()
-        self._finish(layout, found, some_missing=True)
-        layout.attach(self.parameters, overlap)
-
-    def _new_overlap(self, layout: GradientLayout, *, is_lost: bool) -> tuple[GradientOverlap, list[int]]:
-        """Return the state of reductions during backward, and the order of the gradients. Collective."""
-        call = Call("sync_grads", {"step": "order"}, is_data=True)
-        with self.comm.collective(call):
-            seen = {} if layout.overlap is None else layout.overlap.order
-            data = self.comm.broadcast_bytes(call, json.dumps(list(seen)).encode(), 0)
-        order: list[int] = json.loads(data)
-        group = open_bucket_group(self.comm) if is_lost else self._running[0][1].group
-        # Those without a gradient in the first step come last; in it, all are in the reverse order.
-        rest = [index for index in reversed(range(len(self.parameters))) if index not in set(order)]
-        return GradientOverlap(self.comm, group, self.op, is_ordered=bool(order)), [*order, *rest]
-
-    def _drain(self, layout: GradientLayout, overlap: GradientOverlap, found: CollectedGradients) -> None:
-        """Reduce the gradients of a layout that gets other buckets. Collective over the members."""
-        overlap.finish(found.missing)
-        parameters = layout.parameters()
-        layout.put_back(parameters, found, some_missing=True)
-        for index, parameter in enumerate(parameters if self.op is Op.SUM else ()):
-            if parameter.grad is not None and index not in layout.sparse:
-                parameter.grad.div_(self.comm.size)  # it is summed once more
-
-    def _finish(self, layout: GradientLayout, found: CollectedGradients, *, some_missing: bool) -> None:
-        """Give the parameters their reduced gradients. Collective over the members, if there are others to reduce."""
-        if layout.overlap is not None:
-            layout.overlap.finish(found.missing)
-        layout.put_back(self.parameters, found, some_missing=some_missing)
-        reduce_sparse(self.comm, [self.parameters[index] for index in sorted(layout.sparse)], self.op)
-
-    def _raise_missing(self, call: Call, layout: GradientLayout, missing: Sequence[int]) -> NoReturn:
+    def _raise_missing(self) -> NoReturn:
         """Raise, on all ranks, which gradients are missing on which ranks."""
-        call.begin_data()
-        own = bytes(index in set(missing) for index in range(len(self.parameters)))
-        found = self.comm.all_gather_bytes(call, own)
-        call.agreement_failed = True  # all members raise the same
+        self.call.begin_data()
+        found = self.comm.all_gather_bytes(self.call, bytes(self._kinds))
+        self.call.agreement_failed = True  # all members raise the same
         texts = []
-        for index, name in enumerate(layout.names):
-            ranks = [rank for rank, of_rank in zip(self.comm.ranks, found, strict=True) if of_rank[index]]
+        for name, of_ranks in zip(self.names, zip(*found, strict=True), strict=True):
+            ranks = [rank for rank, kind in zip(self.comm.ranks, of_ranks, strict=True) if kind == _MISSING]
             if ranks:
                 texts.append(f"{name} on {ranks_text(ranks)}")
         more = f", and of {len(texts) - _MOST_NAMES} more" if len(texts) > _MOST_NAMES else ""
@@ -252,5 +152,72 @@ class GradientSync:
         )
 
 
-def _do_nothing() -> None:
-    """Finish a synchronization without parameters."""
+def _gradient_type(parameter: torch.Tensor) -> torch.dtype:
+    """Return the dtype of the gradient that a parameter would get."""
+    # Leaf tensors have this attribute since torch 2.10; None allows every dtype.
+    return (getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None) or parameter.dtype
+
+
+def _combined(messages: Sequence[bytes]) -> bytes:
+    """Combine the kinds of the gradients of all ranks with OR; no message stands for dense gradients alone."""
+    others = [message for message in messages if message]
+    if not others:
+        return b""
+    # As long integers, the bytes of all parameters are combined by one operation for each rank.
+    length = len(others[0])
+    kinds = [int.from_bytes(message or bytes([_DENSE]) * length, "little") for message in messages]
+    return functools.reduce(operator.or_, kinds).to_bytes(length, "little")
+
+
+def reduce_sparse(comm: Comm, parameters: Sequence[torch.Tensor], op: Op) -> None:
+    """Replace gradients that are sparse on some rank by their reductions, sparse unless a rank has a dense one.
+
+    Collective over the members, if there are parameters.
+    """
+    if not parameters:
+        return
+    with comm.collective(Call("sync_grads", {"step": "sparse gradients"})):
+        parts = [_parts(parameter.grad) for parameter in parameters]
+    gathered = all_gather(parts, group=Group(comm))
+    # From here on no other rank waits for this one, so that allocations may fail on this rank alone.
+    for parameter, of_ranks in zip(parameters, zip(*gathered, strict=True), strict=True):
+        grads = [_from_parts(parts, parameter) for parts in of_ranks if parts is not None]
+        if not grads:
+            continue
+        dtype = grads[0].dtype
+        total = _sum([grad.to(plan(dtype, Op.MEAN).wire_dtype) for grad in grads])
+        result = (total / (comm.size if op.is_mean else 1)).to(dtype)
+        own = parameter.grad
+        if result.layout is torch.strided and own is not None and own.layout is torch.strided and not is_expanded(own):
+            overwrite(own, result)
+        else:
+            parameter.grad = result if result.layout is torch.strided else result.coalesce()
+
+
+def _parts(grad: torch.Tensor | None) -> tuple[torch.Tensor, ...] | None:
+    """Return the tensors of a gradient: indices and values of a sparse one, otherwise the gradient itself."""
+    if grad is None:
+        return None
+    if grad.layout is torch.strided:
+        return (dense(grad),)
+    coalesced = (grad if grad.layout is torch.sparse_coo else grad.to_sparse()).detach().coalesce()
+    return coalesced.indices(), coalesced.values()
+
+
+def _from_parts(parts: tuple[torch.Tensor, ...], parameter: torch.Tensor) -> torch.Tensor:
+    on_device = [part.to(parameter.device) for part in parts]
+    return on_device[0] if len(on_device) == 1 else _sparse(on_device[0], on_device[1], parameter.shape)
+
+
+def _sum(grads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of gradients in the order of ranks, so that all ranks get the same bits."""
+    if any(grad.layout is torch.strided for grad in grads) or len({grad.sparse_dim() for grad in grads}) > 1:
+        return functools.reduce(operator.add, (grad.to_dense() for grad in grads))
+    indices = torch.cat([grad.indices() for grad in grads], dim=1)
+    values = torch.cat([grad.values() for grad in grads])
+    return _sparse(indices, values, grads[0].shape)
+
+
+def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    # The device is named, or it would be torch's default one.
+    return torch.sparse_coo_tensor(indices, values, shape, device=values.device, check_invariants=False).coalesce()

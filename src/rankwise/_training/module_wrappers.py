@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -103,6 +105,46 @@ def wrap_ddp(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:  # noqa
     if comm.size == 1:
         return module
     return DistributedDataParallel(module, **{"device_ids": _device_ids(devices), **kwargs})
+
+
+@contextmanager
+def no_sync(module: torch.nn.Module) -> Iterator[None]:
+    """Accumulate gradients in a block, without their reduction in backward(), of a module of DDP or FSDP.
+
+    Local. For all but the last backward() of a step. For a module without a wrapper, as `wrap_ddp` returns it in a
+    world of one, it has no effect.
+
+    Args:
+        module: A module, wrapped or not, compiled or not.
+
+    Raises:
+        InvalidArgumentError: `module` is not a module.
+
+    Example:
+        >>> import torch
+        >>> model = wrap_ddp(torch.nn.Linear(2, 1))
+        >>> with no_sync(model):
+        ...     model(torch.ones(3, 2)).sum().backward()
+        >>> model(torch.ones(3, 2)).sum().backward()
+        >>> next(model.parameters()).grad
+        tensor([[6., 6.]])
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidArgumentError(f"no_sync takes a module, got {describe(module)}")
+    wrapped: Any = uncompiled(module)
+    kind = wrapper_of(module)
+    if kind == "FSDPModule":
+        parts = [part for part in wrapped.modules() if hasattr(part, "set_requires_gradient_sync")]
+        for part in parts:
+            part.set_requires_gradient_sync(False, recurse=False)
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.set_requires_gradient_sync(True, recurse=False)
+    else:
+        with wrapped.no_sync() if kind and hasattr(wrapped, "no_sync") else nullcontext():
+            yield
 
 
 def _device_ids(devices: set[torch.device]) -> list[torch.device] | None:

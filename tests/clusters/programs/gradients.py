@@ -25,7 +25,7 @@ class Net(torch.nn.Module):
         return result
 
 
-def trained(*, is_whole: bool, overlap: bool) -> Net:
+def trained(*, is_whole: bool) -> Net:
     """Return a model after some steps, with the whole of each batch or with the part of this rank."""
     torch.manual_seed(3)
     model = Net()
@@ -34,7 +34,7 @@ def trained(*, is_whole: bool, overlap: bool) -> Net:
         model.zero_grad()
         model(x if is_whole else x[rw.get_rank() :: rw.get_world_size()]).pow(2).mean().backward()
         if not is_whole:
-            rw.sync_grads(model, overlap=overlap, bucket_mb=0.1)
+            rw.sync_grads(model)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
@@ -42,8 +42,8 @@ def trained(*, is_whole: bool, overlap: bool) -> Net:
     return model
 
 
-def check_training(*, overlap: bool) -> None:
-    whole, own = trained(is_whole=True, overlap=overlap), trained(is_whole=False, overlap=overlap)
+def check_training() -> None:
+    whole, own = trained(is_whole=True), trained(is_whole=False)
     for (name, expected), found in zip(whole.named_parameters(), own.parameters(), strict=True):
         torch.testing.assert_close(found, expected, msg=name)
     assert own.unused.grad is None
@@ -74,8 +74,7 @@ def check_large_tensors() -> None:
 def main() -> None:
     torch.set_num_threads(1)
     with rw.init(timeout=100):
-        for overlap in (False, True):
-            check_training(overlap=overlap)
+        check_training()
         check_missing()
         check_large_tensors()
         print("done", flush=True)

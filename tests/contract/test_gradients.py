@@ -1,13 +1,14 @@
-"""Gradients in buckets: training as one process would train on the whole batch, whatever the program does to them."""
+"""sync_grads: training as one process would train on the whole batch, whatever the program does to its gradients."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import gc
-import io
+import itertools
 import pickle
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._training.gradient_layout import layout_of
 from tests.contract.without_frames import without_frames
 
 pytestmark = [
@@ -26,7 +26,6 @@ pytestmark = [
 
 BATCH = 12
 STEPS = 4
-# The second one has no hook, and shares its bucket; the first and third have hooks.
 WIDTH = 160
 
 
@@ -122,31 +121,18 @@ def compare(
     return models[1]
 
 
-@pytest.mark.parametrize("bucket_mb", [25, 0.05, 1e-6])
-def test_training_is_that_of_one_process(comm: Any, bucket_mb: float) -> None:
-    model = compare(comm, bucket_mb=bucket_mb)
-    layout = layout_of(next(model.parameters()))
-    if layout is None:
-        assert model.last.bias.device.type == "xla", "reduced as copies"
-        return
-    assert len(layout.buckets) == {25: 1, 0.05: 2}.get(bucket_mb, len(list(model.parameters())))
+def test_training_is_that_of_one_process(comm: Any) -> None:
+    compare(comm)
 
 
-def test_gradients_are_views_of_persistent_buckets(comm: Any) -> None:
-    model = filled(Net())
-    addresses = set()
-    for x in batches():
-        model.zero_grad()
-        loss(model, x[comm.rank :: comm.size]).backward()
-        rw.sync_grads(model)
-        grads = [parameter.grad for parameter in model.parameters()]
-        addresses.add(tuple(grad.data_ptr() for grad in grads if grad is not None))
-        assert len({grad.untyped_storage().data_ptr() for grad in grads if grad is not None}) == 1
-    assert len(addresses) == 1
-    model.zero_grad()
-    loss(model, batches()[0]).backward()
-    assert model.wide.weight.grad is not None
-    assert model.wide.weight.grad.data_ptr() in addresses.pop(), "a large gradient is moved in backward"
+def test_sums_of_parts_of_the_loss(comm: Any) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
+        optimizer.zero_grad()
+        (loss(model, x) / (comm.size if len(x) < BATCH else 1)).backward()
+        sync()
+        optimizer.step()
+
+    compare(comm, step, op="sum")
 
 
 @pytest.mark.slow
@@ -325,31 +311,6 @@ def test_other_memory_formats(comm: Any) -> None:
         )
 
 
-def test_only_some_of_the_parameters_in_buckets(comm: Any) -> None:
-    """They keep their places, and the other calls too."""
-
-    def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
-        optimizer.zero_grad()
-        loss(model, x).backward()
-        sync()
-        layout = layout_of(model.first.weight)
-        if layout is None:  # of the one process
-            optimizer.step()
-            return
-        rw.sync_grads(model.last, bucket_mb=1)
-        assert layout_of(model.last.weight) is layout
-        optimizer.step()
-
-    model = compare(comm, step)
-    head = list(model.last.parameters())
-    rw.release_grads(model)
-    loss(model, batches()[0]).backward()
-    rw.sync_grads(head)
-    narrow = layout_of(head[0])
-    rw.sync_grads(model)
-    assert layout_of(head[0]) is not narrow, "a call with these parameters and others takes them over"
-
-
 def test_several_models_and_groups(comm: Any) -> None:
     """A generator and a discriminator; and gradients averaged within groups, and then across."""
     models = [filled(Net()) for _ in range(2)]
@@ -360,68 +321,21 @@ def test_several_models_and_groups(comm: Any) -> None:
                 loss(model, x[comm.rank :: comm.size]).backward()
                 if comm.rank == 0:
                     rw.sync_grads(model, group=alone)
-            layouts = [layout_of(model.last.bias) for model in models]
             for model in models:
-                rw.sync_grads(model)
+                rw.sync_grads(model.last)
+                rw.sync_grads([parameter for parameter in model.parameters() if parameter.numel() > 2 * WIDTH])
             grads = rw.all_gather([model.last.bias.grad for model in models])
             assert all(torch.equal(own, other) for state in grads for own, other in zip(grads[0], state, strict=True))
-    assert layouts[0] is not None or comm.rank
-    assert layouts[0] is not layouts[1] or comm.rank
 
 
-def test_copies_and_pickles_have_no_buckets(comm: Any) -> None:
+def test_a_copy_on_one_rank(comm: Any) -> None:
     model = filled(Net())
-    loss(model, batches()[0]).backward()
-    rw.sync_grads(model)
-    plain = io.BytesIO()
-    torch.save(filled(Net()), plain)
-    saved = io.BytesIO()
-    torch.save(model, saved)
-    assert len(saved.getvalue()) == len(plain.getvalue())
-    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    for other in copies:
-        assert all(layout_of(parameter) is None for parameter in other.parameters())
-        before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-        loss(other, batches()[1][comm.rank :: comm.size]).backward()
-        rw.sync_grads(other)
-        assert all(torch.equal(one, parameter.grad) for one, parameter in zip(before, model.parameters(), strict=True))
-    if comm.size > 1:  # a rank whose model is a copy, which has no buckets yet
-        used = copy.deepcopy(model) if comm.rank == 0 else model
+    for x in batches()[:2]:
+        used = {0: copy.deepcopy(model), 1: pickle.loads(pickle.dumps(model))}.get(comm.rank, model)
         used.zero_grad()
-        loss(used, batches()[1]).backward()
+        loss(used, x[comm.rank :: comm.size]).backward()
         rw.sync_grads(used)
-
-
-def test_released_gradients_have_memory_of_their_own(comm: Any) -> None:
-    model = filled(Net())
-    loss(model, batches()[0]).backward()
-    rw.sync_grads(model)
-    before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    if comm.rank == 0:
-        rw.release_grads(model)
-        for parameter, grad in zip(model.parameters(), before, strict=True):
-            assert parameter.grad is not None
-            assert torch.equal(parameter.grad, grad)
-            assert parameter.grad.untyped_storage().nbytes() == grad.nbytes
-            assert layout_of(parameter) is None
-            assert not parameter._post_accumulate_grad_hooks
-    rw.sync_grads(model)
-    for parameter, grad in zip(model.parameters(), before, strict=True):
-        torch.testing.assert_close(parameter.grad, grad)
-    with pytest.raises(rw.InvalidArgumentError, match="takes a module or a list"):
-        rw.release_grads(torch.ones(1))
-
-
-def test_buckets_are_released_with_the_parameters(comm: Any) -> None:
-    model = filled(Net())
-    loss(model, batches()[0]).backward()
-    rw.sync_grads(model)
-    layout = layout_of(model.last.bias)
-    assert layout is not None
-    found = [layout.buckets[0]]
-    del layout, model
-    gc.collect()
-    assert len([one for one in gc.get_referrers(found[0]) if one is not found]) == 0
+        rw.assert_synced([parameter.grad for parameter in used.parameters()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
@@ -538,24 +452,135 @@ def test_gradients_that_are_part_of_a_graph(comm: Any) -> None:
         assert weight.grad is grad, "it stays"
         (second,) = torch.autograd.grad(grad.sum(), weight)
         torch.testing.assert_close(second, torch.full((40_000,), 12.0))
+    weight.grad = torch.ones(40_000, requires_grad=True)
+    rw.sync_grads([weight])
+    assert weight.grad.requires_grad
     weight.grad = None
 
 
-def test_hooks_of_the_program_run_before(comm: Any) -> None:
-    """As those that make the step of an optimizer in backward, and set the gradient to None."""
-    weight: Any = torch.nn.Parameter(torch.zeros(40_000))
-    seen = []
+@pytest.mark.parametrize("keep", ["the tensors", "detached", "views", "data"])
+def test_gradients_that_are_kept(comm: Any, keep: str) -> None:
+    """As by PCGrad, GradNorm and deferred logging: those of each task, and their mean by reference."""
+    kept: list[list[torch.Tensor]] = []
+    model = filled(Net())
+    means: dict[str, torch.Tensor] = {}
+    for task in (1.0, 10.0, 100.0):
+        model.zero_grad()
+        loss(model, torch.full((comm.size, 4), task)[comm.rank :: comm.size]).mul(task * (comm.rank + 1)).backward()
+        own: list[Any] = [parameter.grad for parameter in model.parameters()]
+        rw.sync_grads(model)
+        form: Callable[[Any], torch.Tensor] = {
+            "the tensors": lambda grad: grad,
+            "detached": torch.Tensor.detach,
+            "views": lambda grad: grad.view(-1)[1:],
+            "data": lambda grad: grad.data,
+        }[keep]
+        kept.append([form(parameter.grad) for parameter in model.parameters()])
+        assert all(parameter.grad is grad for parameter, grad in zip(model.parameters(), own, strict=True))
+        for name, parameter in model.named_parameters():
+            means[name] = means[name].lerp(parameter.grad, 0.5) if name in means else parameter.grad
+    wanted: dict[str, torch.Tensor] = {}
+    for task, grads in zip((1.0, 10.0, 100.0), kept, strict=True):
+        expected = filled(Net())
+        loss(expected, torch.full((1, 4), task)).mul(task * (comm.size + 1) / 2).backward()
+        for grad, (name, parameter) in zip(grads, expected.named_parameters(), strict=True):
+            torch.testing.assert_close(grad, form(parameter.grad), rtol=1e-3, atol=1e-4)
+            wanted[name] = wanted[name].lerp(parameter.grad, 0.5) if name in wanted else parameter.grad
+    for name, mean in means.items():
+        torch.testing.assert_close(mean, wanted[name], rtol=1e-3, atol=1e-4)
 
-    def step(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        seen.append(parameter.grad[0].item())
 
-    weight.register_post_accumulate_grad_hook(step)
-    for number in range(3):
-        weight.grad = None
-        (weight * (1.0 + number)).sum().backward()
-        rw.sync_grads([weight])
-    assert seen == [1.0, 2.0, 3.0]
+def test_idioms_of_programs_that_set_gradients_to_zero(comm: Any) -> None:
+    """As guided-diffusion and others do; and gradients that replace themselves without their graph."""
+    weights: list[Any] = [torch.nn.Parameter(torch.zeros(size)) for size in (3, 40_000)]
+    for number in range(4):
+        for weight in weights:
+            if weight.grad is not None and number % 2:
+                weight.grad.detach_()
+                weight.grad.zero_()
+            elif weight.grad is not None:
+                weight.grad = weight.grad.detach()
+                weight.grad.zero_()
+            (weight * (comm.rank + 1.0)).sum().backward()
+        rw.sync_grads(weights)
+        for weight in weights:
+            torch.testing.assert_close(weight.grad, torch.full_like(weight, (comm.size + 1) / 2).detach())
+
+
+def test_other_forms_of_gradients_stay_where_they_are(comm: Any) -> None:
+    flat = torch.zeros(40, 1000)
+    forms: list[tuple[Any, torch.Tensor]] = [
+        (torch.zeros(1000, 40), flat.t()),
+        (torch.zeros(40, 500), torch.zeros(40, 1000)[:, ::2]),
+        (torch.zeros(3), torch.zeros(10)[4:7]),
+        (torch.zeros(2, 3, dtype=torch.complex64), torch.zeros(3, 2, dtype=torch.complex64).t().conj()),
+        (torch.zeros(()), torch.zeros(())),
+        (torch.zeros(0, 3), torch.zeros(0, 3)),
+    ]
+    weights = [torch.nn.Parameter(values) for values, _ in forms]
+    for weight, (_, grad) in zip(weights, forms, strict=True):
+        weight.grad = grad.fill_(comm.rank + 1)
+    rw.sync_grads(weights)
+    for weight, (_, grad) in zip(weights, forms, strict=True):
+        assert weight.grad is grad
+        assert (grad == (comm.size + 1) / 2).all()
+    assert (flat == (comm.size + 1) / 2).all()
+
+
+def test_gradients_with_memory_in_common(comm: Any) -> None:
+    flat = torch.full((10,), comm.rank + 1.0)
+    weights = [torch.nn.Parameter(torch.zeros(6)) for _ in range(2)]
+    weights[0].grad, weights[1].grad = flat[:6], flat[:6]
+    rw.sync_grads(weights)
+    assert flat.tolist() == [(comm.size + 1) / 2] * 6 + [comm.rank + 1.0] * 4, "the same memory is reduced once"
+    weights[1].grad = flat[4:]
+    with pytest.raises(rw.PayloadTypeError, match="parameter 0 and parameter 1 have a part of their memory in common"):
+        rw.sync_grads(weights)
+    if comm.size > 1:
+        weights[1].grad = flat[:6] if comm.rank == 1 else flat[:6].clone()
+        with pytest.raises(rw.MismatchError, match=r"parameter 1 is .* in the memory of parameter 0 on rank 1"):
+            rw.sync_grads(weights)
+    assert flat.tolist() == [(comm.size + 1) / 2] * 6 + [comm.rank + 1.0] * 4
+
+
+SIZES = (2, 700, 30_000)
+
+
+@pytest.mark.soak(20)
+def test_no_memory_that_was_not_written_gets_into_gradients(comm: Any, seed: int) -> None:
+    """With every pattern of gradients that are missing, dense and sparse on the ranks, and new memory full of NaN."""
+    draw = random.Random(seed)  # noqa: S311 - the same on all ranks
+    patterns = list(itertools.product(("dense", "missing", "sparse"), repeat=comm.size))
+    draw.shuffle(patterns)
+    with poisoned_memory():
+        for first in range(0, len(patterns), 9):
+            group = patterns[first : first + 9]
+            weights: list[Any] = [torch.nn.Parameter(torch.zeros(draw.choice(SIZES))) for _ in group]
+            dtypes = [draw.choice((torch.float32, torch.bfloat16)) for _ in group]
+            for index, (weight, pattern) in enumerate(zip(weights, group, strict=True)):
+                weight.data = weight.data.to(dtypes[index])
+                kind = pattern[comm.rank]
+                grad = torch.full_like(weight, comm.rank + 1.0).detach()
+                weight.grad = {"dense": grad, "missing": None, "sparse": grad.to_sparse()}[kind]
+            rw.sync_grads(weights, op="sum")
+            for weight, pattern in zip(weights, group, strict=True):
+                total = sum(rank + 1 for rank, kind in enumerate(pattern) if kind != "missing")
+                if not total:
+                    assert weight.grad is None
+                    continue
+                assert weight.grad.is_sparse is ("dense" not in pattern)
+                assert (weight.grad.to_dense() == total).all(), pattern
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fill new memory of torch with NaN in a block."""
+    torch.use_deterministic_algorithms(True)  # which fills it, unless told not to
+    assert torch.empty(100).isnan().all()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_groups_without_frames(comm: Any) -> None:
@@ -582,8 +607,6 @@ def test_groups_without_frames(comm: Any) -> None:
     [
         ("op", "max", "'mean' or 'sum'"),
         ("op", "average", "op='average' is none of"),
-        ("bucket_mb", 0, "bucket_mb=0 is not a number of MiB above 0"),
-        ("bucket_mb", True, "bucket_mb=True"),
         ("missing", "raise", "missing='raise' is neither 'zeros' nor 'error'"),
     ],
 )
