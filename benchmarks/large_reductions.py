@@ -20,10 +20,6 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._collectives.groups import comm_of
-from rankwise._collectives.tensor_sharing import shared_tensor
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.reduce_ops import Op
 
 ROUNDS = 9
 # The bytes that a round reduces, at most in so many calls.
@@ -46,23 +42,11 @@ def seconds(call: Callable[[], object], calls: int) -> float:
 def kinds(numel: int) -> Mapping[str, Callable[[], object]]:
     """Collective. Return what is compared, on tensors of zeros: their sums stay small."""
     x, y, pieces = torch.zeros(numel), torch.zeros(numel), torch.zeros(numel).chunk(rw.get_world_size())
-    comm = comm_of(None)
-    shared = shared_tensor(comm, torch.float32, numel)
-
-    def reduce_shared() -> None:
-        call = Call("reduce a shared tensor")
-        with comm.collective(call):
-            if shared is not None:
-                run = shared.reduce(Op.SUM)
-                comm.verify(call)
-                run()
-
     part, parts = torch.zeros_like(pieces[0]), [torch.zeros_like(pieces[0]) for _ in pieces]
     return {
         "gloo": lambda: dist.all_reduce(x),
         "all_reduce_": lambda: rw.all_reduce_(x),
         "all_reduce": lambda: rw.all_reduce(x),
-        "shared tensor": reduce_shared,
         "copy": lambda: y.copy_(x),
         "gloo's reduce_scatter": lambda: dist.reduce_scatter(part, list(pieces)),
         "reduce_scatter": lambda: rw.reduce_scatter(pieces),
@@ -94,9 +78,9 @@ def main() -> None:
     parser.add_argument("--save", type=Path, metavar="FOLDER")
     folder = parser.parse_args().save
     found = {ranks: rw.launch(measure, nproc=ranks)[0] for ranks in (2, 4)}
-    ours = ("all_reduce_", "all_reduce", "shared tensor", "copy")
+    ours = ("all_reduce_", "all_reduce", "copy")
     print(f"| ranks | bytes | gloo | {' | '.join(ours)} | copy, GB/s | reduce_scatter | all_gather_cat |")
-    print("| --- " * 10 + "|")
+    print("| --- " * 9 + "|")
     for ranks, rows in found.items():
         for row in rows:
             ratios = [row[name] / row["gloo"] for name in ours]

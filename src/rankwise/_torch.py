@@ -7,9 +7,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
-
-_KIND = attrgetter("layout", "dtype", "requires_grad", "_base", "nbytes")
 
 
 @contextmanager
@@ -212,33 +209,6 @@ def transformation_test() -> Callable[[torch.Tensor], bool]:
     import torch  # noqa: PLC0415 - only callers that have torch come here
 
     return torch._C._functorch.is_functorch_wrapped_tensor
-
-
-def is_view(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a view of another one that torch knows of.
-
-    Checked on 2.13.
-    """
-    return tensor._is_view()
-
-
-def kinds_of(tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]] | None:
-    """Return, of each of some tensors, what `plain_kind` returns of a plain one; None if one is None or sparse.
-
-    Checked on 2.13: `_base` is None for tensors that `is_view` is False for. For many small tensors this takes half the
-    time of a look at each attribute.
-    """
-    try:
-        return list(map(_KIND, tensors))
-    except (AttributeError, RuntimeError):  # of None, and of a sparse tensor
-        return None
-
-
-def plain_kind(dtype: torch.dtype, nbytes: int) -> tuple[object, ...]:
-    """Return what `kinds_of` has for a dense tensor that is not a view and has no gradient."""
-    import torch  # noqa: PLC0415 - only callers that have torch come here
-
-    return torch.strided, dtype, False, None, nbytes
 
 
 def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:

@@ -13,10 +13,7 @@ import torch
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._collectives.tensor_sharing import shared_tensor
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
-from rankwise._comm.data.shared_tensor import SharedTensor
 from rankwise._comm.data.staging import Staging
 from rankwise._comm.reduce_ops import Op, fold, plan
 from tests.lanes import variants
@@ -137,11 +134,6 @@ def test_the_memory_of_a_group_is_freed_with_it(plane: SharedMemoryPlane, sessio
             rw.all_reduce_(torch.ones(4_000_000), group=group)
             assert blocks() > before + 1000
         assert blocks() < before + 200
-    shared = shared_tensor(comm_of(None), torch.float32, 1_000_000)
-    assert shared is not None
-    assert blocks() > before + 1000
-    del shared
-    assert blocks() < before + 200
 
 
 def test_a_rank_without_memory_is_an_error_on_all(
@@ -157,9 +149,7 @@ def test_a_rank_without_memory_is_an_error_on_all(
             with pytest.raises(rw.CollectiveError if session.rank == 1 else rw.RemoteRankError, match="no memory here"):
                 rw.all_reduce(torch.ones(100_000), group=group)
             assert rw.all_reduce(1, group=group) == session.world_size
-            assert shared_tensor(comm_of(group), torch.float32, 1_000) is None
         assert (rw.all_reduce(torch.ones(100_000), group=group) == session.world_size).all()
-        assert shared_tensor(comm_of(group), torch.float32, 1_000) is not None
 
 
 def test_after_a_call_that_differs_the_next_one_works(plane: SharedMemoryPlane, session: rw.Session) -> None:
@@ -183,57 +173,6 @@ def test_rows_of_another_step_are_noticed(plane: SharedMemoryPlane, session: rw.
         rw.all_reduce(torch.ones(5_000), group=group)
     with pytest.raises(rw.CollectiveError):
         rw.all_reduce(1, group=group)
-
-
-def reduce_shared(shared: SharedTensor, op: Op, *ends: int) -> None:
-    call = Call("reduce a shared tensor")
-    comm = comm_of(None)
-    with comm.collective(call):
-        run = shared.reduce(op, *ends)
-        comm.verify(call)
-        run()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
-def test_a_shared_tensor_is_reduced_where_it_is(
-    plane: SharedMemoryPlane, session: rw.Session, dtype: torch.dtype
-) -> None:
-    comm, size = comm_of(None), session.world_size
-    tensors = values(900_001, dtype, size)
-    shared = shared_tensor(comm, dtype, 900_001)
-    assert shared is not None
-    assert not shared.tensor.any()
-    for op in (Op.SUM, Op.MAX, *([Op.MEAN] if dtype.is_floating_point else [])):
-        shared.tensor.copy_(tensors[session.rank])
-        reduce_shared(shared, op)
-        if op.is_mean:
-            wanted = torch.stack(tensors).float().mean(0).to(dtype)
-            assert torch.allclose(shared.tensor, wanted, rtol=1e-6 if dtype is torch.float32 else 0.01)
-        else:
-            assert torch.equal(shared.tensor, fold(tensors, op, out=torch.empty_like(tensors[0])))
-    shared.tensor.fill_(1)
-    reduce_shared(shared, Op.SUM, 10, 500)
-    assert (shared.tensor[10:500] == size).all()
-    assert shared.tensor.sum(dtype=torch.float64) == 900_001 + 490 * (size - 1)
-
-
-def test_a_shared_tensor_of_other_sizes_is_an_error(plane: SharedMemoryPlane, session: rw.Session) -> None:
-    with pytest.raises(rw.MismatchError, match="numel"):
-        shared_tensor(comm_of(None), torch.float32, 10 + session.rank)
-    assert shared_tensor(comm_of(None), torch.float32, 0) is None
-    shared = shared_tensor(comm_of(None), torch.int32, 10)
-    assert shared is not None
-    with pytest.raises(rw.PayloadTypeError, match="another dtype"):
-        shared.reduce(Op.MEAN)
-
-
-def test_views_of_a_shared_tensor_keep_its_memory(plane: SharedMemoryPlane, session: rw.Session) -> None:
-    shared = shared_tensor(comm_of(None), torch.float32, 100_000)
-    assert shared is not None
-    view = shared.tensor[50_000:].fill_(session.rank)
-    del shared
-    rw.barrier()
-    assert (view == session.rank).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex128])

@@ -13,9 +13,6 @@ import torch
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._collectives.tensor_sharing import shared_tensor
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.reduce_ops import Op
 
 victim, seconds, seed = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
@@ -36,25 +33,18 @@ def call() -> None:
         works = [rw.all_reduce_(torch.ones(length), async_op=True) for _ in range(draw.randrange(1, 4))]
         assert all((work.wait() == comm.size).all() for work in works)
     elif kind == 4:
-        step(overlap=draw.random() < 0.5)
+        tensors = [torch.ones(length // 7 + number) for number in range(9)]
+        assert all((one == comm.size).all() for one in rw.all_reduce_(tensors))
     else:
-        shared = shared_tensor(comm, torch.float32, length)
-        assert shared is not None
-        shared.tensor.fill_(1)
-        request = Call("reduce a shared tensor")
-        with comm.collective(request):
-            reduce = shared.reduce(Op.SUM)
-            comm.verify(request)
-            reduce()
-        assert (shared.tensor == comm.size).all()
+        step()
 
 
-def step(*, overlap: bool) -> None:
-    """Average gradients; where buckets are reduced in `backward()`, by calls that do not block."""
+def step() -> None:
+    """Average gradients."""
     for parameter in parameters:
         parameter.grad = None
     torch.stack([parameter.sum() for parameter in parameters]).sum().backward()
-    rw.sync_grads(parameters, overlap=overlap, bucket_mb=1)
+    rw.sync_grads(parameters)
     assert all(parameter.grad is not None and bool((parameter.grad == 1).all()) for parameter in parameters)
 
 

@@ -22,9 +22,8 @@ from rankwise._net.polling import SharedEventLoop
 from rankwise.errors import CollectiveError
 
 _SPIN_SECONDS: Final = 0.0001
-# The number of entries of the directory, in use or free again; and the end of the memory of tensors given out so far.
+# The number of entries of the directory, in use or free again.
 _COUNT_WORD: Final = 0
-_TENSORS_WORD: Final = 1
 # The names of the sockets on which the ranks listen for connections, which carry data.
 _NAMES_OFFSET: Final = 1 << 17
 _NAME_BYTES: Final = 128
@@ -34,12 +33,10 @@ _FREE: Final = 0
 _GROUPS_OFFSET: Final = 1 << 20
 _MAX_GROUPS: Final = 1 << 16
 _DIRECTORY_BYTES: Final = _GROUPS_OFFSET + 8 * _GROUP_WORDS * _MAX_GROUPS
-# Behind the windows: for each group, memory through which tensors pass; then memory in which tensors live, given out
-# once. The bodies of frames that do not fit into windows follow (see `window_overflow`).
+# Behind the windows: for each group, memory through which tensors pass. The bodies of frames that do not fit into
+# windows follow (see `window_overflow`).
 _STAGING_OFFSET: Final = 1 << 42
 MAX_STAGING_BYTES: Final = 1 << 27
-_TENSORS_OFFSET: Final = 1 << 51
-_TENSORS_END: Final = 1 << 52
 
 
 class HostPage:
@@ -136,30 +133,7 @@ class HostPage:
         Raises:
             OSError: There is no address space.
         """
-        return SharedRange(self._memory.descriptor, _staging_offset(window.number), nbytes, own=range(0))
-
-    def reserve_tensors(self, nbytes: int) -> int:
-        """Return the offset of memory for tensors, for one rank to map and send to the others.
-
-        Raises:
-            OSError: So much memory was given out that no offset is left.
-        """
-        with self._locked():
-            offset = max(self._words[_TENSORS_WORD], _TENSORS_OFFSET)
-            if offset + nbytes > _TENSORS_END:
-                raise OSError("the file of the host's ranks has no room for more tensors")
-            self._words[_TENSORS_WORD] = offset + nbytes
-        return int(offset)
-
-    def map_tensors(self, offset: int, nbytes: int, *, own: range) -> SharedRange:
-        """Map memory for tensors of several ranks, and allocate `own`, the part of this one.
-
-        Raises:
-            OSError: There is no memory, or no address space.
-        """
-        tensors = SharedRange(self._memory.descriptor, offset, nbytes, own=own)
-        tensors.allocate(own.start, len(own))
-        return tensors
+        return SharedRange(self._memory.descriptor, _staging_offset(window.number), nbytes)
 
     def is_dead(self, rank: int) -> bool:
         """Return whether a rank is one of this host, and has ended."""

@@ -10,11 +10,9 @@ from functools import cache
 from typing import Any, Final
 
 _FAILED: Final = ctypes.c_void_p(-1).value
-# The call that frees memory for all processes that have mapped it; Python has it for its own maps alone.
-_REMOVE: Final = getattr(mmap, "MADV_REMOVE", 0)
 
 
-def map_memory(descriptor: int, offset: int, nbytes: int, *, flags: int, freed: range = range(0)) -> Any:  # noqa: ANN401 - a ctypes array
+def map_memory(descriptor: int, offset: int, nbytes: int, *, flags: int) -> Any:  # noqa: ANN401 - a ctypes array
     """Map a part of a file, to read and write; it is unmapped when nothing refers to the returned array.
 
     Args:
@@ -22,8 +20,6 @@ def map_memory(descriptor: int, offset: int, nbytes: int, *, flags: int, freed: 
         offset: The offset in the file, a multiple of the page size.
         nbytes: The length, one or more.
         flags: `mmap.MAP_SHARED` or `mmap.MAP_PRIVATE`.
-        freed: The part whose memory is freed for all processes when it is unmapped, by offset in the map; its ends are
-            multiples of the page size.
 
     Raises:
         OSError: There is no address space.
@@ -34,16 +30,8 @@ def map_memory(descriptor: int, offset: int, nbytes: int, *, flags: int, freed: 
         number = ctypes.get_errno()
         raise OSError(number, f"{nbytes} bytes of memory cannot be mapped: {os.strerror(number)}")
     memory = (ctypes.c_char * nbytes).from_address(address)
-    weakref.finalize(memory, _release, os.getpid(), address, nbytes, freed).atexit = False
+    weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False
     return memory
-
-
-def _release(pid: int, address: int, nbytes: int, freed: range) -> None:
-    """Unmap memory, and free a part of it, unless this is a forked child, whose parent goes on to use it."""
-    libc = _libc()
-    if freed and os.getpid() == pid:
-        libc.madvise(address + freed.start, len(freed), _REMOVE)
-    libc.munmap(address, nbytes)
 
 
 @cache
@@ -59,5 +47,4 @@ def _libc() -> Any:  # noqa: ANN401 - ctypes has no types
         getattr(ctypes, "c_off_t", ctypes.c_long),
     ]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc

@@ -18,15 +18,13 @@ class SharedRange:
         address: The address in this process.
     """
 
-    def __init__(self, descriptor: int, offset: int, nbytes: int, *, own: range) -> None:
+    def __init__(self, descriptor: int, offset: int, nbytes: int) -> None:
         """Map the range, without memory.
 
         Args:
             descriptor: The descriptor of the file.
             offset: The offset in the file, a multiple of the page size.
             nbytes: The length of the range.
-            own: The part of the range whose memory is freed with it, by offset in the range; its ends are multiples of
-                the page size.
 
         Raises:
             OSError: There is no address space.
@@ -34,7 +32,7 @@ class SharedRange:
         self._descriptor = descriptor
         self._offset = offset
         # What the tensors refer to: it may live longer than this object.
-        self._memory = map_memory(descriptor, offset, nbytes, flags=mmap.MAP_SHARED, freed=own)
+        self._memory = map_memory(descriptor, offset, nbytes, flags=mmap.MAP_SHARED)
         self.address = ctypes.addressof(self._memory)
 
     def allocate(self, start: int, nbytes: int) -> None:

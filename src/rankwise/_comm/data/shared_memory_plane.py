@@ -15,7 +15,6 @@ import torch
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.data.flat_range import FlatRange
 from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
-from rankwise._comm.data.shared_tensor import SharedTensor, part_bytes
 from rankwise._comm.data.staged_steps import Gathered, ReducedByAll, ReducedBySlice, Reduction, Scattered, Steps
 from rankwise._comm.data.staging import Staging
 from rankwise._comm.group_link import GroupLink
@@ -62,29 +61,6 @@ class SharedMemoryPlane(DataPlane):
 
     def close(self) -> None:
         self._staging = None
-
-    def reserve_tensors(self, dtype: torch.dtype, numel: int) -> int | None:
-        """Return the offset of memory for a tensor of each member; None if there is none."""
-        page = self._link.shared_page
-        try:
-            return None if page is None else page.page.reserve_tensors(self._size * part_bytes(dtype, numel))
-        except OSError:
-            return None
-
-    def map_tensor(self, offset: int, dtype: torch.dtype, numel: int) -> SharedTensor | None:
-        """Map memory for a tensor of each member; None if there is none."""
-        page = self._link.shared_page
-        step = part_bytes(dtype, numel)
-        own = range(self._group_rank * step, (self._group_rank + 1) * step)
-        try:
-            memory = None if page is None else page.page.map_tensors(offset, self._size * step, own=own)
-        except OSError:
-            return None
-        if memory is None:
-            return None
-        return SharedTensor(
-            memory, dtype, numel, group_rank=self._group_rank, size=self._size, meetings=self._link.meetings
-        )
 
     def reduce_in_place(
         self, tensors: Sequence[torch.Tensor], op: Op, *, divisor: int = 1, is_wide: bool = False
