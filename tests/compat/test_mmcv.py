@@ -162,12 +162,16 @@ def test_gradients_become_their_means(comm: Group, coalesce: bool, bucket_size_m
     rank, size = mmcv.get_dist_info()
     parameters = [nn.Parameter(torch.zeros(3)) for _ in range(4)]
     parameters[2].requires_grad = False
-    parameters[0].grad = torch.full((3,), float(rank))
+    parameters[0].grad = held = torch.full((3,), float(rank))
     if rank == 0:
         parameters[1].grad = torch.ones(3)
     mmcv.allreduce_grads(iter(parameters), coalesce, bucket_size_mb)
+    assert parameters[0].grad is held, "they are written in place, as by the original"
     grads = [None if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]
     assert grads == [[(size - 1) / 2] * 3, [1 / size] * 3, None, None]
+    parameters[0].grad = torch.full((3,), 100.0)
+    mmcv.allreduce_grads(iter(parameters), coalesce, bucket_size_mb)
+    assert held.tolist() == [(size - 1) / 2] * 3, "that of an earlier step stays"
 
 
 @pytest.mark.ranks(2, 4)

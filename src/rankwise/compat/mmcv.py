@@ -260,21 +260,18 @@ def _average(name: str, given: Iterable[torch.Tensor], divisor: int, bucket_byte
             _average_bucket(members, bucket, divisor)
 
 
-def _average_bucket(members: Members, bucket: Sequence[torch.Tensor], divisor: int) -> None:
+def _average_bucket(members: Members, bucket: list[torch.Tensor], divisor: int) -> None:
     """Replace tensors of one type by their sum over all ranks, divided; as one tensor."""
-    flat = bucket[0].data if len(bucket) == 1 else torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
-    is_inexact = flat.is_floating_point() or flat.is_complex()
-    if is_inexact and divisor == members.size:
-        mean = members.all_reduce_(flat, "mean")
-        if len(bucket) == 1:
-            return
-    elif is_inexact and flat.dtype not in _HALVES:
-        mean = members.all_reduce(flat, "sum").div_(divisor)
-    else:
-        mean = members.all_reduce(flat, "mean") * (members.size / divisor)
-        mean = mean if is_inexact else mean.round()
-    for tensor, part in zip(bucket, mean.reshape(-1).split([tensor.numel() for tensor in bucket]), strict=True):
-        overwrite(tensor.data, part.view_as(tensor).to(tensor.dtype))
+    bucket, scale = [tensor.data for tensor in bucket], members.size / divisor  # without the graphs that they are in
+    if not (bucket[0].is_floating_point() or bucket[0].is_complex()):
+        for tensor, mean in zip(bucket, members.all_reduce(bucket, "mean"), strict=True):
+            overwrite(tensor, (mean * scale).round().to(tensor.dtype))
+        return
+    is_mean = divisor == members.size or bucket[0].dtype in _HALVES
+    members.all_reduce_(bucket, "mean" if is_mean else "sum")
+    if divisor != members.size:
+        for tensor in bucket:
+            overwrite(tensor, tensor * scale if is_mean else tensor / divisor)
 
 
 def _check(tensor: torch.Tensor) -> None:

@@ -160,8 +160,8 @@ class Members:
         """Return the reduction of the values of all members, as `rankwise.all_reduce` does."""
         return self._nested(lambda: all_reduce(value, op, group=self._group))
 
-    def all_reduce_(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """Reduce a tensor in place, and return it, as `rankwise.all_reduce_` does."""
+    def all_reduce_(self, tensor: T, op: str = "sum") -> T:
+        """Reduce tensors in place, and return them, as `rankwise.all_reduce_` does."""
         return self._nested(lambda: all_reduce_(tensor, op, group=self._group))
 
     def all_gather(self, value: T) -> list[T]:
