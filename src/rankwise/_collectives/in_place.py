@@ -7,28 +7,35 @@ host part by part; elsewhere they are copied into one flat tensor, and back.
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
+import operator
 import pickle
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
-from rankwise._collectives.memory_places import repeated
+from rankwise._collectives.memory_places import are_disjoint, repeated
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import is_expanded, overwrite, same_memory
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion, Prepared
 from rankwise._comm.control.verdict import Combine
-from rankwise._comm.dense_tensors import dense_each
+from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import HALVES, Op, ReductionRecipe, fold, plan
 from rankwise._torch import copy_each
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
 
 _PLACE: Final = attrgetter("dtype", "device")
+_NBYTES: Final = attrgetter("nbytes")
+
+Place: TypeAlias = tuple[torch.dtype, torch.device]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,18 +45,16 @@ class _Group:
     Attributes:
         recipe: How they are reduced.
         tensors: The tensors, contiguous.
+        nbytes: The length of each.
         move: Reduces them, or a copy of them.
         finish: Gives them the results of that.
     """
 
     recipe: ReductionRecipe
-    tensors: list[torch.Tensor]
+    tensors: Sequence[torch.Tensor]
+    nbytes: Sequence[int]
     move: Prepared[None] = lambda: None
     finish: Completion[None] = lambda: None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class InPlaceReduction:
@@ -59,13 +64,19 @@ class InPlaceReduction:
     after that, some tensors may be reduced and others not.
 
     Attributes:
-        text: A description of the tensors, as `described` returns it.
         same: The names of tensors that have the memory of others, and the names of these. It has to be the same on all
             members, as the descriptions of the tensors have.
     """
 
     def __init__(
-        self, comm: Comm, tensors: Sequence[torch.Tensor], op: Op, *, name: Callable[[int], str], is_wide: bool = False
+        self,
+        comm: Comm,
+        tensors: Sequence[torch.Tensor],
+        op: Op,
+        *,
+        place: Place | None,
+        name: Callable[[int], str],
+        is_wide: bool = False,
     ) -> None:
         """Check tensors, and allocate what their reduction needs.
 
@@ -73,6 +84,7 @@ class InPlaceReduction:
             comm: The group.
             tensors: The tensors. One that has the same memory as another is reduced once.
             op: The reduction; the dtype of its results is that of the tensors.
+            place: Their `common_place`.
             name: Returns the name of a tensor for error messages, given its index.
             is_wide: Half-precision floats are summed in float32; their means always are.
 
@@ -81,22 +93,19 @@ class InPlaceReduction:
         """
         self._comm, self._op = comm, op
         self._divisor = comm.size if op.is_mean else 1
-        targets = dense_each(tensors)
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        is_contiguous = all(map(torch.Tensor.is_contiguous, tensors))
-        if not is_contiguous or targets is not tensors:
-            targets = [self._contiguous(*pair) for pair in zip(tensors, targets, strict=True)]
-        places = list(map(_PLACE, tensors))
-        self.text = _described(tensors, places)
-        same = repeated(tensors, name)
-        self.same = {name(index): name(first) for index, first in same.items()}
-        groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        for index, place in enumerate(places):
-            if index not in same:
-                groups.setdefault(place, []).append(targets[index])
-        self._groups = [_Group(self._recipe(dtype, is_wide=is_wide), group) for (dtype, _), group in groups.items()]
-        is_frame = comm.uses_frames and comm.size > 1 and all(device.type == "cpu" for _, device in groups)
-        self._is_inline = is_frame and sum(group.nbytes for group in self._groups) <= INLINE_BYTES
+        self.same: dict[str, str] = {}
+        nbytes = list(map(_NBYTES, tensors)) if place is not None else []
+        if place is not None and _have_own_memory(tensors, nbytes):
+            self._groups = [_Group(_recipe(place[0], op, is_wide=is_wide), tensors, nbytes)]
+        else:
+            self._groups = self._grouped(tensors, name, is_wide=is_wide)
+        self._is_inline = (
+            comm.uses_frames
+            and comm.size > 1
+            and sum(sum(group.nbytes) for group in self._groups) <= INLINE_BYTES
+            and all(group.tensors[0].device.type == "cpu" for group in self._groups)
+        )
         self._reduced = b""
         for group in [] if self._is_inline else self._groups:
             self._prepare(group)
@@ -127,23 +136,30 @@ class InPlaceReduction:
 
     def finish(self) -> None:
         """Give the tensors their results, after the block: no other member waits for this one any more."""
-        offset = 0
+        if self._is_inline:
+            self._store()
         for group in self._groups:
-            if self._is_inline:
-                offset = self._store(group, offset)
             group.finish()
         for tensor, values in self._copies:
             overwrite(tensor, values)
 
-    def _recipe(self, dtype: torch.dtype, *, is_wide: bool) -> ReductionRecipe:
-        recipe = plan(dtype, Op.MEAN if is_wide and dtype in HALVES else self._op)
-        result = recipe.finish(torch.empty(0, dtype=recipe.wire_dtype, device="cpu"), 1).dtype
-        if result != dtype:
-            raise PayloadTypeError(f"op={self._op.name!r} of {dtype} has another dtype, {result}: use all_reduce")
-        return recipe
+    def _grouped(self, tensors: Sequence[torch.Tensor], name: Callable[[int], str], *, is_wide: bool) -> list[_Group]:
+        """Return tensors of any form as contiguous ones, by dtype and device."""
+        targets = [self._contiguous(tensor) for tensor in tensors]
+        same = repeated(tensors, name)
+        self.same = {name(index): name(first) for index, first in same.items()}
+        groups: dict[Place, list[torch.Tensor]] = {}
+        for index, target in enumerate(targets):
+            if index not in same:
+                groups.setdefault(_PLACE(target), []).append(target)
+        return [
+            _Group(_recipe(dtype, self._op, is_wide=is_wide), group, list(map(_NBYTES, group)))
+            for (dtype, _), group in groups.items()
+        ]
 
-    def _contiguous(self, tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def _contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor as a contiguous one, whose contents are copied back if its memory is not the tensor's."""
+        target = dense(tensor)
         if is_expanded(tensor):
             raise PayloadTypeError(
                 f"{describe(tensor)} is expanded: several of its elements share memory; use all_reduce, or pass "
@@ -181,7 +197,7 @@ class InPlaceReduction:
             parts = reduced.split([tensor.numel() for tensor in group.tensors])
             values = [part.view(tensor.shape) for part, tensor in zip(parts, group.tensors, strict=True)]
             if len(values) > 1 and not is_on_xla and not any(map(torch.Tensor.is_inference, group.tensors)):
-                copy_each(group.tensors, values)
+                copy_each(list(group.tensors), values)
                 return
             for tensor, value in zip(group.tensors, values, strict=True):
                 overwrite(tensor, value)
@@ -189,8 +205,11 @@ class InPlaceReduction:
         group.finish = finish
 
     def _contents(self) -> bytes:
-        tensors = [tensor for group in self._groups for tensor in group.tensors]
-        return b"".join(map(ctypes.string_at, map(torch.Tensor.data_ptr, tensors), [one.nbytes for one in tensors]))
+        return b"".join(
+            part
+            for group in self._groups
+            for part in map(ctypes.string_at, map(torch.Tensor.data_ptr, group.tensors), group.nbytes)
+        )
 
     def _fold(self, contents: Sequence[bytes | None]) -> bytes:
         """Reduce the contents of all members, in the order of ranks; nothing if some are of other tensors."""
@@ -199,7 +218,7 @@ class InPlaceReduction:
             return b""
         results, offset = [], 0
         for group in self._groups:
-            end = offset + group.nbytes
+            end = offset + sum(group.nbytes)
             if offset == end:
                 continue
             dtype, recipe = group.tensors[0].dtype, group.recipe
@@ -211,25 +230,43 @@ class InPlaceReduction:
             offset = end
         return b"".join(results)
 
-    def _store(self, group: _Group, offset: int) -> int:
-        """Write the reduced contents from an offset on to the tensors of a group, and return where they end."""
-        for tensor in group.tensors:
-            nbytes = tensor.nbytes
-            ctypes.memmove(tensor.data_ptr(), self._reduced[offset : offset + nbytes], nbytes)
-            offset += nbytes
-        torch.autograd.graph.increment_version(group.tensors)
-        return offset
+    def _store(self) -> None:
+        """Write the reduced contents to the tensors."""
+        memory = ctypes.create_string_buffer(self._reduced, len(self._reduced))
+        start = ctypes.addressof(memory)
+        for group in self._groups:
+            ends = list(itertools.accumulate(group.nbytes, initial=start))
+            deque(map(ctypes.memmove, map(torch.Tensor.data_ptr, group.tensors), ends, group.nbytes), maxlen=0)
+            torch.autograd.graph.increment_version(group.tensors)
+            start = ends[-1]
 
 
-def described(tensors: Sequence[torch.Tensor]) -> str:
-    """Return the shapes, dtypes and devices of tensors, in less time than by `describe`.
+@functools.cache
+def _recipe(dtype: torch.dtype, op: Op, *, is_wide: bool) -> ReductionRecipe:
+    """Return how tensors of a dtype are reduced.
+
+    Raises:
+        PayloadTypeError: They have no such reduction, or its result has another dtype.
+    """
+    recipe = plan(dtype, Op.MEAN if is_wide and dtype in HALVES else op)
+    result = recipe.finish(torch.empty(0, dtype=recipe.wire_dtype, device="cpu"), 1).dtype
+    if result != dtype:
+        raise PayloadTypeError(f"op={op.name!r} of {dtype} has another dtype, {result}: use all_reduce")
+    return recipe
+
+
+def _have_own_memory(tensors: Sequence[torch.Tensor], nbytes: Sequence[int]) -> bool:
+    """Return whether no two contiguous tensors have memory in common."""
+    starts = list(map(torch.Tensor.data_ptr, tensors))
+    return are_disjoint(starts, list(map(operator.add, starts, nbytes)))
+
+
+def described(tensors: Sequence[torch.Tensor], place: Place | None) -> str:
+    """Return the shapes, dtypes and devices of tensors, given their `common_place`, in less time than by `describe`.
 
     Devices have the numbers of their first use: on all ranks, the same tensors are on the same device as others.
     """
-    return _described(tensors, list(map(_PLACE, tensors)))
-
-
-def _described(tensors: Sequence[torch.Tensor], places: Sequence[tuple[torch.dtype, torch.device]]) -> str:
+    places = [place] * bool(tensors) if place is not None else list(map(_PLACE, tensors))
     kinds = list(dict.fromkeys(places))
     devices = list(dict.fromkeys(device for _, device in kinds))
     texts = [f"{dtype} on {device.type} {devices.index(device)}" for dtype, device in kinds]

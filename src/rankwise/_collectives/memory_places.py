@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import torch
 
 from rankwise._torch_xla import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
 
-_NBYTES: Final = operator.attrgetter("nbytes")
+
+def are_disjoint(starts: Sequence[int], ends: Sequence[int]) -> bool:
+    """Return whether no two ranges of memory have a byte in common."""
+    # Where a range begins, all that began before it have ended.
+    return all(map(operator.le, sorted(ends), sorted(starts)[1:]))
 
 
 def repeated(tensors: Sequence[torch.Tensor], name: Callable[[int], str]) -> dict[int, int]:
@@ -24,14 +27,12 @@ def repeated(tensors: Sequence[torch.Tensor], name: Callable[[int], str]) -> dic
     Raises:
         PayloadTypeError: Two have a part of their memory in common.
     """
-    if any(tensor.device.type == DEVICE_TYPE for tensor in tensors[:1]):  # where there are values, and no memory
+    if any(tensor.device.type == DEVICE_TYPE for tensor in tensors):  # where there are values, and no memory
         first_of = {id(tensor): index for index, tensor in reversed(list(enumerate(tensors)))}
         return {index: first for index, one in enumerate(tensors) if (first := first_of[id(one)]) != index}
     starts = list(map(torch.Tensor.data_ptr, tensors))
-    is_contiguous = all(map(torch.Tensor.is_contiguous, tensors))
-    ends = list(map(operator.add, starts, map(_NBYTES if is_contiguous else _extent, tensors)))
-    # Between two bytes, as many ranges have begun as have ended.
-    if all(map(operator.le, sorted(ends), sorted(starts)[1:])):
+    ends = list(map(operator.add, starts, map(_extent, tensors)))
+    if are_disjoint(starts, ends):
         return {}
     places: dict[object, int] = {}
     same: dict[int, int] = {}

@@ -14,6 +14,7 @@ from rankwise._collectives.pytree import PyTree, describe
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import same_memory
 from rankwise._comm.control.protocol import Call
+from rankwise._comm.dense_tensors import common_place
 from rankwise._comm.reduce_ops import OPS, Op
 from rankwise._comm.work import Work
 from rankwise.errors import PayloadTypeError
@@ -207,11 +208,13 @@ def all_reduce_(
         parsed = Op.parse(op)
         call.settings = {"op": parsed.name}
         tree = PyTree.of(tensor)
-        reduction = InPlaceReduction(comm, _only_tensors(tree), parsed, name=lambda index: tree.paths()[index])
-        call.content = f"{tree.text} {described(tree.leaves)} {reduction.same}"
-        call.parts = lambda: descriptions(tree.paths(), tree.leaves, reduction.same)
+        tensors = _only_tensors(tree)
+        place = common_place(tensors)
+        reduction = InPlaceReduction(comm, tensors, parsed, place=place, name=lambda index: tree.paths()[index])
+        call.content = f"{tree.text} {described(tensors, place)} {reduction.same}"
+        call.parts = lambda: descriptions(tree.paths(), tensors, reduction.same)
         # For a single tensor on an accelerator the user decides, as in `all_reduce`.
-        if comm.check or len(tree.leaves) != 1 or tree.leaves[0].device.type == "cpu":
+        if comm.check or len(tensors) != 1 or tensors[0].device.type == "cpu":
             reduction.agree(call)
         reduction.run()
     reduction.finish()

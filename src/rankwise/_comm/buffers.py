@@ -12,7 +12,7 @@ from rankwise._torch import has_expanded_view, transformation_test
 from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
 
-is_transformed: Final = transformation_test()
+_is_transformed: Final = transformation_test()
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ def require_memory(tensor: torch.Tensor) -> None:
     Raises:
         PayloadTypeError: It is a wrapper of torch.func, its memory was freed, or it never had any.
     """
-    if is_transformed(tensor):
+    if _is_transformed(tensor):
         raise PayloadTypeError("a function that torch.func transforms cannot call collectives: call them outside of it")
     if not tensor.numel() or tensor.device.type == DEVICE_TYPE:
         return

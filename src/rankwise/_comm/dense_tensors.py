@@ -9,34 +9,35 @@ from typing import Final
 import torch
 from torch.nn.parameter import is_lazy
 
-from rankwise._comm.buffers import is_transformed, require_memory
+from rankwise._comm.buffers import require_memory
 from rankwise._torch import without_class
-from rankwise._torch_xla import is_used
 from rankwise.errors import PayloadTypeError
 
-_FORM: Final = attrgetter("layout", "requires_grad", "is_nested")
-_USUAL_FORM: Final = (torch.strided, False, False)
+_FORM: Final = attrgetter("layout", "requires_grad", "is_nested", "dtype", "device")
 _USUAL_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def dense_each(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return what `dense` returns of each of some tensors; the tensors as they are if all of them are usual ones.
+def common_place(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype, torch.device] | None:
+    """Return the dtype and device of tensors that are alike, and that `dense` would not change; None of others.
 
-    For many tensors, that takes a tenth of the time.
-
-    Raises:
-        PayloadTypeError: As `dense`.
+    They are contiguous, and have elements. For many tensors, this takes a tenth of the time of `dense`.
     """
-    is_usual = (
-        not is_used()  # tensors on XLA devices have no memory
-        and set(map(type, tensors)) <= _USUAL_TYPES
-        and set(map(_FORM, tensors)) <= {_USUAL_FORM}
-        and all(map(torch.Tensor.data_ptr, tensors))
-        and not any(map(torch.Tensor.is_neg, tensors))
-        and not any(map(torch.Tensor.is_conj, tensors))
-        and not any(map(is_transformed, tensors))
-    )
-    return tensors if is_usual else [dense(tensor) for tensor in tensors]
+    try:
+        forms = set(map(_FORM, tensors))
+        is_usual = (
+            len(forms) == 1
+            and set(map(type, tensors)) <= _USUAL_TYPES
+            and all(map(torch.Tensor.data_ptr, tensors))
+            and all(map(torch.Tensor.is_contiguous, tensors))
+            and not any(map(torch.Tensor.is_neg, tensors))
+        )
+    except RuntimeError:  # a tensor has no memory, as on an XLA device, and in functions that torch.func transforms
+        return None
+    if not is_usual:
+        return None
+    ((layout, requires_grad, is_nested, dtype, device),) = forms
+    # Of complex tensors, some are conjugated when they are read.
+    return (dtype, device) if layout is torch.strided and not (requires_grad or is_nested or dtype.is_complex) else None
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

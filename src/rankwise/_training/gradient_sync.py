@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 import torch
 
 from rankwise._collectives.all_gather import all_gather
-from rankwise._collectives.in_place import InPlaceReduction, described, descriptions
+from rankwise._collectives.in_place import InPlaceReduction, Place, described, descriptions
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion
-from rankwise._comm.dense_tensors import dense
+from rankwise._comm.dense_tensors import common_place, dense
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._text import ranks_text
-from rankwise._xla_use import is_used
 from rankwise.errors import CollectiveError
 
 # Bits for the gradient of a parameter on one rank, or, combined with OR, on several.
@@ -35,7 +34,6 @@ _SPARSE: Final = 4
 
 _SPARSE_LAYOUTS: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _MOST_NAMES: Final = 5
-_LAYOUT: Final = operator.attrgetter("layout")
 
 
 @dataclass(slots=True)
@@ -48,82 +46,81 @@ class GradientSync:
         op: The reduction, a sum or a mean.
         needs_all: Whether a missing gradient is an error.
         parameters: The parameters with gradients, each once.
-        names: Their names.
+        names: Returns their names.
     """
 
     comm: Comm
     call: Call
     op: Op
     needs_all: bool
-    parameters: list[torch.Tensor]
-    names: Sequence[str]
+    parameters: Sequence[torch.Tensor]
+    names: Callable[[], Sequence[str]]
     # By parameter, what is reduced for it: its gradient, zeros in place of a missing one; and the kind of that.
     _grads: list[torch.Tensor] = field(default_factory=list)
     _kinds: list[int] = field(default_factory=list)
     # The indices of parameters that get a new gradient, if any rank has one.
     _new: list[int] = field(default_factory=list)
 
-    def exchange(self) -> Completion[None]:
-        """Agree on the call and reduce the gradients, in a block of `collective`; return a function for the rest."""
-        self._collect()
-        reduction = self._reduction(self._kinds)
-        text = described(self._grads) if _SPARSE in self._kinds else reduction.text
-        self.call.content = f"{' '.join(self.names)} {text} {reduction.same}"
-        self.call.parts = lambda: descriptions(self.names, self._grads, reduction.same)
-        note = b"" if self._kinds.count(_DENSE) == len(self._kinds) else bytes(self._kinds)
-        combined = reduction.agree(self.call, note, _combined) or bytes([_DENSE]) * len(self._kinds)
+    def exchange(self, title: str) -> Completion[None]:
+        """Agree on the call and reduce the gradients, in a block of `collective`; return a function for the rest.
+
+        Args:
+            title: What has to be the same on all ranks beside the gradients: the names, if the parameters have any.
+        """
+        place = self._collect()
+        reduction = self._reduction(self._kinds, place)
+        self.call.content = f"{title} {described(self._grads, place)} {reduction.same}"
+        self.call.parts = lambda: descriptions(self.names(), self._grads, reduction.same)
+        combined = reduction.agree(self.call, bytes(self._kinds), _combined)
+        if not combined:  # all have all gradients, and these are dense
+            reduction.run()
+            return reduction.finish
         if self.needs_all and any(kind & _MISSING for kind in combined):
             self._raise_missing()
         if any(kind & _SPARSE and kind != _SPARSE for kind in combined):
             # Of what is sparse on some ranks alone, the others have prepared the reduction with that of all else.
             self.call.begin_data()
-            reduction = self._reduction(combined)
+            reduction = self._reduction(combined, None)
             reduction.agree(self.call)
         reduction.run()
         return functools.partial(self._finish, reduction, combined)
 
-    def _collect(self) -> None:
-        """Take note of what is reduced for each parameter.
+    def _collect(self) -> Place | None:
+        """Take note of what is reduced for each parameter, and return its `common_place`; no kinds if it is as usual.
 
         Raises:
-            PayloadTypeError: It has no gradient that could be averaged, and can have none.
+            PayloadTypeError: A parameter has no gradient that could be averaged, and can have none.
         """
         grads = [parameter.grad for parameter in self.parameters]
-        found = [grad for grad in grads if grad is not None]
-        self._kinds = [_DENSE] * len(grads)
-        if (
-            len(found) == len(grads)
-            and not is_used()  # of tensors on XLA devices, strides do not show that they are expanded
-            and set(map(_LAYOUT, found)) <= {torch.strided}
-            and all(map(torch.Tensor.is_contiguous, found))
-        ):
-            self._grads = found
-            return
+        self._grads = [grad for grad in grads if grad is not None]
+        if len(self._grads) == len(grads) and (place := common_place(self._grads)) is not None:
+            return place
+        self._grads = []
         for index, (parameter, grad) in enumerate(zip(self.parameters, grads, strict=True)):
+            kind, reduced = _DENSE, grad
             if grad is None:
-                self._kinds[index] = _MISSING
-                self._new.append(index)
-                self._grads.append(torch.zeros_like(dense(parameter), dtype=_gradient_type(parameter)))
+                kind, reduced = _MISSING, torch.zeros_like(dense(parameter), dtype=_gradient_type(parameter))
             elif grad.layout in _SPARSE_LAYOUTS:
-                self._kinds[index] = _SPARSE
-                self._grads.append(grad)
+                kind = _SPARSE
             elif is_expanded(plain := dense(grad)):
+                reduced = plain.contiguous()
+            if reduced is not grad:
                 self._new.append(index)
-                self._grads.append(plain.contiguous())
-            else:
-                self._grads.append(grad)
+            self._kinds.append(kind)
+            self._grads.append(reduced)  # type: ignore[arg-type]  # it is not None
+        if self._kinds.count(_DENSE) == len(grads) and not self._new:
+            self._kinds = []
+        return None
 
-    def _reduction(self, kinds: Sequence[int]) -> InPlaceReduction:
+    def _reduction(self, kinds: Sequence[int], place: Place | None) -> InPlaceReduction:
         """Return the reduction of the gradients that are not sparse."""
         indices = [index for index, kind in enumerate(kinds) if not kind & _SPARSE]
-        grads = self._grads if len(indices) == len(self._grads) else [self._grads[index] for index in indices]
-        return InPlaceReduction(
-            self.comm,
-            grads,
-            self.op,
-            is_wide=True,
-            name=lambda place: self.names[indices[place]],
-        )
+        grads = [self._grads[index] for index in indices] if kinds else self._grads
+
+        def name(index: int) -> str:
+            return self.names()[indices[index] if kinds else index]
+
+        return InPlaceReduction(self.comm, grads, self.op, place=place, name=name, is_wide=True)
 
     def _finish(self, reduction: InPlaceReduction, kinds: Sequence[int]) -> None:
         """Give the parameters their reduced gradients. Collective over the members, if some are sparse."""
@@ -138,10 +135,11 @@ class GradientSync:
     def _raise_missing(self) -> NoReturn:
         """Raise, on all ranks, which gradients are missing on which ranks."""
         self.call.begin_data()
-        found = self.comm.all_gather_bytes(self.call, bytes(self._kinds))
+        kinds = self._kinds or [_DENSE] * len(self.parameters)
+        found = self.comm.all_gather_bytes(self.call, bytes(kinds))
         self.call.agreement_failed = True  # all members raise the same
         texts = []
-        for name, of_ranks in zip(self.names, zip(*found, strict=True), strict=True):
+        for name, of_ranks in zip(self.names(), zip(*found, strict=True), strict=True):
             ranks = [rank for rank, kind in zip(self.comm.ranks, of_ranks, strict=True) if kind == _MISSING]
             if ranks:
                 texts.append(f"{name} on {ranks_text(ranks)}")

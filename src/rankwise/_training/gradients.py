@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -74,23 +74,27 @@ def sync_grads(
     call = Call("sync_grads")
     with torch.no_grad():
         with comm.collective(call):
-            listed, names = _selected(parameters)
+            trained, names = _selected(parameters)
             parsed, needs_all = _checked_op(op), _needs_all(missing)
             call.settings = {} if parsed is Op.MEAN else {"op": parsed.name}
             if needs_all:
                 call.settings = {**call.settings, "missing": "error"}
-            finish = GradientSync(comm, call, parsed, needs_all, listed, names).exchange()
+            sync = GradientSync(
+                comm, call, parsed, needs_all, trained, lambda: names or [f"parameter {i}" for i in range(len(trained))]
+            )
+            finish = sync.exchange(" ".join(names))
         finish()
 
 
-def _selected(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], Sequence[str]]:
-    """Return the parameters that require gradients, each once, and their names."""
+def _selected(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:
+    """Return the parameters that require gradients, each once, and their names, if they have any."""
     if isinstance(parameters, torch.nn.Module):
         refuse_wrappers(parameters, "sync_grads")
         named = [(name, one) for name, one in uncompiled(parameters).named_parameters() if one.requires_grad]
         return [one for _, one in named], [name.replace(_COMPILED, "") for name, _ in named]
-    listed = {id(one): one for one in listed_parameters(parameters, "sync_grads") if one.requires_grad}
-    return list(listed.values()), [f"parameter {index}" for index in range(len(listed))]
+    trained = [one for one in listed_parameters(parameters, "sync_grads") if one.requires_grad]
+    is_unique = len(set(map(id, trained))) == len(trained)
+    return trained if is_unique else list({id(one): one for one in trained}.values()), []
 
 
 def listed_parameters(parameters: object, caller: str) -> list[torch.Tensor]:
