@@ -111,14 +111,11 @@ class InPlaceReduction:
             self._prepare(group)
 
     def agree(self, call: Call, note: bytes = b"", combine: Combine | None = None) -> bytes:
-        """Agree on the call, and return the combination of the notes of all members."""
+        """Agree on the call, and return the combination of the notes of all members; none in groups without frames."""
         comm = self._comm
-        if combine is None and not self._is_inline:
+        if not comm.uses_frames or (combine is None and not self._is_inline):
             comm.verify(call)
             return b""
-        if not comm.uses_frames:
-            comm.verify(call)
-            return b"" if combine is None else combine(comm.all_gather_unverified(note))
 
         def combine_all(messages: Sequence[bytes]) -> bytes:
             notes, contents = zip(*map(pickle.loads, messages), strict=True)

@@ -20,7 +20,7 @@ from rankwise._collectives.in_place import InPlaceReduction, Place, described, d
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Completion
+from rankwise._comm.control.transports import Completion, Prepared
 from rankwise._comm.dense_tensors import common_place, dense
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
@@ -71,10 +71,14 @@ class GradientSync:
         reduction = self._reduction(self._kinds, place)
         self.call.content = f"{title} {described(self._grads, place)} {reduction.same}"
         self.call.parts = lambda: descriptions(self.names(), self._grads, reduction.same)
+        combine_by_backend = None if self.comm.uses_frames else self._prepared_bits()
         combined = reduction.agree(self.call, bytes(self._kinds), _combined)
-        if not combined:  # all have all gradients, and these are dense
+        if combine_by_backend is not None:
+            combined = combine_by_backend()
+        if not combined and not self._new:  # all have all gradients, and these are dense
             reduction.run()
             return reduction.finish
+        combined = combined or bytes([_DENSE]) * len(self._grads)
         if self.needs_all and any(kind & _MISSING for kind in combined):
             self._raise_missing()
         if any(kind & _SPARSE and kind != _SPARSE for kind in combined):
@@ -108,7 +112,7 @@ class GradientSync:
                 self._new.append(index)
             self._kinds.append(kind)
             self._grads.append(reduced)  # type: ignore[arg-type]  # it is not None
-        if self._kinds.count(_DENSE) == len(grads) and not self._new:
+        if self._kinds.count(_DENSE) == len(grads):
             self._kinds = []
         return None
 
@@ -121,6 +125,24 @@ class GradientSync:
             return self.names()[indices[index] if kinds else index]
 
         return InPlaceReduction(self.comm, grads, self.op, place=place, name=name, is_wide=True)
+
+    def _prepared_bits(self) -> Prepared[bytes]:
+        """Prepare to combine the kinds of the gradients of all ranks by the backend, in a group without frames.
+
+        It has no OR, and so takes the maximum of each bit.
+        """
+        kinds = self._kinds or [_DENSE] * len(self._grads)
+        rows = [[kind & bit for kind in kinds] for bit in (_MISSING, _DENSE, _SPARSE)]
+        bits = torch.tensor(rows, dtype=torch.uint8, device=self.comm.control_device)
+        reduce = self.comm.reduce(bits, Op.MAX) if kinds else None
+
+        def run() -> bytes:
+            if reduce is not None:
+                reduce()
+            combined = bytes(bits.sum(dim=0).tolist())
+            return b"" if combined.count(_DENSE) == len(combined) else combined
+
+        return run
 
     def _finish(self, reduction: InPlaceReduction, kinds: Sequence[int]) -> None:
         """Give the parameters their reduced gradients. Collective over the members, if some are sparse."""
