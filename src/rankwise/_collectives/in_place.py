@@ -29,7 +29,7 @@ from rankwise._comm.control.verdict import Combine
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import HALVES, Op, ReductionRecipe, fold, plan
 from rankwise._torch import copy_each
-from rankwise._torch_xla import DEVICE_TYPE
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
 
 _PLACE: Final = attrgetter("dtype", "device")

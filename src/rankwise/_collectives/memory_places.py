@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rankwise._torch_xla import DEVICE_TYPE
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
 
 
