@@ -342,9 +342,9 @@ _COLLECTIVES = (
     ),
     _fault(
         "reduction-changes-its-argument",
-        "_collectives/reduce_request.py",
-        "if in_place and recipe.wire_dtype",
-        "if recipe.wire_dtype",
+        "_comm/reduce_ops.py",
+        "            return wire.copy_(tensor)",
+        "            return tensor.contiguous().to(wire_dtype)",
         "A reduction writes into the tensor that it was given.",
         f"{CONTRACT}/test_tensors.py",
         f"{CONTRACT}/test_reduction.py",
@@ -378,7 +378,7 @@ _COLLECTIVES = (
     _fault(
         "mean-of-half-precision-overflows",
         "_comm/reduce_ops.py",
-        "wire = torch.float32 if dtype in _HALVES else dtype",
+        "wire = torch.float32 if dtype in HALVES else dtype",
         "wire = dtype",
         "Sums of half-precision floats overflow before they are divided.",
         f"{CONTRACT}/test_reduction.py::test_mean_of_half_precision_does_not_overflow",

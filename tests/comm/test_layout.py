@@ -20,7 +20,6 @@ from rankwise._comm.control.page_meeting import PageMeeting
 from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.window import Window, window_bytes
 from rankwise._comm.control.window_overflow import FILE_BYTES
-from rankwise._comm.data.shared_tensor import part_bytes
 from rankwise._comm.data.staging import Staging
 from tests.recorded import assert_recorded, record
 
@@ -80,9 +79,6 @@ def write_all(page: HostPage, window: Window, size: int) -> None:
     with pytest.raises(TimeoutError), mock.patch.object(PageMeeting, "missing", side_effect=TimeoutError):
         PageMeeting(window, last, 0.0).meet(lambda _: None)
     page.publish_name("a name")
-    page.reserve_tensors(1 << 16)
-    tensors = page.map_tensors(page.reserve_tensors(1 << 16), 1 << 16, own=range(1 << 12, 1 << 13))
-    tensors.words(1 << 12, 1)[0] = 0x54
     staging = page.map_staging(window, 1 << 16)
     staging.words(8, 1)[0] = 0x53
 
@@ -151,9 +147,6 @@ def of_staging() -> Iterator[str]:
         staging.rows(torch.float16)
         rows = memory.asked[num_asked:]
         yield from (f"  {text}" for text in [*memory.asked[:num_asked], rows[0], rows[1], rows[-1]])
-    parts = [(torch.float64, 1), (torch.uint8, 4097), (torch.bfloat16, 1 << 20)]
-    yield "parts of tensors in shared memory:"
-    yield from (f"  {numel} of {dtype}: {part_bytes(dtype, numel):#x}" for dtype, numel in parts)
 
 
 def layout() -> Iterator[str]:

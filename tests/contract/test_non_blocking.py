@@ -461,7 +461,7 @@ class Slow:
 
 @pytest.mark.slow
 @pytest.mark.ranks(2)
-def test_a_pending_call_of_one_rank_is_not_taken_for_a_deadlock(comm: Comm) -> None:
+def test_a_pending_call_of_one_rank_is_not_taken_for_a_deadlock(comm: Group) -> None:
     """The main threads wait in different groups, and only one rank has a pending call, whose value takes a while."""
     first, second = (rw.new_group(range(comm.size)) for _ in range(2))
     if rw.get_rank():

@@ -116,7 +116,7 @@ def tensors_of(dtype: torch.dtype, size: int) -> list[list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int16, torch.complex64])
-def test_many_tensors_are_reduced_like_each_of_them(comm: Comm, dtype: torch.dtype) -> None:
+def test_many_tensors_are_reduced_like_each_of_them(comm: Group, dtype: torch.dtype) -> None:
     of_ranks = tensors_of(dtype, comm.size)
     for count in (3, len(of_ranks[0])):
         for op in ("sum", "mean", "product", "max"):
@@ -133,7 +133,7 @@ def test_many_tensors_are_reduced_like_each_of_them(comm: Comm, dtype: torch.dty
                 assert tensor._version > version, "autograd sees a new version"
 
 
-def test_containers_and_dtypes_are_mixed(comm: Comm) -> None:
+def test_containers_and_dtypes_are_mixed(comm: Group) -> None:
     value: dict[str, Any] = {
         "b": [torch.ones(5), torch.ones(70_000, dtype=torch.int32)],
         "a": (torch.ones(3).double(), {"c": torch.nn.Parameter(torch.ones(30_000))}),
@@ -150,7 +150,7 @@ def test_containers_and_dtypes_are_mixed(comm: Comm) -> None:
     assert all((tensor == comm.size).all() for tensor in work.wait())
 
 
-def test_memory_that_is_there_twice(comm: Comm) -> None:
+def test_memory_that_is_there_twice(comm: Group) -> None:
     for length in (6, 60_000):
         tied = torch.full((length,), rw.get_rank() + 1.0)
         total = comm.size * (comm.size + 1) / 2
@@ -171,7 +171,7 @@ def test_memory_that_is_there_twice(comm: Comm) -> None:
 
 
 @pytest.mark.parametrize("length", [10, 70_000])
-def test_nothing_is_written_before_all_agree(comm: Comm, length: int) -> None:
+def test_nothing_is_written_before_all_agree(comm: Group, length: int) -> None:
     is_odd = comm.rank == 1
     kept = torch.ones(length)
     for other, message in (
