@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rankwise._dependencies import require_torch
-from rankwise._launch.forkserver.client import ForkServer
-from rankwise._launch.forkserver.ipc import TargetKind
-from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.one_host import function_spec, run_function
 from rankwise._launch.output import Output
-from rankwise._launch.preload import Preload, caller_source, check_preload, preloaded_modules
-from rankwise._launch.rank_stacks import HANG_DIR
-from rankwise._launch.resource_limits import convert_resource_errors
-from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
-from rankwise._launch.supervisor import Supervisor
+from rankwise._launch.preload import Preload, caller_source, check_preload
+from rankwise._launch.spec import check_placement
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
@@ -197,15 +188,13 @@ class FunctionLaunch(Generic[R]):
 
             target = (run_on_devices, (*target, check_device_launch(backend, nproc, nodes)))
             nproc = num_local_processes()
-        self._nproc = check_nproc(nproc)  # type: ignore[arg-type]  # None is refused
-        if not callable(fn):
-            raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
+        name = "" if setup is None else _importable_name(setup)
+        self._spec = function_spec(*target, nproc=nproc, nodes=nodes, setup=name)
         check_preload(preload)
         self._preload = preload
-        self._nodes = nodes
+        self._main = caller_source()
         self._output = Output() if output is None else output
-        check_placement(self._nproc, nodes, self._output)
-        self._call = FunctionCall.of(*target, setup="" if setup is None else _importable_name(setup))
+        check_placement(self._spec.nproc, nodes, self._output)
 
     def run(self) -> list[R]:
         """Run the function in the ranks of this host, and return their results, by rank.
@@ -227,24 +216,7 @@ class FunctionLaunch(Generic[R]):
 
     def _values(self) -> list[Any]:
         """Run the ranks, and return what each process of a rank returns."""
-        require_torch("starting ranks")
-        environ = common_environ(self._nproc, one_host=self._nodes is None)
-        spec = LaunchSpec(
-            nproc=self._nproc,
-            kind=TargetKind.FUNCTION,
-            argv=tuple(map(str, getattr(sys, "argv", ()))),
-            call=pickle.dumps(self._call),
-            nodes=self._nodes,
-            environ=environ,
-        )
-        console = self._output.console(self._nproc)
-        modules = preloaded_modules(self._preload, environ, caller_source())
-        start_server = partial(ForkServer, environ, preload=modules)
-        supervised = Supervisor(start_server, console=console, hang_dir=environ.get(HANG_DIR, ""))
-        with convert_resource_errors(), supervised as supervisor:
-            from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
-
-            ranks = run_ranks(spec, supervisor)
+        ranks = run_function(self._spec, self._preload, self._main, self._output.console(self._spec.nproc))
         return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
 
 

@@ -6,11 +6,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from rankwise._arguments import as_bool, as_integer, as_seconds, as_text
 from rankwise._dependencies import require_torch
@@ -19,19 +19,21 @@ from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP
 from rankwise._launch.debugged_rank import check_debug
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import TargetKind
-from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.grace_period import GRACE_SECONDS
+from rankwise._launch.launched_rank import LaunchedRank
+from rankwise._launch.one_host import run_on_this_host
 from rankwise._launch.output import Output
 from rankwise._launch.preload import Preload, check_preload, preloaded_modules, script_source
 from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.report import exit_status
-from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
 from rankwise._launch.standard_streams import open_standard_streams
-from rankwise._launch.supervisor import Supervisor
 from rankwise._launch.targets import NotExecutableError, check_target, read_piped
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError, shown
+
+if TYPE_CHECKING:
+    from rankwise._launch.one_host import MakeRendezvous
 
 # Exit statuses of a command.
 _FOUND_A_FAULT: Final = 1
@@ -146,7 +148,7 @@ class ScriptLaunch:
             MissingDependencyError: This interpreter has no torch.
             LaunchError: The ranks could not be started, or the hosts did not meet.
         """
-        _run(self, self.output.console(self.nproc), owns_descendants=False)
+        run_script(self, self.output.console(self.nproc), owns_descendants=False)
 
     def run_as_command(self, name: str) -> int:
         """Run the target as a command does that does nothing else, and return its exit status.
@@ -168,15 +170,33 @@ class ScriptLaunch:
             open_standard_streams()
             start = time.monotonic()
             with terminated_by_signals(self.signals):
-                _run(self, console, owns_descendants=True)
+                run_script(self, console, owns_descendants=True)
             console.show_status(f"rankwise: {self.nproc} ranks, {time.monotonic() - start:.1f} s", last=True)
 
         return command_status(run, name=name, console=console)
 
 
-def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool) -> None:
+def run_script(
+    launch: ScriptLaunch,
+    console: Console,
+    *,
+    owns_descendants: bool,
+    source: bytes | None = None,
+    rendezvous: MakeRendezvous | None = None,
+    ranks: dict[int, LaunchedRank] | None = None,
+) -> None:
+    """Run a launch in this process.
+
+    Args:
+        launch: The launch.
+        console: Shows the output.
+        owns_descendants: This process does nothing else: it is a command, with signals of its own.
+        source: The source of the script, if another process has read it.
+        rendezvous, ranks: As for `run_on_this_host`.
+    """
     kind = KINDS[launch.kind]
-    check_target(kind, launch.target)
+    if source is None:
+        check_target(kind, launch.target)
     require_torch("starting ranks")
     if owns_descendants:
         console.show_status(f"rankwise: starting {launch.nproc} ranks")
@@ -197,7 +217,7 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool) -> N
         environ=environ,
         role=launch.role,
         virtual_local_rank=launch.virtual_local_rank,
-        source=read_piped(launch.target) if kind is TargetKind.SCRIPT else None,
+        source=read_piped(launch.target) if kind is TargetKind.SCRIPT and source is None else source,
         command=_own_command() if owns_descendants else (),
     )
 
@@ -207,15 +227,8 @@ def _run(launch: ScriptLaunch, console: Console, *, owns_descendants: bool) -> N
             modules = preloaded_modules(launch.preload, environ, script_source(kind, launch.target))
         return ForkServer(environ, preload=modules, owns_descendants=owns_descendants)
 
-    with (
-        convert_resource_errors(),
-        Supervisor(start_server, console=console, hang_dir=environ.get(HANG_DIR, "")) as supervisor,
-        # Only a command has signals of its own.
-        forwarded_signals(supervisor, launch.signals) if owns_descendants else nullcontext(),
-    ):
-        from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
-
-        run_ranks(spec, supervisor)
+    signals = launch.signals if owns_descendants else None
+    run_on_this_host(spec, console, start_server, forwarded=signals, rendezvous=rendezvous, ranks=ranks)
 
 
 def _own_command() -> tuple[str, ...]:
