@@ -52,7 +52,7 @@ HOWS = {
         "scancel $SLURM_JOB_ID",
         1,
         4,
-        "was stopped by SIGTERM, and not by this launcher: Slurm sends",
+        "was stopped by SIGTERM, and not from this terminal: Slurm sends",
     ),
     "scancel of a step": (STEP, 1, 2, r"host node\d is lost: Slurm has ended its step: STEP .*CANCELLED"),
     "SIGKILL to srun": ("pkill -9 -n -x -P $launcher srun", 1, 2, r"host node\d is lost: .*srun was killed by SIGKILL"),

@@ -70,11 +70,12 @@ def test_hosts_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         ("ctrl-c", 130, "leaves with KeyboardInterrupt"),
         ("SIGKILL", -9, ""),
         ("ssh", 1, "rankwise: host gpu-a is lost: the connection to it is lost: ssh was killed by SIGKILL"),
-        ("agent", 1, "rankwise: host gpu-[ab] is lost: its agent was killed by SIGKILL"),
+        ("watchdog", 1, "rankwise: host gpu-[ab] is lost: "),
+        ("launcher", 1, "rankwise: host gpu-[ab] is lost: its launcher was killed by SIGKILL"),
     ],
 )
 def test_the_end_of_the_launcher_or_a_host_ends_all(tmp_path: Path, how: str, status: int, shown: str) -> None:
-    """By Ctrl-C on the terminal; SIGKILL to the launcher, to the ssh of one host, or to the agent of the other."""
+    """By Ctrl-C on the terminal; SIGKILL to the command, to an ssh, to a watchdog, or to a launcher."""
     command = f'"$PYTHON" "$1" {how} "$TMPDIR" {LAUNCH} gpu-a,gpu-b "$2" 100 "$TMPDIR"'
     ended = over_ssh(tmp_path, command, INTERRUPTED, STEPS)
     lines = output_of(ended)
@@ -91,6 +92,14 @@ def test_a_spare_takes_the_place_of_a_lost_host(tmp_path: Path) -> None:
     assert output_of(ended) == ["ended with 0"], ended.stderr
     assert "rankwise: the launch goes on without host gpu-a" in ended.stderr
     assert not list(tmp_path.glob("2-*"))
+
+
+def test_the_hosts_that_are_left_go_on_if_they_are_enough(tmp_path: Path) -> None:
+    lose = f'({MEET} pkill -9 -n -x ssh; until [ -e "$TMPDIR/2-1-1" ]; do sleep 0.1; done; : > "$TMPDIR/enough") & '
+    launch = f'{LAUNCH} gpu-a,gpu-b --nnodes 1:2 --max-restarts 2 "$1" 100 "$TMPDIR"; echo "ended with $?"'
+    ended = over_ssh(tmp_path, lose + launch, STEPS)
+    assert output_of(ended) == ["ended with 0"], ended.stderr
+    assert re.search("host gpu-. is lost: .* was killed by SIGKILL; the ranks restart on the other hosts", ended.stderr)
 
 
 def test_a_host_that_is_cut_off_is_named_and_ends_by_itself(tmp_path: Path) -> None:

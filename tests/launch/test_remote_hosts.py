@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 import rankwise as rw
-from rankwise._launch.hosts.host_guard import version
+from rankwise._launch.host_watchdog import version
 from tests.lanes import variants
 from tests.session.worlds import clean_environ, run_in
 
@@ -30,7 +31,7 @@ def who_am_i() -> tuple[int, int, str]:
 
 
 @pytest.mark.skipif(OWN in {"", "localhost"}, reason="this host has no name beside localhost")
-def test_two_agents_of_this_host_are_one_world() -> None:
+def test_two_launchers_of_this_host_are_one_world() -> None:
     assert rw.launch(who_am_i, nproc=1, hosts=["localhost", OWN]) == [(2, 0, "0"), (2, 1, "1")]
 
 
@@ -106,7 +107,7 @@ def in_place_of_ssh(folder: Path, script: str, *target: str) -> subprocess.Compl
 
 
 @pytest.mark.slow
-def test_a_shell_may_print_before_the_agent_starts_also_half_a_line(tmp_path: Path) -> None:
+def test_a_shell_may_print_before_the_launcher_starts_also_half_a_line(tmp_path: Path) -> None:
     ended = in_place_of_ssh(tmp_path, 'printf "Hi\\nyou: "; eval "${@: -1}"', "--no-python", "echo", "done")
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
     assert ended.stderr.startswith("Hi\nyou: \n")
@@ -130,12 +131,12 @@ def test_nothing_is_sent_to_what_is_not_rankwise(tmp_path: Path, script: str, me
 
 
 @pytest.mark.slow
-def test_an_agent_that_another_process_has_stopped_is_an_error(tmp_path: Path) -> None:
+def test_a_launcher_that_another_process_has_stopped_is_an_error(tmp_path: Path) -> None:
     """Not the end of a launch without errors, whose results are missing."""
     target = ("--no-python", "sh", "-c", "kill -TERM $(ps -o ppid= $PPID); sleep 100")
     ended = in_place_of_ssh(tmp_path, 'eval "${@: -1}"', *target)
     assert ended.returncode == 1
-    assert "host a: its agent was stopped by SIGTERM, and not by this launcher" in ended.stderr
+    assert "host a: its launcher was stopped by SIGTERM, and not from this terminal" in ended.stderr
 
 
 @pytest.mark.slow
@@ -182,6 +183,54 @@ def test_ctrl_z_stops_the_ranks_and_fg_continues_them_and_ctrl_backslash_shows_t
     finally:
         launcher.kill()
         launcher.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(OWN in {"", "localhost"}, reason="this host has no name beside localhost")
+def test_a_failure_is_seen_on_all_hosts_while_nobody_reads_their_output(tmp_path: Path) -> None:
+    """The output waits on the hosts, and nothing that they have to tell each other waits behind it."""
+    (tmp_path / "floods.py").write_text(
+        "import os, sys, time\nfrom pathlib import Path\nrank = os.environ['RANK']\n"
+        "if rank == '1':\n    while not Path('printed').exists(): time.sleep(0.05)\n"
+        "    time.sleep(3)\n    sys.exit(7)\n"
+        "for line in range(1 << 20):\n    print('x' * 1000)\n"
+        "    if line == 500: Path('printed').touch()\n"
+    )
+    command = [*LAUNCH, "-n", "1", "--ssh", f"localhost,{OWN}", "floods.py"]
+    launcher = subprocess.Popen(
+        command, env=clean_environ(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until((tmp_path / "printed").exists)
+        assert launcher.wait(100) == 7
+    finally:
+        launcher.kill()
+        _, errors = launcher.communicate()
+    assert f"rank 1 of 2 on {OWN} ended with exit code 7" in errors
+    assert "nobody read standard output for 20 s" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(OWN in {"", "localhost"}, reason="this host has no name beside localhost")
+def test_a_launcher_that_does_not_end_when_another_host_is_lost_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(
+        "import os, pathlib, time\npathlib.Path(f'pid-{os.getpid()}').touch()\ntime.sleep(1000)\n"
+    )
+    command = [*LAUNCH, "-n", "1", "--ssh", f"localhost,{OWN}", "waits.py"]
+    launch = subprocess.Popen(command, env=clean_environ(), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+        watchdogs = psutil.Process(launch.pid).children()
+        for watchdog in watchdogs:
+            watchdog.children()[0].suspend()  # as one that waits in compiled code
+        watchdogs[0].kill()
+        assert launch.wait(100) == 1
+    finally:
+        launch.kill()
+        _, errors = launch.communicate()
+    assert re.search("the launcher of host .* did not end, and is killed", errors)
+    assert re.search("host .* is lost: its launcher was killed by SIGKILL", errors)
+    wait_until(lambda: not any(psutil.pid_exists(int(path.name[4:])) for path in tmp_path.glob("pid-*")))
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

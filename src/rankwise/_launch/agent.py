@@ -27,10 +27,10 @@ from rankwise._launch.reported_steps import ReportedSteps
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.supervisor import Supervisor
 from rankwise._launch.torchrun_variables import agreed_attempt, rank_variables
-from rankwise._launch.watched_hosts import WatchedHosts
+from rankwise._launch.watched_hosts import HostsOfWatchdog
 from rankwise._net.job_secret import SECRET, find_secret
 from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvous
-from rankwise._rendezvous.nodes import BY_LAUNCHER, STATIC
+from rankwise._rendezvous.nodes import STATIC
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._rendezvous.waiting import WaitingReport
 from rankwise.errors import RankFailedError
@@ -156,7 +156,7 @@ class RankAgent(SimpleElasticAgent):
         self._history.lost = hosts.lost
         nodes = self._launch_spec.nodes
         backend = STATIC if nodes is None else nodes.backend
-        if self._remaining_restarts and backend != STATIC and hosts.can_go_on(needs_store=backend != BY_LAUNCHER):
+        if self._remaining_restarts and backend != STATIC and hosts.can_go_on():
             self._supervisor.print_message(f"rankwise: {hosts.lost}; the ranks restart on the other hosts")
         else:
             self._remaining_restarts = 0
@@ -181,14 +181,20 @@ class RankAgent(SimpleElasticAgent):
         self._close_hosts()
         store, host, num_hosts = group.store, group.group_rank, group.group_world_size
         if store is not None and host is not None and num_hosts is not None and num_hosts > 1:
-            watched = WatchedHosts(
-                part_of(store, "rankwise-attempt"),
-                host=host,
-                num_hosts=num_hosts,
-                address=str(group.master_addr),
-                secret=find_secret(self._launch_spec.environ),
-                launch_id=self._supervisor.launch_id,
-                timeout=self._steps.longest_timeout,
+            timeout = self._steps.longest_timeout
+            watch = getattr(group.spec.rdzv_handler, "watch", None)  # of a terminal, which watches the hosts itself
+            watched = (
+                watch(timeout)
+                if watch is not None
+                else HostsOfWatchdog(
+                    part_of(store, "rankwise-attempt"),
+                    host=host,
+                    num_hosts=num_hosts,
+                    address=str(group.master_addr),
+                    secret=find_secret(self._launch_spec.environ),
+                    launch_id=self._supervisor.launch_id,
+                    timeout=timeout,
+                )
             )
             self._hosts = HostFailures(store, host, num_hosts, watched)
 

@@ -70,15 +70,10 @@ class HostFailures:
         """Wait until the watchdogs of all hosts have met, or a host is lost."""
         self._watched.wait_until_met()
 
-    def can_go_on(self, *, needs_store: bool) -> bool:
-        """Return whether the other launchers may meet again; the watchdog then spares this one.
-
-        Args:
-            needs_store: They meet in the store, and each time in the same one.
-        """
-        answers: list[bool] = [] if needs_store else [True]
-        if needs_store:
-            self._unless_lost(lambda: answers.append(not self._store.check(["no key"])), seconds=_ANSWER_SECONDS)
+    def can_go_on(self) -> bool:
+        """Return whether the launchers may meet again in their store; the watchdog then spares this one."""
+        answers: list[bool] = []
+        self._unless_lost(lambda: answers.append(not self._store.check(["no key"])), seconds=_ANSWER_SECONDS)
         if answers:
             self._watched.spare_launcher()
         return bool(answers)

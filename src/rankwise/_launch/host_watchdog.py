@@ -1,12 +1,20 @@
-"""The watchdog of a host: a process that notices when another host is lost, and ends what cannot end by itself.
+"""The watchdog of a host: the process that notices when another host is lost, and ends what cannot end by itself.
 
 A launcher or a rank that waits in compiled code for a host that has no power runs neither handlers nor threads that
-need its lock. So this process watches. The watchdog of the first host accepts those of the others; each sends a line
-twice a second. A host is lost if nothing has come for as long as its ranks wait for each other, or for some seconds
-once a rank has failed, or if its connection was closed without a last line. Then the launcher is told, and killed with
-its ranks if it does not end.
+need its lock. So this process watches, and does nothing that may block. Each watchdog says twice a second that it is
+there, and all of them meet at a hub, which tells the others when one is lost: when nothing has come from it for as long
+as its ranks wait for each other, or for some seconds once a rank has failed, or when its connection was closed without
+a last message. Then the launchers are told, and killed with their ranks if they do not end.
 
-It ends with the connection to its launcher.
+How a launch has begun decides where the hub is, and who starts whom:
+
+- With `--nnodes` each host has a launcher of its own, which starts its watchdog for each attempt. That of the first
+  host accepts the connections of the others, which prove that they belong to the job (`PeerWatchdog`). It ends with
+  the connection to its launcher.
+- With `--ssh` or `--srun` the hub is the terminal, and ssh starts the watchdog, which starts the launcher. Standard
+  input and output are the connection to the terminal; the watchdog is the only one that writes there, and hands on
+  what the launcher sends. When the terminal is gone, however that has happened, everything on the host is killed
+  (`TerminalWatchdog`).
 """
 
 from __future__ import annotations
@@ -16,27 +24,44 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
+from rankwise._launch.forkserver.ipc import READ_BYTES, pop_messages, serialize, whole_messages
 from rankwise._launch.forwarded_signals import leave_to_ranks
-from rankwise._launch.reaper import kill_launch
+from rankwise._launch.host_messages import Alive, Deliver, Hello, HostEnded, Start
+from rankwise._launch.interpreter import interpreter_command
+from rankwise._launch.reaper import become_subreaper, kill_descendants, kill_launch
+from rankwise._launch.spec import own_environ
 from rankwise._net.acceptor import Client
 from rankwise._net.connecting import connect_to_any, resolved_text
-from rankwise._net.polling import EventLoop, wait_readable
+from rankwise._net.polling import READABLE, WRITABLE, EventLoop, poll, wait_readable
 from rankwise._net.rank_proof import AcceptedProofs, send_hello, send_proof
-from rankwise.errors import printable
+from rankwise.errors import LaunchError, printable
 
-_BEAT_SECONDS: Final = 0.5
+BEAT_SECONDS: Final = 0.5
+# How long the ranks wait for each other, until one has reported the timeout of its session: that of `init()`.
+UNKNOWN_SECONDS: Final = 300.0
 # A rank that waits for another one has its own error first, which names the call.
 _AFTER_RANKS_SECONDS: Final = 0.5
 # How long nothing may come when a rank has failed, perhaps because its call has waited for the lost host long enough.
 _AFTER_FAILURE_SECONDS: Final = 3.0
 # How long a launcher that was told may take until it ends, or starts the next attempt.
-_END_SECONDS: Final = 3.0
+END_SECONDS: Final = 3.0
+# A watchdog whose own process was stopped for longer than this has heard nothing because of that.
+_LONGEST_PAUSE: Final = 2.0
+# How long a terminal may be silent: it may be far away, and its host busy.
+_SILENT_SECONDS: Final = 30.0
+# With more that the terminal has not read, the launcher is not read.
+_BACKLOG_BYTES: Final = 1 << 18
+# "CLIENT PORT SERVER PORT", set by sshd.
+_CONNECTION: Final = "SSH_CONNECTION"
 _MEET_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.1
 _IDENTIFY_SECONDS: Final = 5.0
@@ -44,26 +69,57 @@ _LONGEST_LINE: Final = 4096
 _MOST_STRANGERS: Final = 256
 
 
+class Heartbeats:
+    """When something was heard of each of several hosts last. The time is an argument.
+
+    Attributes:
+        seconds: How long the ranks wait for each other.
+        has_failed: A rank has failed.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.seconds = UNKNOWN_SECONDS
+        self.has_failed = False
+        self._heard: dict[int, float] = {}
+        self._looked = now
+
+    def note(self, number: int, now: float) -> None:
+        """Note that something has come from a host."""
+        self._heard[number] = now
+
+    def forget(self, number: int) -> None:
+        """Watch a host no longer."""
+        self._heard.pop(number, None)
+
+    def silent(self, now: float) -> dict[int, float]:
+        """Return the hosts that are lost, and for how many seconds nothing has come from each."""
+        pause, self._looked = now - self._looked, now
+        if pause > _LONGEST_PAUSE:
+            self._heard = {number: min(heard + pause, now) for number, heard in self._heard.items()}
+        limit = self.seconds + _AFTER_RANKS_SECONDS
+        if self.has_failed:
+            limit = min(limit, _AFTER_FAILURE_SECONDS)
+        return {number: now - heard for number, heard in self._heard.items() if now - heard > limit}
+
+
 @dataclass(slots=True, eq=False)
-class WatchedHost:
-    """The connection to the watchdog of another host; `number` is -1 until it has proven to be one."""
+class WatchedPeer:
+    """The connection to the watchdog of another host."""
 
     connection: socket.socket
     number: int
     name: str = ""
-    heard: float = field(default_factory=time.monotonic)
-    received: bytearray = field(default_factory=bytearray)
+    received: bytes = b""
 
 
-class HostWatchdog:
-    """The watchdog of one host."""
+class PeerWatchdog:
+    """A watchdog among those of all hosts."""
 
     def __init__(self, launcher: socket.socket, settings: dict[str, Any]) -> None:
         self._launcher = launcher
         self._settings = settings
         self._host: int = settings["host"]
-        self._seconds = float(settings["seconds"])
-        self._has_failed = False
+        self._beats = Heartbeats(time.monotonic())
         self._have_met = False
         self._meet_until = time.monotonic() + _MEET_SECONDS
         self._from_launcher = b""
@@ -72,7 +128,7 @@ class HostWatchdog:
         self._kill_at = float("inf")
         self._loop = EventLoop()
         self._loop.register(launcher, self._hear_launcher)
-        self._peers: dict[int, WatchedHost] = {}
+        self._peers: dict[int, WatchedPeer] = {}
         self._strangers: dict[Client, float] = {}
         self._proofs = AcceptedProofs(bytes.fromhex(settings["key"]))
 
@@ -89,7 +145,7 @@ class HostWatchdog:
             self._loop.run_once(max(0.0, min(beat, self._kill_at) - time.monotonic()))
             now = time.monotonic()
             if now >= beat:
-                beat = now + _BEAT_SECONDS
+                beat = now + BEAT_SECONDS
                 self._beat(now)
             if now >= self._kill_at:
                 self._kill()
@@ -105,7 +161,7 @@ class HostWatchdog:
                 connection = connect_to_any(address, port, _IDENTIFY_SECONDS)
                 connection.settimeout(_IDENTIFY_SECONDS)
                 if send_proof(connection, key, send_hello(connection, self._host)):
-                    self._add(WatchedHost(connection, 0))
+                    self._add(WatchedPeer(connection, 0))
                     return
                 connection.close()
                 why = "what listens there has another secret, or is another program"
@@ -119,9 +175,10 @@ class HostWatchdog:
             f"{resolved_text(address)}; hosts of a job have to reach each other at any port",
         )
 
-    def _add(self, peer: WatchedHost) -> None:
+    def _add(self, peer: WatchedPeer) -> None:
         peer.connection.setblocking(False)
         self._peers[peer.number] = peer
+        self._beats.note(peer.number, time.monotonic())
         self._loop.register(peer.connection, lambda: self._hear(peer))
         self._tell({"name": socket.gethostname()})
         if self._host or len(self._peers) == self._settings["hosts"] - 1:
@@ -145,7 +202,7 @@ class HostWatchdog:
         number = self._proofs.rank_of(client)
         if number is not None and 0 < number < self._settings["hosts"] and number not in self._peers:
             self._forget(client)
-            self._add(WatchedHost(client.connection, number))
+            self._add(WatchedPeer(client.connection, number))
         elif not is_connected or number is not None:
             self._drop(client)
 
@@ -158,7 +215,7 @@ class HostWatchdog:
         self._forget(client)
         client.connection.close()
 
-    def _hear(self, peer: WatchedHost) -> None:
+    def _hear(self, peer: WatchedPeer) -> None:
         """Read what another watchdog has sent."""
         try:
             piece = peer.connection.recv(_LONGEST_LINE)
@@ -170,14 +227,13 @@ class HostWatchdog:
             self._remove(peer)
             self._lose(peer.number, "has ended: its connection was closed", peer.name)
             return
-        peer.heard = time.monotonic()
-        peer.received += piece
-        *lines, rest = peer.received.split(b"\n")
+        self._beats.note(peer.number, time.monotonic())
+        *lines, rest = (peer.received + piece).split(b"\n")
         peer.received = rest[:_LONGEST_LINE]
         for line in lines:
-            self._handle(peer, bytes(line))
+            self._handle(peer, line)
 
-    def _handle(self, peer: WatchedHost, line: bytes) -> None:
+    def _handle(self, peer: WatchedPeer, line: bytes) -> None:
         try:
             message = json.loads(line)
             peer.name = printable(str(message.get("name", peer.name)))[:64]
@@ -188,8 +244,9 @@ class HostWatchdog:
         except (ValueError, TypeError, AttributeError, KeyError):  # of a watchdog of another version
             return
 
-    def _remove(self, peer: WatchedHost) -> None:
+    def _remove(self, peer: WatchedPeer) -> None:
         if self._peers.pop(peer.number, None) is not None:
+            self._beats.forget(peer.number)
             self._loop.unregister(peer.connection)
             peer.connection.close()
 
@@ -199,13 +256,10 @@ class HostWatchdog:
             if now - since > _IDENTIFY_SECONDS:
                 self._drop(client)
         self._tell({"name": socket.gethostname()})
-        limit = self._seconds + _AFTER_RANKS_SECONDS
-        if self._has_failed:
-            limit = min(limit, _AFTER_FAILURE_SECONDS)
-        for peer in list(self._peers.values()):
-            if (silence := now - peer.heard) > limit:
-                self._remove(peer)
-                self._lose(peer.number, f"is lost: nothing was heard of it for {silence:.0f} s", peer.name)
+        for number, silence in self._beats.silent(now).items():
+            peer = self._peers[number]
+            self._remove(peer)
+            self._lose(number, f"is lost: nothing was heard of it for {silence:.0f} s", peer.name)
         if not self._have_met and now > self._meet_until:
             absent = min(set(range(1, self._settings["hosts"])) - set(self._peers))
             self._lose(absent, f"is lost: its watchdog did not connect within {_MEET_SECONDS:g} s")
@@ -220,7 +274,7 @@ class HostWatchdog:
         """Tell the launcher, and the other hosts, that one is lost."""
         if self._lost:
             return
-        self._kill_at = time.monotonic() + _END_SECONDS
+        self._kill_at = time.monotonic() + END_SECONDS
         text = f"host {number}{f' ({name})' if name else ''} {why}"
         self._report({"lost": text})
         self._tell({"lost": number, "why": why, "of": name})
@@ -242,9 +296,9 @@ class HostWatchdog:
         *lines, self._from_launcher = self._from_launcher.split(b"\n")
         for line in lines:
             message = json.loads(line)
-            self._seconds = float(message.get("seconds", self._seconds))
+            self._beats.seconds = float(message.get("seconds", self._beats.seconds))
+            self._beats.has_failed |= "failed" in message
             self._has_ended = self._has_ended or "end" in message
-            self._has_failed = self._has_failed or "failed" in message
             if "restarts" in message:
                 self._kill_at = float("inf")
 
@@ -257,14 +311,186 @@ class HostWatchdog:
             os.kill(self._settings["launcher"], signal.SIGKILL)
 
 
+class TerminalWatchdog:
+    """The watchdog of a host that a terminal has reached, and the parent of its launcher.
+
+    Nothing in it blocks but the start of the launcher: it reads only as much as it can hand on.
+    """
+
+    def __init__(self) -> None:
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._connection, self._theirs = socket.socketpair()
+        self._connection.setblocking(False)
+        os.set_blocking(1, False)
+        self._from_terminal, self._from_launcher = bytearray(), bytearray()
+        self._to_terminal, self._to_launcher = bytearray(), bytearray()
+        self._has_ended = False
+        self._silent_from = time.monotonic() + _SILENT_SECONDS
+
+    def run(self) -> None:
+        """Run until the launcher has ended, and the terminal has read all that it has sent, or is gone."""
+        beat = time.monotonic()
+        while not self._has_ended or self._to_terminal:
+            now = time.monotonic()
+            if now >= self._silent_from:
+                return
+            if now >= beat:
+                beat = now + BEAT_SECONDS
+                if not self._to_terminal:  # else it hears of this host when it reads
+                    self._to_terminal += serialize(Alive())
+            ready = dict(poll(self._events(), min(beat, self._silent_from) - now))
+            if 0 in ready and not self._hear_terminal():
+                return
+            if 1 in ready and not self._write(1, self._to_terminal):
+                return
+            if (events := ready.get(self._connection.fileno(), 0)) & WRITABLE:
+                self._write(self._connection.fileno(), self._to_launcher)
+            if events & ~WRITABLE:
+                self._hear_launcher()
+
+    def close(self) -> int:
+        """Kill what is left, and return the exit status of the launcher."""
+        status = 1
+        if self._launcher is not None:
+            if self._has_ended:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = self._launcher.wait(END_SECONDS)
+            self._launcher.kill()
+            self._launcher.wait()
+        kill_descendants()
+        return status
+
+    def _events(self) -> dict[int, int]:
+        """Return what to wait for: reading waits for what was read before to be written."""
+        events = {0: READABLE}
+        if self._to_terminal:
+            events[1] = WRITABLE
+        if self._launcher is not None and not self._has_ended:
+            reads = READABLE if len(self._to_terminal) < _BACKLOG_BYTES else 0
+            events[self._connection.fileno()] = reads | (WRITABLE if self._to_launcher else 0)
+        return events
+
+    def _hear_terminal(self) -> bool:
+        """Read what the terminal has sent, and return whether it may send more."""
+        try:
+            piece = os.read(0, READ_BYTES)
+        except OSError:
+            return False
+        if piece:
+            self._silent_from = time.monotonic() + _SILENT_SECONDS
+            self._from_terminal += piece
+            for message in pop_messages(self._from_terminal):
+                self._handle(message)
+        return bool(piece)
+
+    def _handle(self, message: Any) -> None:  # noqa: ANN401 - any message
+        if isinstance(message, Start):
+            self._start(message)
+        elif isinstance(message, Deliver):
+            if message.signum == signal.SIGTSTP:  # the terminal is about to stop, and says nothing meanwhile
+                self._silent_from = float("inf")
+            if self._launcher is not None:
+                self._launcher.send_signal(message.signum)
+        elif not isinstance(message, Alive):
+            self._to_launcher += serialize(message)
+
+    def _hear_launcher(self) -> None:
+        try:
+            piece = self._connection.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # it was killed before it had read everything
+            piece = b""
+        self._has_ended = not piece
+        self._from_launcher += piece
+        size = whole_messages(self._from_launcher)  # the watchdog's own messages stand between whole ones
+        self._to_terminal += self._from_launcher[:size]
+        del self._from_launcher[:size]
+
+    def _write(self, descriptor: int, unsent: bytearray) -> bool:
+        """Write what fits, and return whether somebody may read it."""
+        try:
+            del unsent[: os.write(descriptor, unsent[:READ_BYTES])]
+        except BlockingIOError:
+            return True
+        except OSError:
+            unsent.clear()
+            return False
+        return True
+
+    def _start(self, start: Start) -> None:
+        try:
+            os.chdir(start.folder)
+        except OSError as error:
+            text = (
+                f"the working directory {start.folder!r} cannot be used there: {error.strerror}; ranks run in that of "
+                "the launch: create it, or launch in one that all hosts have"
+            )
+            self._to_terminal += serialize(HostEnded(error=LaunchError(text)))
+            self._has_ended = True
+            return
+        self._launcher = subprocess.Popen(  # noqa: S603 - this interpreter
+            [*interpreter_command("hosts.launcher"), str(self._theirs.fileno())],
+            env={**own_environ(), **start.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what others print there must not be taken for messages
+            pass_fds=[self._theirs.fileno()],
+        )
+        self._theirs.close()
+        self._to_launcher += serialize(start.job)  # before this, nothing is for the launcher
+
+
+def version() -> str:
+    """Return the version of rankwise; "" if it is a copy that was not installed."""
+    try:
+        return metadata.version("rankwise")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def python_version() -> str:
+    """Return the version of Python, such as "3.12": functions and modules of another one cannot be used."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
 def main(search_path: Sequence[str]) -> None:  # noqa: ARG001 - of processes that import a script
-    """Watch. The last argument is the descriptor of the connection to the launcher, which sends the settings."""
+    """Watch: among others, if the last argument is the descriptor of the connection to the launcher."""
     leave_to_ranks()
-    launcher = socket.socket(fileno=int(sys.argv[-1]))
+    if len(sys.argv) > 1:
+        _watch_peers(socket.socket(fileno=int(sys.argv[-1])))
+    else:
+        _watch_for_terminal()
+
+
+def _watch_peers(launcher: socket.socket) -> None:
+    """Watch for the launcher, which sends the settings."""
     received = b""
     while not received.endswith(b"\n"):
         piece = launcher.recv(1)  # not more: the next line, which may have come already, is for the watchdog
         if not piece:
             return
         received += piece
-    HostWatchdog(launcher, json.loads(received)).run()
+    PeerWatchdog(launcher, json.loads(received)).run()
+
+
+def _watch_for_terminal() -> None:
+    """Watch for the terminal, at the other end of standard input and output."""
+    client, _, server, *_ = f"{own_environ().get(_CONNECTION, '')}   ".split(" ")
+    hello = Hello(
+        version=version(),
+        folder=str(Path(__file__).parents[1]),
+        hostname=socket.gethostname(),
+        python=python_version(),
+        client=client,
+        server=server,
+    )
+    become_subreaper()
+    # The terminal may have gone: the end of its connection is noticed below, and not by a signal.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.write(1, hello.line())
+    watchdog = TerminalWatchdog()
+    try:
+        watchdog.run()
+    finally:
+        status = watchdog.close()
+    os._exit(status if status >= 0 else 128 - status)

@@ -1,4 +1,4 @@
-"""The other hosts of an attempt, as the watchdog of this one sees them: the part in the launcher."""
+"""The other hosts of an attempt, as a watchdog sees them: the part in the launcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from torch.distributed import Store
 
@@ -25,8 +25,6 @@ from rankwise.errors import printable
 
 _KEY: Final = "watchdog"
 _KEY_BYTES: Final = 16
-# Until a rank has reported the timeout of its session: that of `init()` by default.
-_SECONDS: Final = 300.0
 _MEET_SECONDS: Final = 30.0
 _END_SECONDS: Final = 2.0
 _RELAY_SECONDS: Final = 0.2
@@ -34,11 +32,60 @@ _VERDICT_SECONDS: Final = 3.0
 
 
 class WatchedHosts:
-    """The watchdog of this host, for one attempt.
+    """The other hosts, for one attempt."""
 
-    Attributes:
-        lost: Which host is lost, and why; "" if none is.
-    """
+    def __init__(self, timeout: Callable[[], float | None]) -> None:
+        """Tell what watches the hosts how long the ranks wait for each other.
+
+        Args:
+            timeout: Returns that; None while it is not known.
+        """
+        self._timeout = timeout
+        self._over = threading.Event()
+        # A thread: the main one may wait in compiled code for a store that does not answer.
+        self._relay = threading.Thread(target=self._send_timeouts, daemon=True, name="rankwise-host-timeouts")
+        self._relay.start()
+
+    @property
+    def lost(self) -> str:
+        """Which host is lost, and why; "" if none is."""
+        raise NotImplementedError
+
+    def wait_until_met(self) -> None:
+        """Wait until a host cannot be lost unnoticed any more, or one is lost."""
+
+    def wait_for_verdict(self) -> None:
+        """Wait for some seconds for the reason why the store of another host has failed."""
+        deadline = time.monotonic() + _VERDICT_SECONDS
+        while not self.lost and time.monotonic() < deadline:
+            time.sleep(_RELAY_SECONDS)
+
+    def note_failure(self) -> None:
+        """Tell that a rank has failed: a host of which nothing is heard is lost sooner."""
+        self._send(failed=True)
+
+    def spare_launcher(self) -> None:
+        """Tell that the launcher runs on, without the host that is lost."""
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._over.set()
+        self._relay.join(_END_SECONDS)  # it reads memory that is released afterwards
+
+    def _send(self, **told: Any) -> None:  # noqa: ANN401 - as JSON
+        raise NotImplementedError
+
+    def _send_timeouts(self) -> None:
+        sent: float | None = None
+        while not self._over.wait(_RELAY_SECONDS):
+            seconds = self._timeout()
+            if seconds is not None and seconds != sent:
+                sent = seconds
+                self._send(seconds=seconds)
+
+
+class HostsOfWatchdog(WatchedHosts):
+    """The other hosts of a launch that was started on each: the watchdog of this one watches them."""
 
     def __init__(
         self,
@@ -62,7 +109,7 @@ class WatchedHosts:
             launch_id: The id of this launch, by which its processes are found.
             timeout: Returns how long the ranks wait for each other; None while that is not known.
         """
-        self.lost = ""
+        self._lost = ""
         listener = listen(0, one_host=is_loopback(address)) if host == 0 else None
         port, key = _publish(store, listener) if listener is not None else _read(store)
         settings = {
@@ -74,7 +121,6 @@ class WatchedHosts:
             "listener": -1 if listener is None else listener.fileno(),
             "launch_id": launch_id,
             "launcher": os.getpid(),
-            "seconds": _SECONDS,
         }
         self._connection, theirs = socket.socketpair()
         passed = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
@@ -87,43 +133,28 @@ class WatchedHosts:
         theirs.close()
         if listener is not None:
             listener.close()
-        self._send(settings)
-        self._timeout = timeout
+        self._send(**settings)
         self._has_reported = threading.Event()
-        self._over = threading.Event()
-        # Threads: the main one may wait in compiled code for a store that does not answer.
-        self._relay = threading.Thread(target=self._send_timeouts, daemon=True, name="rankwise-host-timeouts")
-        self._relay.start()
         threading.Thread(target=self._listen, daemon=True, name="rankwise-watched-hosts").start()
+        super().__init__(timeout)
+
+    @property
+    def lost(self) -> str:
+        return self._lost
 
     def wait_until_met(self) -> None:
-        """Wait until the watchdogs of all hosts have met, or one is lost: from then on a host cannot be lost unnoticed.
-
-        The watchdog itself decides how long that may take.
-        """
+        """Wait until the watchdogs of all hosts have met; the watchdog itself decides how long that may take."""
         while not self._has_reported.wait(_RELAY_SECONDS):
             if self._process.poll() is not None:
                 return
 
-    def wait_for_verdict(self) -> None:
-        """Wait for some seconds for the watchdog to notice why the store of another host has failed."""
-        deadline = time.monotonic() + _VERDICT_SECONDS
-        while not self.lost and time.monotonic() < deadline:
-            time.sleep(_RELAY_SECONDS)
-
-    def note_failure(self) -> None:
-        """Tell the watchdog that a rank has failed: it waits less long for a host of which nothing is heard."""
-        self._send({"failed": True})
-
     def spare_launcher(self) -> None:
-        """Tell the watchdog that the launcher runs on, without the host that is lost."""
-        self._send({"restarts": True})
+        self._send(restarts=True)
 
     def close(self) -> None:
         """End the watchdog, which tells the others that this host ends as it should."""
-        self._over.set()
-        self._relay.join(_END_SECONDS)  # it reads memory that is released afterwards
-        self._send({"end": True})
+        super().close()
+        self._send(end=True)
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
         try:
@@ -133,23 +164,14 @@ class WatchedHosts:
             self._process.wait()
         self._connection.close()
 
-    def _send(self, message: dict[str, object]) -> None:
+    def _send(self, **told: Any) -> None:  # noqa: ANN401 - as JSON
         with contextlib.suppress(OSError):
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def _send_timeouts(self) -> None:
-        """Tell the watchdog how long the ranks wait for each other, whenever that changes."""
-        sent = _SECONDS
-        while not self._over.wait(_RELAY_SECONDS):
-            seconds = self._timeout()
-            if seconds is not None and seconds != sent:
-                sent = seconds
-                self._send({"seconds": seconds})
+            self._connection.sendall(json.dumps(told).encode() + b"\n")
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._connection.makefile("r") as lines:
             for line in lines:
-                self.lost = self.lost or str(json.loads(line).get("lost", ""))
+                self._lost = self._lost or str(json.loads(line).get("lost", ""))
                 self._has_reported.set()
 
 

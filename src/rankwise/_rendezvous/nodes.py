@@ -12,8 +12,8 @@ from rankwise.errors import InvalidArgumentError, shown
 
 # The backend in which each launcher is given the index of its host.
 STATIC: Final = "static"
-# The backend in which one launcher has started the agents of all hosts, and tells them.
-BY_LAUNCHER: Final = "launcher"
+# The backend in which a terminal has started the launchers of all hosts, and decides which of them meet.
+TERMINAL: Final = "terminal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

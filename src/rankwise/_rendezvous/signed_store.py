@@ -119,4 +119,5 @@ def signed(store: Store, secret: JobSecret | None) -> Store:
 
 def part_of(store: Store, prefix: str) -> Store:
     """Return the part of a store whose keys have a prefix."""
-    return store.with_prefix(prefix) if isinstance(store, SignedStore) else PrefixStore(prefix, store)
+    found: Store = store.with_prefix(prefix) if hasattr(store, "with_prefix") else PrefixStore(prefix, store)
+    return found

@@ -15,7 +15,6 @@ from rankwise.cli.torchrun_options import output_settings, torchrun_options
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 if TYPE_CHECKING:
-    from rankwise._launch.hosts.launching_hosts import LaunchHosts
     from rankwise.launching import Nodes, ScriptLaunch
 
 _DEFAULT_PORT: Final = 29500
@@ -204,7 +203,7 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
             from rankwise.cli.launch_hosts import hosts_of_options  # noqa: PLC0415 - few launches need it
 
             hosts = hosts_of_options(ctx, flags)
-        started = _script_launch(target, args, flags, hosts)
+        started = _script_launch(target, args, flags, None if hosts is None else hosts[1])
     except InvalidArgumentError as error:
         fail(InvalidArgumentError(f"{error}{sources_text(ctx)}"), EXIT_USAGE)
     except RankwiseError as error:
@@ -213,13 +212,11 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
     if hosts is not None:
         from rankwise._launch.hosts.launching_hosts import run_on_hosts_as_command  # noqa: PLC0415 - likewise
 
-        os._exit(run_on_hosts_as_command(started, hosts, "rankwise"))
+        os._exit(run_on_hosts_as_command(started, hosts[0], "rankwise"))
     os._exit(started.run_as_command("rankwise"))
 
 
-def _script_launch(
-    target: str, args: Sequence[str], flags: Mapping[str, Any], hosts: LaunchHosts | None
-) -> ScriptLaunch:
+def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any], hosts: Nodes | None) -> ScriptLaunch:
     """Return the launch that a command line describes.
 
     Raises:
@@ -232,7 +229,7 @@ def _script_launch(
         args,
         nproc=flags["nproc"],
         kind=_kind(flags),
-        nodes=_nodes(flags) if hosts is None else hosts.nodes(),
+        nodes=_nodes(flags) if hosts is None else hosts,
         output=Output(show=flags["show"], **output_settings(flags)),
         max_restarts=flags["max_restarts"],
         grace=flags["grace"],

@@ -8,12 +8,13 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from rankwise._launch.hosts.launching_hosts import LaunchHosts
+from rankwise._launch.hosts.hosts_launch import nodes_of
 from rankwise._launch.hosts.srun_command import srun_commands
-from rankwise._launch.hosts.ssh_command import host_commands
+from rankwise._launch.hosts.ssh_command import HostCommand, host_commands
 from rankwise._launch.spec import own_environ
 from rankwise.cli.launch_defaults import is_given
 from rankwise.errors import InvalidArgumentError
+from rankwise.launching import Nodes
 
 # Why an option has no meaning with --ssh or --srun.
 _EXCLUDED: Final = {
@@ -29,8 +30,8 @@ _EXCLUDED: Final = {
 }
 
 
-def hosts_of_options(ctx: click.Context, flags: Mapping[str, Any]) -> LaunchHosts:
-    """Return the hosts of --ssh or --srun.
+def hosts_of_options(ctx: click.Context, flags: Mapping[str, Any]) -> tuple[list[HostCommand], Nodes]:
+    """Return how the hosts of --ssh or --srun are reached, and the hosts.
 
     Raises:
         InvalidArgumentError: They are no names of hosts, there is no allocation, or another option excludes them.
@@ -45,9 +46,5 @@ def hosts_of_options(ctx: click.Context, flags: Mapping[str, Any]) -> LaunchHost
     has_number = ctx.get_parameter_source("nnodes") is not ParameterSource.DEFAULT
     least, most = flags["nnodes"] if has_number else (0, 0)
     names = [name.strip() for name in (flags["ssh"] or "").split(",")]
-    return LaunchHosts(
-        commands=srun_commands(own_environ()) if flags["srun"] else host_commands(names, flags["ssh_command"]),
-        least=least,
-        most=most,
-        address=flags["master_addr"],
-    )
+    commands = srun_commands(own_environ()) if flags["srun"] else host_commands(names, flags["ssh_command"])
+    return commands, nodes_of(commands, least=least, most=most, address=flags["master_addr"])

@@ -1,7 +1,7 @@
 """Run a launch of steps.py on a terminal, and stop it when all ranks run: interrupted.py HOW FOLDER COMMAND...
 
-HOW is "ctrl-c"; or the name of a signal for the launcher; or "ssh" or "agent", for SIGKILL to its first ssh, or to the
-last agent. Prints what the terminal has shown, and how the launcher has ended.
+HOW is "ctrl-c"; or the name of a signal for the command; or, for SIGKILL to one of its parts, "ssh" for the first ssh,
+and "watchdog" and "launcher" for the last of these. Prints what the terminal has shown, and how it has ended.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 import psutil
+
+PARTS = {"watchdog": "host_watchdog import", "launcher": "hosts.launcher import"}
 
 how, folder, command = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 pid, terminal = pty.fork()
@@ -41,8 +43,8 @@ if how == "ctrl-c":
     os.write(terminal, b"\x03")
 elif how == "ssh":
     next(child for child in psutil.Process(pid).children() if child.name() == "ssh").kill()
-elif how == "agent":
-    [one for one in psutil.process_iter() if "hosts.host_agent" in " ".join(one.cmdline())][-1].kill()
+elif how in PARTS:
+    [one for one in psutil.process_iter() if one.name() != "ssh" and PARTS[how] in " ".join(one.cmdline())][-1].kill()
 else:
     os.kill(pid, signal.Signals[how])
 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -135,6 +135,17 @@ def pop_messages(inbox: bytearray) -> list[Any]:
     return values
 
 
+def whole_messages(inbox: bytearray) -> int:
+    """Return how many of the received bytes are whole messages."""
+    size = 0
+    while len(inbox) - size >= _HEADER.size:
+        (length,) = _HEADER.unpack_from(inbox, size)
+        if len(inbox) - size < _HEADER.size + length:
+            break
+        size += _HEADER.size + length
+    return size
+
+
 def receive_message(connection: socket.socket) -> Any:  # noqa: ANN401 - any value
     """Receive one message, and return its value. Blocks until all of it has arrived.
 

@@ -1,94 +1,112 @@
-"""A launch on several hosts from one terminal: an agent on each, over ssh, and one report.
+"""A launch on several hosts from one terminal: a launcher on each, over ssh or srun, and one report.
 
-Decided here: when the hosts meet, what the end of one means for the others, and how long they may take to end. Which
-hosts meet is decided in `host_rounds`, and which error is reported in `host_report`.
+Decided here: when the hosts meet, when one is lost, what the end of one means for the others, and how long they may
+take to end. Which hosts meet is decided in `rounds`, and which error is reported in `report`.
 """
 
 from __future__ import annotations
 
+import pickle
 import signal
 import socket
+import sys
 import time
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from rankwise._launch.console import Console
-from rankwise._launch.hosts.host_connection import HostConnection, HostState
-from rankwise._launch.hosts.host_guard import ALIVE_SECONDS
-from rankwise._launch.hosts.host_messages import (
+from rankwise._launch.console import Console, RankOutput
+from rankwise._launch.host_messages import (
+    MEET,
     Alive,
     Deliver,
     Hello,
+    Hold,
     HostEnded,
-    HostJob,
-    HostStart,
-    Meet,
+    HostLost,
+    Meeting,
     Printed,
-    Ready,
-    Serve,
-    Serving,
+    Reply,
+    Request,
+    Start,
     Told,
+    Watching,
 )
-from rankwise._launch.hosts.host_output import HostOutput
-from rankwise._launch.hosts.host_report import HostProblem, error_of, stopped_error
-from rankwise._launch.hosts.host_rounds import can_go_on, meeting_address, next_round, waiting_text
+from rankwise._launch.host_watchdog import BEAT_SECONDS, END_SECONDS, UNKNOWN_SECONDS, Heartbeats
+from rankwise._launch.hosts.connection import HostConnection, HostState
+from rankwise._launch.hosts.launcher import HostJob
+from rankwise._launch.hosts.report import HostProblem, error_of, stopped_error
+from rankwise._launch.hosts.rounds import StoreValues, can_go_on, meeting_address, next_round, waiting_text
 from rankwise._launch.hosts.ssh_command import HostCommand
 from rankwise._launch.interpreter import working_directory
 from rankwise._launch.scripts import Terminated
 from rankwise._launch.spec import sent_environ
 from rankwise._net.job_secret import SECRET, new_secret
 from rankwise._net.polling import EventLoop
-from rankwise.errors import LaunchError
+from rankwise._rendezvous.nodes import TERMINAL, Nodes
+from rankwise.errors import InvalidArgumentError, LaunchError, RankFailedError
 
-# How long a host may take from the start of ssh until its agent has imported torch.
+# How long a host may take from the start of ssh until its launcher has imported torch.
 _START_SECONDS: Final = 300.0
-# How long the others may take to end by themselves after one has failed: they exchange what they know.
-_AFTER_FAILURE_SECONDS: Final = 20.0
-# And after one is lost: a rank that waits for it may take as long as ranks wait for each other.
-_AFTER_LOSS_SECONDS: Final = 5.0
-# How long an agent may take beyond the grace period of its ranks, and its guard to kill all of them.
+# How long the others may take beyond the grace period of ranks after one has failed: they exchange what they know.
+_AFTER_FAILURE_SECONDS: Final = 35.0
+# How long a launcher may take beyond the grace period of its ranks, and its watchdog to kill all of them.
 _END_SECONDS: Final = 15.0
 _GRACE_AFTER_TERMINATION: Final = 30.0
-_IDLE_SECONDS: Final = 0.5
 # How long nothing is said about hosts that start. Importing torch takes some seconds.
 _SILENT_SECONDS: Final = 10.0
+
+
+def nodes_of(commands: Sequence[HostCommand], *, least: int = 0, most: int = 0, address: str = "") -> Nodes:
+    """Return the hosts of a launch, with a run id of their own.
+
+    Args:
+        commands: How their watchdogs are started, in the order of their ranks.
+        least, most: How many of them have ranks; 0 for all. The others are spares.
+        address: The address of the first host for the others; "" for the one that ssh has reached it at.
+
+    Raises:
+        InvalidArgumentError: They are too few.
+    """
+    names = [command.name for command in commands]
+    if most > len(names):
+        raise InvalidArgumentError(f"nnodes={most} is above the number of hosts, {len(names)}: {', '.join(names)}")
+    number = most or len(names)
+    run_id = uuid.uuid4().hex
+    return Nodes(num_nodes=number, min_nodes=least or number, address=address, backend=TERMINAL, run_id=run_id)
 
 
 class HostsLaunch:
     """A launch on several hosts."""
 
-    def __init__(
-        self, job: HostJob, commands: Sequence[HostCommand], *, console: Console, least: int, most: int, address: str
-    ) -> None:
+    def __init__(self, job: HostJob, commands: Sequence[HostCommand], console: Console) -> None:
         """Prepare.
 
         Args:
-            job: The job of each host.
-            commands: How the guards of the hosts are started, in the order of the hosts.
+            job: The launch of each host.
+            commands: How the watchdogs of the hosts are started.
             console: Shows the output.
-            least, most: How many hosts have ranks; the others are spares.
-            address: The address of the first host for the others; "" to find it.
         """
-        self._job = job
+        self._launch, self._nodes = job.launch, job.nodes
         self._commands = commands
         self._console = console
         self._output = HostOutput(console)
-        self._least, self._most = least, most
-        self._address = address
         self._loop = EventLoop()
         self._hosts: list[HostConnection] = []
-        self._server: HostConnection | None = None
+        self._store = StoreValues()
+        self._beats = Heartbeats(time.monotonic())
+        self._beat_at = time.monotonic()
         self._num_rounds = 0
         self._told = ""
         self._problems: list[HostProblem] = []
+        # The hosts that this round has lost: the launch may go on without them, or end with another error.
+        self._lost: list[HostProblem] = []
         self._stop: BaseException | None = None
-        # What is done next to hosts that do not end, and when.
-        self._steps: list[tuple[float, str]] = []
-        self._alive_at = time.monotonic() + ALIVE_SECONDS
         # The secret goes through the streams of ssh alone.
-        self._start = HostStart(environ={SECRET: new_secret(), **sent_environ()}, folder=working_directory())
+        environ = {SECRET: new_secret(), **sent_environ()}
+        self._start = Start(environ=environ, folder=working_directory(), job=pickle.dumps(job))
         self._wakeup, self._waker = socket.socketpair()
 
     def run(self) -> dict[int, bytes]:
@@ -111,7 +129,7 @@ class HostsLaunch:
         if self._stop is not None:
             raise self._stop from stopped_error(self._problems)
         if self._problems:
-            error, cause = error_of(self._problems)
+            error, cause = error_of([*self._lost, *self._problems])
             raise error from cause
         return {rank: value for host in self._hosts if host.ended for rank, value in host.ended.values.items()}
 
@@ -122,21 +140,26 @@ class HostsLaunch:
                 host.send(Deliver(signum))
 
     def suspend(self) -> None:
-        """Stop all ranks until `resume`."""
-        self.signal_all(signal.SIGTSTP)
+        """Stop all ranks until `resume`, and let the hosts wait for this process."""
+        self._deliver(signal.SIGTSTP)
 
     def resume(self) -> None:
         """Continue all ranks."""
-        self.signal_all(signal.SIGCONT)
+        self._deliver(signal.SIGCONT)
 
     def request_stacks(self) -> None:
         """Let each host print the stacks of its ranks."""
         self.signal_all(signal.SIGQUIT)
 
+    def _deliver(self, signum: signal.Signals) -> None:
+        for host in self._hosts:
+            if host.hello is not None:
+                host.send(Deliver(signum))
+
     def _start_hosts(self) -> None:
         for end in (self._wakeup, self._waker):
             end.setblocking(False)
-        self._loop.register(self._wakeup, self._resume_reading)
+        self._loop.register(self._wakeup, self._release_output)
         self._console.on_writable = self._wake_up
         for command in self._commands:
             connection = HostConnection(
@@ -144,25 +167,46 @@ class HostsLaunch:
                 self._loop,
                 on_message=self._receive,
                 on_text=partial(self._output.show_text, command.name),
-                is_full=lambda: self._output.is_full,
             )
             self._hosts.append(connection)
 
     def _run_once(self) -> None:
-        if not self._loop.run_once(_IDLE_SECONDS):
+        if not self._loop.run_once(BEAT_SECONDS):
             self._output.flush()
         now = time.monotonic()
-        if now >= self._alive_at:
-            self._alive_at = now + ALIVE_SECONDS
-            for host in self._hosts:
-                if host.hello is not None:
-                    host.send(Alive())
-        for host in self._hosts:
-            if host.is_starting and now - host.since > _START_SECONDS:
-                host.give_up(f"it has not started within {_START_SECONDS:g} s")
+        self._look_for_losses(now)
         self._show_waiting(now)
         self._begin_round()
-        self._take_steps(now)
+
+    def _look_for_losses(self, now: float) -> None:
+        """Tell the hosts that this process is there, and look for those that do not tell, or do not start, or end."""
+        told = [host.seconds for host in self._hosts if host.seconds is not None and host.state is HostState.RUNNING]
+        self._beats.seconds = min(told, default=UNKNOWN_SECONDS)
+        silent = self._beats.silent(now)
+        is_beat = now >= self._beat_at
+        if is_beat:
+            self._beat_at = now + BEAT_SECONDS
+        for number, host in enumerate(self._hosts):
+            if host.is_over:
+                continue
+            if is_beat and host.hello is not None:
+                host.send(Alive())
+            if host.is_starting and now - host.since > _START_SECONDS:
+                host.give_up(f"cannot be used: it has not started within {_START_SECONDS:g} s")
+            elif number in silent:
+                host.give_up(f"is lost: nothing was heard of it for {silent[number]:.0f} s")
+            elif now > host.deadline:
+                self._end_late(host, now)
+
+    def _end_late(self, host: HostConnection, now: float) -> None:
+        """Hang up on a host that has not ended in time, and kill its ssh if that does not end it."""
+        host.deadline = now + _END_SECONDS
+        if host.is_hung_up:
+            host.kill()
+        else:
+            self._console.print_message(f"rankwise: the launcher of host {host.name} did not end, and is killed")
+            host.is_released = True
+            host.hang_up()
 
     def _show_waiting(self, now: float) -> None:
         """Tell which hosts the others wait for, after some seconds, and whenever that changes."""
@@ -174,24 +218,44 @@ class HostsLaunch:
             self._console.print_message(f"rankwise: {text}")
 
     def _receive(self, host: HostConnection, message: Any) -> None:  # noqa: ANN401 - any message; None at the end
+        if message is None:
+            self._end(host)
+            return
+        self._beats.note(self._hosts.index(host), time.monotonic())
         if isinstance(message, Printed):
             self._output.show(host.hostname, message)
+            if self._output.is_full and not host.is_held:
+                host.is_held = True
+                host.send(Hold(is_held=True))
         elif isinstance(message, Told):
             self._output.tell(host.name, message.text)
         elif isinstance(message, Hello):
             # Not before: something else might print what it reads, as `cat` does, and the secret with it.
             host.send(self._start)
-            host.send(self._job)
-        elif isinstance(message, Ready):
-            host.state = HostState.READY
-        elif isinstance(message, Serving):
-            self._meet(host, message.port)
+        elif isinstance(message, Request):
+            self._answer(host, message)
+        elif isinstance(message, Watching):
+            host.seconds = message.seconds or host.seconds
+            self._beats.has_failed |= message.failed
         elif isinstance(message, HostEnded):
             self._record_end(host, message)
-        elif message is None:
-            self._output.end(host.hostname)
-            if host.lost is not None:
-                self._lose(host, host.lost)
+
+    def _end(self, host: HostConnection) -> None:
+        self._beats.forget(self._hosts.index(host))
+        self._output.end(host.hostname)
+        if host.lost is not None:
+            self._lose(host, host.lost)
+
+    def _answer(self, host: HostConnection, request: Request) -> None:
+        if request.operation == MEET:
+            host.state = HostState.READY
+            host.request = request.number
+            host.deadline = float("inf")
+            host.seconds = None
+            if self._problems or self._stop is not None:  # it does not know yet that there is no other attempt
+                self._release()
+        else:
+            host.send(Reply(request.number, self._store.apply(request.operation, *request.arguments)))
 
     def _begin_round(self) -> None:
         """Let the hosts meet, or release the spares after the last round."""
@@ -201,89 +265,93 @@ class HostsLaunch:
             if not any(host.state is HostState.RUNNING for host in self._hosts):
                 self._release()
             return
-        chosen = next_round(self._hosts, least=self._least, most=self._most)
-        if chosen and self._server is None:
-            self._server = chosen[0]
-            self._server.send(Serve(one_host=all(host.command.is_local for host in chosen)))
-
-    def _meet(self, server: HostConnection, port: int) -> None:
-        chosen = next_round(self._hosts, least=self._least, most=self._most)
-        self._server = None
-        if not chosen or chosen[0] is not server:  # a host was lost meanwhile
+        chosen = next_round(self._hosts, least=self._nodes.min_nodes, most=self._nodes.num_nodes)
+        if not chosen:
             return
         self._num_rounds += 1
-        address = self._address or meeting_address(chosen)
+        self._lost = []
+        self._beats.has_failed = False
+        address = self._nodes.address or meeting_address(chosen)
+        one_host = all(host.command.is_local for host in chosen)
         for node_rank, host in enumerate(chosen):
             host.state = HostState.RUNNING
-            host.send(Meet(node_rank=node_rank, num_nodes=len(chosen), address=address, port=port))
+            host.round = self._num_rounds
+            meeting = Meeting(
+                number=self._num_rounds,
+                node_rank=node_rank,
+                num_nodes=len(chosen),
+                address=address,
+                one_host=one_host,
+            )
+            host.send(Reply(host.request, meeting))
 
     def _record_end(self, host: HostConnection, ended: HostEnded) -> None:
+        host.deadline = time.monotonic() + _END_SECONDS
         error = ended.error
         if error is None and ended.stopped and self._stop is None and not self._problems:
             error = LaunchError(host.command.explain_stop(ended.stopped))
-        if error is not None:
-            self._problems.append(HostProblem(host=host.name, error=error, ended=ended))
-            self._end_others(_AFTER_FAILURE_SECONDS)
-        for text in ended.lost:  # of its log files
-            error = LaunchError(text)
-            self._problems.append(HostProblem(host=host.name, error=error, ended=ended))
+        if error is not None and not isinstance(error, RankFailedError):  # of a rank, the others know
+            self._tell_lost(host, f"host {host.name} has ended: {error}")
+        errors = [] if error is None else [error]
+        for problem in [*errors, *map(LaunchError, ended.lost)]:
+            self._problems.append(HostProblem(host=host.name, error=problem, ended=ended))
+        if errors:
+            self._end_others(_AFTER_FAILURE_SECONDS + self._launch.grace)
 
     def _lose(self, host: HostConnection, why: LaunchError) -> None:
         """Go on without a host, or end the others."""
-        if host is self._server:
-            self._server = None
         if host.is_released or self._stop is not None:
             return
-        may_restart = self._job.spec.max_restarts > 0 or not self._num_rounds
-        if not self._problems and may_restart and can_go_on(self._hosts, least=self._least):
+        self._tell_lost(host, str(why))
+        problem = HostProblem(host=host.name, error=why)
+        may_restart = self._launch.max_restarts > 0 or not self._num_rounds
+        if not self._problems and may_restart and can_go_on(self._hosts, least=self._nodes.min_nodes):
             self._console.print_message(f"rankwise: {why}\nrankwise: the launch goes on without host {host.name}")
-            return
-        self._problems.append(HostProblem(host=host.name, error=why))
-        self._end_others(_AFTER_LOSS_SECONDS)
+            self._lost += [problem] if host.round == self._num_rounds else []
+        else:
+            self._problems.append(problem)
+            self._release()
+        for other in self._hosts:
+            if other.state is HostState.RUNNING and other.round == host.round:
+                other.deadline = min(other.deadline, time.monotonic() + END_SECONDS)
+
+    def _tell_lost(self, host: HostConnection, why: str) -> None:
+        """Tell the other hosts of its meeting that a host has no ranks any more."""
+        for other in self._hosts:
+            if other.state is HostState.RUNNING and other.round == host.round and other is not host:
+                other.send(HostLost(host.round, why))
 
     def _end_others(self, seconds: float) -> None:
-        """End the hosts that have no ranks; the agents of the others end by themselves, or are interrupted."""
+        """End the hosts that have no ranks now, and the others after some time: they end by themselves."""
         self._release()
-        if not self._steps:
-            now = time.monotonic()
-            killed = now + seconds + self._job.spec.grace + _END_SECONDS
-            self._steps = [(now + seconds, "interrupt"), (killed, "hang up"), (killed + _END_SECONDS, "kill")]
+        for host in self._hosts:
+            host.deadline = min(host.deadline, time.monotonic() + seconds)
 
     def _stop_all(self, stop: BaseException) -> None:
         """Stop the ranks of all hosts, as Ctrl-C or SIGTERM to this process does on one host."""
         self._stop = self._stop or stop
-        self._release()
         self.signal_all(signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
-        killed = time.monotonic() + max(self._job.spec.grace, _GRACE_AFTER_TERMINATION) + _END_SECONDS
-        self._steps = [(killed, "hang up"), (killed + _END_SECONDS, "kill")]
+        self._end_others(max(self._launch.grace, _GRACE_AFTER_TERMINATION) + _END_SECONDS)
 
     def _release(self) -> None:
-        """Hang up on the hosts that have no ranks: their guards end what has been started there."""
+        """Hang up on the hosts that have no ranks: their watchdogs end what has been started there."""
         for host in self._hosts:
             if host.state is not HostState.RUNNING and not host.is_over:
                 host.is_released = True
+                host.deadline = time.monotonic() + _END_SECONDS
                 host.hang_up()
 
-    def _take_steps(self, now: float) -> None:
-        while self._steps and now >= self._steps[0][0]:
-            _, what = self._steps.pop(0)
-            for host in self._hosts:
-                if what == "interrupt":
-                    host.send(Deliver(signal.SIGINT))
-                elif what == "hang up":
-                    host.hang_up()
-                elif not host.is_over:
-                    host.kill()
-
     def _wake_up(self) -> None:
-        """Let the event loop resume reading. The thread of a writer calls this."""
+        """Let the event loop ask for more output. The thread of a writer calls this."""
         with suppress(OSError):
             self._waker.send(b"\0")
 
-    def _resume_reading(self) -> None:
+    def _release_output(self) -> None:
         self._wakeup.recv(1 << 12)
         for host in self._hosts:
-            host.resume()
+            if host.is_held and not self._output.is_full:
+                host.is_held = False
+                host.send(Hold(is_held=False))
 
     def _close(self) -> None:
         self._console.on_writable = lambda: None
@@ -294,3 +362,54 @@ class HostsLaunch:
         self._loop.close()
         self._wakeup.close()
         self._waker.close()
+
+
+class HostOutput:
+    """The output of the hosts of a launch, on the terminal's own streams: that of ranks, and messages."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._outputs: dict[tuple[str, int, bool], RankOutput] = {}
+        self._told: dict[str, set[str]] = {}
+        self._text: dict[str, bytes] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """So much is not shown yet that nothing more should be sent for now."""
+        return any(output.is_full for output in self._outputs.values())
+
+    def show(self, host: str, printed: Printed) -> None:
+        """Show the output of a rank."""
+        key = host, printed.rank, printed.is_error
+        if key not in self._outputs:
+            stream = sys.stderr if printed.is_error else sys.stdout
+            self._outputs[key] = self._console.open(printed.rank, stream, local_rank=printed.local_rank, host=host)
+        self._outputs[key].write(printed.text)
+
+    def tell(self, host: str, text: str) -> None:
+        """Show a message of a launcher, unless that of another host has sent the same."""
+        hosts = self._told.setdefault(text, set())
+        if not hosts or host in hosts:  # its first, or the same event again
+            hosts.clear()
+            self._console.print_message(text)
+        hosts.add(host)
+
+    def show_text(self, host: str, text: bytes) -> None:
+        """Show what a process that is no rank has printed on a host, by whole lines."""
+        whole, newline, rest = (self._text.pop(host, b"") + text).rpartition(b"\n")
+        if rest:
+            self._text[host] = rest
+        if newline:
+            self._console.print_message(whole.decode(errors="replace"))
+
+    def flush(self) -> None:
+        """Show lines that are not whole yet, such as a prompt."""
+        for output in self._outputs.values():
+            output.flush()
+
+    def end(self, host: str) -> None:
+        """Show the rest of what a host has sent."""
+        for key in [key for key in self._outputs if key[0] == host]:
+            self._outputs.pop(key).flush(last=True)
+        if rest := self._text.pop(host, b""):
+            self._console.print_message(rest.decode(errors="replace"))

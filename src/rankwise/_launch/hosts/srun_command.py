@@ -1,4 +1,4 @@
-"""How the guards of a launch are started on the nodes of a Slurm allocation: by a step of srun on each."""
+"""How the watchdogs of a launch are started on the nodes of a Slurm allocation: by a step of srun on each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STEP: Final = "SLURM_STEP_ID"
 
 @dataclass(frozen=True, slots=True)
 class SrunCommand(HostCommand):
-    """How to start the guard of a node."""
+    """How to start the watchdog of a node."""
 
     @property
     def program(self) -> str:
@@ -43,8 +43,8 @@ class SrunCommand(HostCommand):
         Raises:
             LaunchError: There is no interpreter to start.
         """
-        guard = [word.rstrip() for word in interpreter_command("hosts.host_guard")]
-        return ["srun", *_OPTIONS, f"--nodelist={self.name}", *guard]
+        watchdog = [word.rstrip() for word in interpreter_command("host_watchdog")]
+        return ["srun", *_OPTIONS, f"--nodelist={self.name}", *watchdog]
 
     def explain_loss(self, status: int | None, printed: str) -> str:
         """Return why a node is lost, with the reason that Slurm has printed."""
@@ -54,15 +54,15 @@ class SrunCommand(HostCommand):
         return f"host {self.name} is lost: Slurm has ended its step: {printable(found[1])}"
 
     def explain_stop(self, by: str) -> str:
-        """Return why an agent has stopped by a signal that its launcher has not sent."""
+        """Return why a launcher has stopped by a signal that this terminal has not sent."""
         return (
-            f"its agent was stopped by {by}, and not by this launcher: Slurm sends it when the job is cancelled, is "
-            "preempted, or has reached its time limit"
+            f"its launcher was stopped by {by}, and not from this terminal: Slurm sends it when the job is "
+            "cancelled, is preempted, or has reached its time limit"
         )
 
 
 def srun_commands(environ: Mapping[str, str]) -> list[HostCommand]:
-    """Return how to start the guards of all nodes of the allocation that this process is in, in its order.
+    """Return how to start the watchdogs of all nodes of the allocation that this process is in, in its order.
 
     Raises:
         InvalidArgumentError: It is in none, or is a task of a step.

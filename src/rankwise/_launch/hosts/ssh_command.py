@@ -1,4 +1,4 @@
-"""How the guard of a host is started: by the system's ssh, or directly on this host; and why it could not be."""
+"""How the watchdog of a host is started: by the system's ssh, or directly on this host; and why it could not be."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _REMEDIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class HostCommand:
-    """How to start the guard of a host.
+    """How to start the watchdog of a host.
 
     Attributes:
         name: The host, as the user has named it: "gpu-01", "user@gpu-01", an alias, or "localhost".
@@ -72,19 +72,19 @@ class HostCommand:
         Raises:
             LaunchError: There is no interpreter to start.
         """
-        guard = [word.rstrip() for word in interpreter_command("hosts.host_guard")]
+        watchdog = [word.rstrip() for word in interpreter_command("host_watchdog")]
         if self.is_local:
-            return guard
-        return [*self.ssh, *_OPTIONS, "--", self.name, f"exec {shlex.join(guard)}"]
+            return watchdog
+        return [*self.ssh, *_OPTIONS, "--", self.name, f"exec {shlex.join(watchdog)}"]
 
     def explain_start(self, status: int, printed: str) -> LaunchError:
-        """Return the error of a guard that did not start.
+        """Return the error of a watchdog that did not start.
 
         Args:
             status: The exit status of ssh; negative for a signal.
             printed: What was printed on standard error.
         """
-        interpreter = interpreter_command("hosts.host_guard")[0]
+        interpreter = interpreter_command("host_watchdog")[0]
         text = _readable(printed)[-_LONGEST_TEXT:]
         last = text.splitlines()[-1] if text else ""
         missing = re.search(r"No module named '(rankwise[\w.]*)'", text)
@@ -116,20 +116,23 @@ class HostCommand:
         text = _readable(printed).splitlines()
         last = f": {text[-1]}" if text and status == _SSH_FAILED else ""
         if self.is_local:
-            how = f"its agent {'has closed its output' if status is None else _ended(status)}"
+            how = f"its launcher {'has closed its output' if status is None else _ended(status)}"
         elif status is not None and (status == _SSH_FAILED or status < 0):
             how = f"the connection to it is lost: {self.program} {_ended(status)}{last}"
         else:
-            how = f"its agent {'has closed its output' if status is None else _ended(status)}, and has reported nothing"
+            end = "has closed its output" if status is None else _ended(status)
+            how = f"its launcher {end}, and has reported nothing"
         return f"host {self.name} is lost: {how}"
 
     def explain_stop(self, by: str) -> str:
-        """Return why an agent has stopped by a signal that its launcher has not sent."""
-        return f"its agent was stopped by {by}, and not by this launcher: a process on that host has sent the signal"
+        """Return why a launcher has stopped by a signal that this terminal has not sent."""
+        return (
+            f"its launcher was stopped by {by}, and not from this terminal: a process on that host has sent the signal"
+        )
 
 
 def host_commands(hosts: Sequence[str], ssh: str) -> list[HostCommand]:
-    """Return how to start the guards of several hosts, in their order.
+    """Return how to start the watchdogs of several hosts, in their order.
 
     Raises:
         InvalidArgumentError: They are not names of different hosts, or `ssh` is no command.
@@ -149,7 +152,9 @@ def host_commands(hosts: Sequence[str], ssh: str) -> list[HostCommand]:
         if not text or text.startswith("-") or any(one.isspace() or not one.isprintable() for one in text):
             raise InvalidArgumentError(f"{text!r} is not the name of a host, such as gpu-01 or user@gpu-01")
         if text in hosts[:at]:
-            raise InvalidArgumentError(f"host {text} is named twice, and each host has one agent with all of its ranks")
+            raise InvalidArgumentError(
+                f"host {text} is named twice, and each host has one launcher with all of its ranks"
+            )
     return [HostCommand(name, command) for name in hosts]
 
 

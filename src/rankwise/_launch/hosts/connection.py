@@ -1,4 +1,4 @@
-"""The connection of the launcher to one host: its guard and its agent, what they send, and how they end."""
+"""The connection of the terminal to one host: its watchdog and its launcher, what they send, and how they end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from io import RawIOBase
 from typing import IO, Any, Final, cast
 
 from rankwise._launch.forkserver.ipc import READ_BYTES, pop_messages, serialize
-from rankwise._launch.hosts.host_guard import python_version, version
-from rankwise._launch.hosts.host_messages import HELLO_MARK, Hello, HostEnded
+from rankwise._launch.host_messages import HELLO_MARK, Alive, Hello, HostEnded
+from rankwise._launch.host_watchdog import python_version, version
 from rankwise._launch.hosts.ssh_command import HostCommand
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._net.polling import READABLE, EventLoop, poll
@@ -30,10 +30,10 @@ class HostState(Enum):
     """The state of a host."""
 
     CONNECTING = auto()  # ssh has been started
-    STARTING = auto()  # its guard has answered
-    READY = auto()  # its agent waits for a round of hosts
+    STARTING = auto()  # its watchdog has answered
+    READY = auto()  # its launcher waits for a round of hosts
     RUNNING = auto()  # it has ranks
-    ENDED = auto()  # its agent has reported its end
+    ENDED = auto()  # its launcher has reported its end
     LOST = auto()  # it has ended without a report, or never answered
 
 
@@ -42,13 +42,18 @@ class HostConnection:
 
     Attributes:
         name: Its name, as the user has given it.
-        command: How its guard is started.
+        command: How its watchdog is started.
         state: Its state.
-        hello: The first message of its guard; None before.
-        ended: The report of its agent; None before.
+        hello: The first message of its watchdog; None before.
+        ended: The report of its launcher; None before.
         lost: Why it is lost; None if it is not.
         is_released: Its connection was closed because it is not needed any more.
         since: When it was started, on the monotonic clock.
+        request: The number of the request with which its launcher waits for a round.
+        round: The last round that it is, or was, in; 0 for none.
+        seconds: How long its ranks wait for others; None while that is not known.
+        deadline: When its launcher has to have ended, or to wait for a round.
+        is_held: It was told to send no more output.
     """
 
     def __init__(
@@ -58,16 +63,14 @@ class HostConnection:
         *,
         on_message: Callable[[HostConnection, Any], None],
         on_text: Callable[[bytes], None],
-        is_full: Callable[[], bool],
     ) -> None:
-        """Start its guard.
+        """Start its watchdog.
 
         Args:
             command: How.
             loop: The event loop.
             on_message: Called with each message from the host, and with None when it is over.
             on_text: Called with what processes there, or ssh, print on standard error beside their ranks.
-            is_full: Returns whether no more messages should be read for now.
 
         Raises:
             LaunchError: There is no ssh.
@@ -80,13 +83,16 @@ class HostConnection:
         self.lost: LaunchError | None = None
         self.is_released = False
         self.since = time.monotonic()
+        self.request = self.round = 0
+        self.seconds: float | None = None
+        self.deadline = float("inf")
+        self.is_held = False
         self._loop = loop
         self._on_message = on_message
         self._on_text = on_text
-        self._is_full = is_full
-        self._is_paused = False
         self._inbox = bytearray()
         self._unsent = bytearray()
+        self._is_flushing = False
         self._last = b""
         self._process = _started(command)
         self._streams: list[RawIOBase] = []
@@ -104,8 +110,13 @@ class HostConnection:
 
     @property
     def is_starting(self) -> bool:
-        """Its agent has not answered yet."""
+        """Its launcher has not answered yet."""
         return self.state in {HostState.CONNECTING, HostState.STARTING}
+
+    @property
+    def is_hung_up(self) -> bool:
+        """Its connection was closed from here."""
+        return self._input.closed
 
     @property
     def hostname(self) -> str:
@@ -114,7 +125,7 @@ class HostConnection:
 
     def give_up(self, why: str) -> None:
         """End a host that does not answer."""
-        self._lose(LaunchError(f"host {self.name} cannot be used: {why}"))
+        self._lose(LaunchError(f"host {self.name} {why}"))
         self._process.kill()
         self._close(self._output)
         self._on_message(self, None)
@@ -125,14 +136,8 @@ class HostConnection:
             self._unsent += serialize(message)
             self._flush()
 
-    def resume(self) -> None:
-        """Read again, after output was shown."""
-        if self._is_paused and not self._output.closed:
-            self._is_paused = False
-            self._loop.register(self._output, self._read)
-
     def hang_up(self) -> None:
-        """Close the connection: the guard kills what runs there."""
+        """Close the connection: the watchdog kills what runs there."""
         if not self._input.closed:
             self._unsent.clear()
             with contextlib.suppress(KeyError):  # it is registered only while there is something to send
@@ -155,8 +160,9 @@ class HostConnection:
         self._process.wait()
 
     def _flush(self) -> None:
-        if self._input.closed:
+        if self._input.closed or self._is_flushing:  # a handler of signals sends while this function does
             return
+        self._is_flushing = True
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._input.fileno(), self._unsent[:READ_BYTES])]
@@ -165,11 +171,13 @@ class HostConnection:
             return
         except OSError:  # it has ended, which its output tells
             self._unsent.clear()
+        finally:
+            self._is_flushing = False
         with contextlib.suppress(KeyError):
             self._loop.unregister(self._input)
 
     def _read(self) -> None:
-        if self._output.closed or self._is_paused:
+        if self._output.closed:
             return
         piece = self._output.read(READ_BYTES)
         if piece is None:
@@ -180,21 +188,22 @@ class HostConnection:
         self._inbox += piece
         if self.hello is None and not self._read_hello():
             return
+        self._on_message(self, Alive())  # whatever it is: a long message takes its time
         for message in pop_messages(self._inbox):
             if isinstance(message, HostEnded):
                 self.ended = message
             self._on_message(self, message)
-        if self._is_full() and not self._output.closed:
-            self._is_paused = True
-            self._loop.unregister(self._output)
 
     def _read_hello(self) -> bool:
-        """Look for the first line of the guard, and show what shells have printed before it."""
+        """Look for the first line of the watchdog, and show what shells have printed before it."""
         start = self._inbox.find(HELLO_MARK)
         end = self._inbox.find(b"\n", start)
         if start < 0 or end < 0:
             if len(self._inbox) > _MOST_BEFORE:
-                self.give_up(f"what {self.command.program} starts there prints without an end, and is not rankwise")
+                self.give_up(
+                    f"cannot be used: what {self.command.program} starts there prints without an end, and is not "
+                    "rankwise"
+                )
             return False
         before, line = bytes(self._inbox[:start]), bytes(self._inbox[start:end])
         del self._inbox[: end + 1]
@@ -208,14 +217,14 @@ class HostConnection:
         self.state = HostState.STARTING
         if hello.version != version():
             self.give_up(
-                f"it has rankwise {hello.version or 'without a version'} in {hello.folder}, and this launcher has "
-                f"{version() or 'one without a version'}; install the same one"
+                f"cannot be used: it has rankwise {hello.version or 'without a version'} in {hello.folder}, and this "
+                f"launcher has {version() or 'one without a version'}; install the same one"
             )
             return False
         if hello.python != python_version():
             self.give_up(
-                f"{interpreter_command('hosts.host_guard')[0]} is Python {hello.python} there, and this launcher has "
-                f"Python {python_version()}; hosts need the same one at the same path"
+                f"cannot be used: {interpreter_command('host_watchdog')[0]} is Python {hello.python} there, and this "
+                f"launcher has Python {python_version()}; hosts need the same one at the same path"
             )
             return False
         self._on_message(self, hello)
@@ -259,8 +268,7 @@ class HostConnection:
 
     def _close(self, stream: RawIOBase) -> None:
         if not stream.closed:
-            if not (stream is self._output and self._is_paused):
-                self._loop.unregister(stream)
+            self._loop.unregister(stream)
             stream.close()
 
 
@@ -273,7 +281,7 @@ def _started(command: HostCommand) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is sent to the agents as a message
+            start_new_session=True,  # Ctrl-C is sent to the launchers as a message
         )
     except OSError as error:
         raise LaunchError(

@@ -1,12 +1,39 @@
-"""Which hosts of a launch meet next, and where. Pure decisions; the launcher carries them out."""
+"""Which hosts of a launch meet next, and where; and the store in which they do. Pure decisions of the terminal."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from rankwise._launch.hosts.host_connection import HostConnection, HostState
+from rankwise._launch.hosts.connection import HostConnection, HostState
 from rankwise._net.addresses import LOOPBACK, is_loopback
+
+
+class StoreValues:
+    """The store in which the launchers of the hosts meet: what torch's agent uses of one, and nothing waits here.
+
+    The terminal has them, and not the first host: hosts need not be able to reach it by TCP, and no loss of a host is
+    the loss of the store.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def apply(self, operation: str, *arguments: Any) -> Any:  # noqa: ANN401 - those of the operation
+        """Apply an operation, and return its result: that of a get is None for a key that is not set."""
+        operations: dict[str, Callable[..., Any]] = {
+            "set": self._values.__setitem__,
+            "get": self._values.get,
+            "check": lambda keys: all(key in self._values for key in keys),
+            "add": self._add,
+        }
+        return operations[operation](*arguments)
+
+    def _add(self, key: str, amount: int) -> int:
+        total = int(self._values.get(key, b"0")) + amount
+        self._values[key] = str(total).encode()
+        return total
 
 
 def next_round(hosts: Sequence[HostConnection], *, least: int, most: int) -> list[HostConnection]:
@@ -37,7 +64,7 @@ def meeting_address(chosen: Sequence[HostConnection]) -> str:
     """Return the address of the first host for the others.
 
     Names that only the configuration of ssh knows mean nothing on other hosts. So it is the address at which the first
-    host has accepted the connection of ssh; where the first host is the launcher's own, the one that another host has
+    host has accepted the connection of ssh; where the first host is the terminal's own, the one that another host has
     accepted a connection from.
     """
     first, *others = chosen

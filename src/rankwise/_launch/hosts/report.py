@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankwise._launch.hosts.host_messages import HostEnded
+from rankwise._launch.host_messages import HostEnded
 from rankwise._pickling import loads
 from rankwise.errors import LaunchError, RankFailedError, RankwiseError
 
@@ -18,7 +18,7 @@ class HostProblem:
     Attributes:
         host: The host, as the user has named it.
         error: The error.
-        ended: The report of its agent; None if the host is lost, or could not be used.
+        ended: The report of its launcher; None if the host is lost, or could not be used.
     """
 
     host: str
