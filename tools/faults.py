@@ -684,7 +684,7 @@ _LAUNCH = (
         "if now - heard > limit}",
         "if now - heard > 1000 * limit}",
         "A host that does not answer is not noticed.",
-        "tests/clusters/test_lost_hosts.py::test_a_host_that_is_cut_off_ends_both_sides",
+        "tests/launch/test_hosts_launch.py",
     ),
     _fault(
         "usage-is-an-error",
