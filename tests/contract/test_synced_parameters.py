@@ -153,6 +153,38 @@ def test_wrap_ddp(comm: Any) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
+def test_no_sync_accumulates_without_a_reduction(comm: Any) -> None:
+    model = torch.nn.Linear(2, 1)
+    wrapped: Any = rw.wrap_ddp(model)
+    x = torch.full((1, 2), comm.rank + 1.0)
+    with rw.no_sync(wrapped):
+        wrapped(x).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[comm.rank + 1.0] * 2]
+    wrapped(x).sum().backward()
+    assert model.weight.grad.tolist() == [[comm.size + 1.0] * 2]
+    with pytest.raises(rw.InvalidArgumentError, match="no_sync takes a module"), rw.no_sync([model]):  # type: ignore[arg-type]
+        pass
+
+
+@pytest.mark.slow
+def test_no_sync_of_fsdp(comm: Any) -> None:
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - it takes seconds
+
+    if comm.size == 1:
+        return
+    mesh = torch.distributed.init_device_mesh("cpu", (comm.size,))
+    model: Any = fully_shard(torch.nn.Linear(2, comm.size, bias=False), mesh=mesh)
+    x = torch.full((1, 2), comm.rank + 1.0)
+    with rw.no_sync(model):
+        model(x).sum().backward()
+    grad: Any = model.weight.grad
+    assert grad is None, "it is kept until it is reduced"
+    model(x).sum().backward()
+    grad = model.weight.grad
+    assert grad.full_tensor().tolist() == [[comm.size + 1.0] * 2] * comm.size
+
+
 @pytest.mark.slow
 def test_modules_of_fsdp_are_refused(comm: Any) -> None:
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - it takes seconds
