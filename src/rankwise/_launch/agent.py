@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed.elastic.agent.server import SimpleElasticAgent, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.api import RunResult
@@ -20,20 +20,21 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from rankwise._launch.attempts import AttemptHistory, FailedAttempt, reason_to_give_up
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_LOSS, after_interrupt, after_termination
-from rankwise._launch.host_failures import HostFailures
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures, raise_lost
 from rankwise._launch.reported_steps import ReportedSteps
 from rankwise._launch.spec import LaunchSpec
 from rankwise._launch.supervisor import Supervisor
 from rankwise._launch.torchrun_variables import agreed_attempt, rank_variables
-from rankwise._launch.watched_hosts import HostsOfWatchdog
 from rankwise._net.job_secret import SECRET, find_secret
 from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvous
 from rankwise._rendezvous.nodes import STATIC
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._rendezvous.waiting import WaitingReport
 from rankwise.errors import RankFailedError
+
+if TYPE_CHECKING:
+    from rankwise._launch.host_failures import HostFailures
 
 # How long the agent waits for its ranks before it checks whether other nodes want to join.
 _CHECK_SECONDS: Final = 1.0
@@ -180,23 +181,28 @@ class RankAgent(SimpleElasticAgent):
         """Watch the other hosts of the next attempt, if there are any."""
         self._close_hosts()
         store, host, num_hosts = group.store, group.group_rank, group.group_world_size
-        if store is not None and host is not None and num_hosts is not None and num_hosts > 1:
-            timeout = self._steps.longest_timeout
-            watch = getattr(group.spec.rdzv_handler, "watch", None)  # of a terminal, which watches the hosts itself
-            watched = (
-                watch(timeout)
-                if watch is not None
-                else HostsOfWatchdog(
-                    part_of(store, "rankwise-attempt"),
-                    host=host,
-                    num_hosts=num_hosts,
-                    address=str(group.master_addr),
-                    secret=find_secret(self._launch_spec.environ),
-                    launch_id=self._supervisor.launch_id,
-                    timeout=timeout,
-                )
+        if store is None or host is None or num_hosts is None or num_hosts == 1:
+            return
+        # A launch on one host does not need these.
+        from rankwise._launch.host_failures import HostFailures  # noqa: PLC0415
+        from rankwise._launch.watched_hosts import HostsOfWatchdog  # noqa: PLC0415
+
+        timeout = self._steps.longest_timeout
+        watch = getattr(group.spec.rdzv_handler, "watch", None)  # of a terminal, which watches the hosts itself
+        watched = (
+            watch(timeout)
+            if watch is not None
+            else HostsOfWatchdog(
+                part_of(store, "rankwise-attempt"),
+                host=host,
+                num_hosts=num_hosts,
+                address=str(group.master_addr),
+                secret=find_secret(self._launch_spec.environ),
+                launch_id=self._supervisor.launch_id,
+                timeout=timeout,
             )
-            self._hosts = HostFailures(store, host, num_hosts, watched)
+        )
+        self._hosts = HostFailures(store, host, num_hosts, watched)
 
     def _close_hosts(self) -> None:
         if self._hosts is not None:
