@@ -16,6 +16,8 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._comm.buffers import is_expanded
+from rankwise._comm.group import Group
 from tests.contract.without_frames import without_frames
 
 pytestmark = [
@@ -619,3 +621,20 @@ def test_arguments_that_cannot_be_used(comm: Any, option: str, value: Any, text:
         with pytest.raises(rw.InvalidArgumentError if comm.rank == 1 else rw.RemoteRankError, match=text):
             rw.sync_grads([weight], **mine)
     rw.sync_grads([weight])
+
+
+def test_a_gradient_whose_elements_share_memory_is_replaced(comm: Group) -> None:
+    """By `expand` all elements are one; by `unfold`, windows overlap."""
+    for shared in (torch.ones(1).expand(4, 3), torch.arange(6.0).unfold(0, 3, 1)):
+        parameter = torch.nn.Parameter(torch.zeros(4, 3))
+        parameter.grad = shared if comm.rank == 0 else torch.full((4, 3), 6.0)
+        mean = (shared.clone() + 6.0 * (comm.size - 1)) / comm.size
+        rw.sync_grads([parameter])
+        assert torch.equal(parameter.grad, mean)
+
+
+def test_memory_is_shared_by_expanded_and_unfolded_tensors_alone() -> None:
+    plain = torch.arange(120.0).view(4, 5, 6)
+    own = [plain, plain[::2], plain.permute(2, 0, 1), plain[:, 1:3, ::2], plain[:, :1].expand(4, 1, 6), plain[:0]]
+    assert not any(map(is_expanded, own))
+    assert all(map(is_expanded, [plain[:, :1].expand(4, 5, 6), plain.unfold(2, 3, 1), plain.view(-1).unfold(0, 9, 8)]))

@@ -182,6 +182,7 @@ def test_nothing_is_written_before_all_agree(comm: Group, length: int) -> None:
         ([kept, None], r"got None in \[1\]"),
         ([kept, 3.0], r"got a number in \[1\]"),
         ([kept, torch.ones(1).expand(length)], "expanded"),
+        ([kept, torch.ones(length + 2).unfold(0, 3, 1)], "unfolded"),
         ([kept, torch.ones(length, dtype=torch.bool)], "another dtype|is float32"),
     ):
         value: object = other if is_odd else [kept, torch.ones(length)]

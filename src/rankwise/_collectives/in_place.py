@@ -159,7 +159,7 @@ class InPlaceReduction:
         target = dense(tensor)
         if is_expanded(tensor):
             raise PayloadTypeError(
-                f"{describe(tensor)} is expanded: several of its elements share memory; use all_reduce, or pass "
+                f"{describe(tensor)} is expanded or unfolded: elements of it share memory; use all_reduce, or pass "
                 "tensor.clone()"
             )
         if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():

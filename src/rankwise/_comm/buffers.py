@@ -97,11 +97,23 @@ def same_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Return whether elements of a dense tensor share memory, so that it cannot be written to."""
+    """Return whether elements of a dense tensor share memory, so that it cannot be written to.
+
+    As those of `expand` and `unfold` do. So do, for this function, elements of a dimension that lie between those of
+    another one, which only `as_strided` makes.
+    """
     if tensor.device.type == DEVICE_TYPE:
         return has_expanded_view(tensor)
-    strides = tensor.stride()
-    return 0 in strides and any(stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True))
+    if tensor.is_contiguous():
+        return False
+    # From the dimension whose elements are next to each other on: how far those before it reach.
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -55,7 +55,7 @@ def sync_grads(
         PayloadTypeError: A gradient cannot be averaged: it is of 8-bit floats, or a DTensor, or has a part of its
             memory in common with another one, for example.
         RemoteRankError: One of these errors occurred on another rank.
-        MismatchError: The parameters differ in name, number, shape, dtype or strides, or another rank calls another
+        MismatchError: The parameters differ in name, number, shape or dtype, or another rank calls another
             collective.
         CollectiveError: A gradient is missing, with missing="error"; or a rank is dead, or did not call within the
             session's timeout.

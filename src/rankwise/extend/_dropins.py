@@ -89,7 +89,7 @@ def check_writable(tensor: torch.Tensor) -> None:
     """
     if is_expanded(tensor):
         raise PayloadTypeError(
-            f"{describe(tensor)} is expanded: several of its elements share memory; pass tensor.clone()"
+            f"{describe(tensor)} is expanded or unfolded: elements of it share memory; pass tensor.clone()"
         )
 
 

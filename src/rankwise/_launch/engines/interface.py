@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -117,7 +117,3 @@ class Engine(Protocol):
         Raises:
             LaunchError: There are none.
         """
-
-
-# Makes an engine with its defaults: the object of an entry point.
-EngineFactory = Callable[[], Engine]
