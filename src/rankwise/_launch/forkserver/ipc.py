@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import Any, Final
@@ -124,26 +124,28 @@ def serialize(value: object) -> bytes:
 
 def pop_messages(inbox: bytearray) -> list[Any]:
     """Remove the whole messages from the received bytes, and return their values."""
-    values = []
-    while len(inbox) >= _HEADER.size:
-        (length,) = _HEADER.unpack_from(inbox)
-        if len(inbox) < _HEADER.size + length:
-            break
-        with memoryview(inbox) as view, view[_HEADER.size : _HEADER.size + length] as value:
+    values, size = [], 0
+    for start, size in _whole_values(inbox):
+        with memoryview(inbox) as view, view[start:size] as value:
             values.append(pickle.loads(value))
-        del inbox[: _HEADER.size + length]
+    del inbox[:size]
     return values
 
 
 def whole_messages(inbox: bytearray) -> int:
     """Return how many of the received bytes are whole messages."""
-    size = 0
-    while len(inbox) - size >= _HEADER.size:
-        (length,) = _HEADER.unpack_from(inbox, size)
-        if len(inbox) - size < _HEADER.size + length:
-            break
-        size += _HEADER.size + length
-    return size
+    return max((end for _, end in _whole_values(inbox)), default=0)
+
+
+def _whole_values(inbox: bytearray) -> Iterator[tuple[int, int]]:
+    """Yield where the value of each whole message begins, and where it and the message end."""
+    end = 0
+    while len(inbox) >= (start := end + _HEADER.size):
+        (length,) = _HEADER.unpack_from(inbox, end)
+        end = start + length
+        if len(inbox) < end:
+            return
+        yield start, end
 
 
 def receive_message(connection: socket.socket) -> Any:  # noqa: ANN401 - any value
