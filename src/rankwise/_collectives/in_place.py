@@ -19,9 +19,9 @@ from typing import Final, TypeAlias
 
 import torch
 
-from rankwise._collectives.memory_places import are_disjoint, repeated
+from rankwise._collectives.memory_places import are_disjoint, check_writable, repeated
 from rankwise._collectives.pytree import describe
-from rankwise._comm.buffers import is_expanded, overwrite, same_memory
+from rankwise._comm.buffers import overwrite, same_memory
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion, Prepared
@@ -157,11 +157,7 @@ class InPlaceReduction:
     def _contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor as a contiguous one, whose contents are copied back if its memory is not the tensor's."""
         target = dense(tensor)
-        if is_expanded(tensor):
-            raise PayloadTypeError(
-                f"{describe(tensor)} is expanded or unfolded: elements of it share memory; use all_reduce, or pass "
-                "tensor.clone()"
-            )
+        check_writable(tensor, "use all_reduce, or pass tensor.clone()")
         if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
             return target
         copy = target.contiguous()

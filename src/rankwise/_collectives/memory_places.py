@@ -1,4 +1,4 @@
-"""Which of several tensors have the same memory, or a part of their memory in common."""
+"""Whether elements of a tensor, or several tensors, have the same memory, or a part of their memory in common."""
 
 from __future__ import annotations
 
@@ -7,8 +7,24 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from rankwise._collectives.pytree import describe
+from rankwise._comm.buffers import is_expanded
 from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import PayloadTypeError
+
+
+def check_writable(tensor: torch.Tensor, remedy: str = "pass tensor.clone()") -> None:
+    """Check that every element of a dense tensor has memory of its own, so that a result can be written into it.
+
+    Args:
+        tensor: The tensor.
+        remedy: What the error proposes.
+
+    Raises:
+        PayloadTypeError: The tensor is expanded, or unfolded.
+    """
+    if is_expanded(tensor):
+        raise PayloadTypeError(f"{describe(tensor)} is expanded or unfolded: elements of it share memory; {remedy}")
 
 
 def are_disjoint(starts: Sequence[int], ends: Sequence[int]) -> bool:

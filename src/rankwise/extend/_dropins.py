@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from rankwise._arguments import as_integer, integer
 from rankwise._collectives import topology_exchange
-from rankwise._collectives.pytree import describe
+from rankwise._collectives.memory_places import check_writable
 from rankwise._comm.buffers import contents as bytes_of
-from rankwise._comm.buffers import is_expanded, overwrite
+from rankwise._comm.buffers import overwrite
 from rankwise._comm.buffers import to_tensor as tensor_of
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group import Group
@@ -30,7 +30,7 @@ from rankwise._session.session import Session, state_behind
 from rankwise._text import ranks_text
 from rankwise._torch import is_compiled
 from rankwise._training.rank_control import called_on_rank_zero
-from rankwise.errors import LauncherEnvironmentError, PayloadTypeError
+from rankwise.errors import LauncherEnvironmentError
 
 __all__ = [
     "Definitions",
@@ -79,18 +79,6 @@ def check_reducible(tensor: torch.Tensor, op: str) -> None:
         PayloadTypeError: The tensor is not dense, or the reduction is not defined for its type.
     """
     plan(dense(tensor).dtype, Op.parse(op))
-
-
-def check_writable(tensor: torch.Tensor) -> None:
-    """Check that every element of a dense tensor has memory of its own, so that a result can be written into it.
-
-    Raises:
-        PayloadTypeError: The tensor is expanded.
-    """
-    if is_expanded(tensor):
-        raise PayloadTypeError(
-            f"{describe(tensor)} is expanded or unfolded: elements of it share memory; pass tensor.clone()"
-        )
 
 
 def current_session() -> Session | None:
