@@ -20,12 +20,12 @@ import re
 import subprocess
 import sys
 import sysconfig
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from tools.record_errors import FOLDER_VARIABLE
+from tools.results import tests_of
 from tools.virtualenv import ROOT
 
 _PTH: Final = Path(sysconfig.get_path("purelib"), "rankwise_record_errors.pth")
@@ -49,15 +49,6 @@ def masked(text: str) -> str:
     return " | ".join(text[:_LONGEST].splitlines())
 
 
-def outcomes_of(results: Path) -> dict[str, str]:
-    """Return the outcome of each test in a file of results in JUnit's format."""
-    found = {}
-    for case in ET.parse(results).iter("testcase"):  # noqa: S314 - written by pytest
-        kinds = [child.tag for child in case if child.tag in {"failure", "error", "skipped"}]
-        found[f"{case.get('classname')}::{case.get('name')}"] = kinds[0] if kinds else "passed"
-    return found
-
-
 def record(folder: Path, arguments: Sequence[str]) -> int:
     """Run pytest, write what it has shown to a folder, and return its exit status."""
     raw = folder.absolute() / "raw"
@@ -73,8 +64,8 @@ def record(folder: Path, arguments: Sequence[str]) -> int:
         _PTH.unlink()
     texts = {f"{kind}: {masked(text)}" for file in raw.iterdir() for kind, text in _lines(file)}
     (folder / "errors.txt").write_text("".join(f"{text}\n" for text in sorted(texts)))
-    outcomes = outcomes_of(folder / "results.xml")
-    (folder / "outcomes.txt").write_text("".join(f"{outcome} {test}\n" for test, outcome in sorted(outcomes.items())))
+    outcomes = sorted({test.name: test.outcome for test in tests_of(folder / "results.xml")}.items())
+    (folder / "outcomes.txt").write_text("".join(f"{outcome} {name}\n" for name, outcome in outcomes))
     return status
 
 

@@ -17,8 +17,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
+from tools.results import tests_of
 from tools.virtualenv import ROOT, CommandError, Virtualenv, environ
 
 CACHE = ROOT / ".compat"
@@ -143,15 +143,13 @@ def run_tests(combination: Combination, virtualenv: Virtualenv, tests: list[str]
 
 def read_results(combination: Combination, results: Path) -> None:
     """Enter the numbers of tests, and each failure with the first line of its message."""
-    cases = ET.parse(results).getroot().iter("testcase")  # noqa: S314 - pytest wrote it a moment ago
-    passed = skipped = 0
-    for case in cases:
-        bad = [part for part in case if part.tag in {"failure", "error"}]
-        skipped += any(part.tag == "skipped" for part in case)
-        passed += not len(case) or all(part.tag in {"properties", "system-out", "system-err"} for part in case)
-        for part in bad[:1]:
-            line = (part.get("message") or "").strip().splitlines() or [""]
-            combination.failures.append(f"{case.get('classname')}::{case.get('name')}: {line[0][:160]}")
+    tests = tests_of(results)
+    outcomes = [test.outcome for test in tests]
+    for test in tests:
+        if test.outcome in {"failure", "error"}:
+            line = test.message.strip().splitlines() or [""]
+            combination.failures.append(f"{test.name}: {line[0][:160]}")
+    passed, skipped = outcomes.count("passed"), outcomes.count("skipped")
     combination.result = f"{passed} passed, {len(combination.failures)} failed, {skipped} skipped"
 
 

@@ -15,8 +15,6 @@ of this one. It is killed if a test fails, or if the tests have not ended at its
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import fnmatch
 import json
 import multiprocessing
@@ -35,8 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-import psutil
-
+from rankwise._launch.reaper import become_subreaper, kill_descendants
 from tools.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[1]
@@ -47,8 +44,6 @@ BY_TIME_LIMIT = " (time limit)"
 # Lines of pytest: a test and its result, which is missing while it runs; and in the summary, an error outside of tests.
 _TEST = re.compile(r"^(\S+\.py::.+?)(?: (PASSED|SKIPPED|FAILED|ERROR|XFAIL|XPASS)(?: \(.*\))?)? *$", re.MULTILINE)
 _ERROR = re.compile(r"^ERROR (.+?)(?: - .*)?$", re.MULTILINE)
-_PR_SET_CHILD_SUBREAPER = 36
-_KILL_SECONDS = 20
 # Exit statuses of pytest: there is no such test, or none that runs here.
 _NO_TESTS = (4, 5)
 
@@ -179,20 +174,10 @@ def _run_tests(python: str, tests: Sequence[str], limit: float) -> tuple[int | N
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            _kill_descendants()
+            kill_descendants()  # all that the tests have started, too: this process adopts it
             process.wait()
         output.seek(0)
         return status, output.read()
-
-
-def _kill_descendants() -> None:
-    """Kill all that this process and its children have started, which it has adopted where its parent has ended."""
-    deadline = time.monotonic() + _KILL_SECONDS
-    while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(children, timeout=1)
 
 
 def killer(status: int | None, output: str) -> str:
@@ -213,7 +198,7 @@ def killer(status: int | None, output: str) -> str:
 
 def adopt_orphans() -> None:
     """Become the parent of processes whose own one ends, so that all that tests have started is found."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    become_subreaper()
     signal.signal(signal.SIGTERM, _end)
 
 
