@@ -114,7 +114,7 @@ class StreamWriter:
         # Signals are left to the main thread: they interrupt the wait of its event loop. Only SIGTTOU, which stops a
         # background job that writes to its terminal, has to reach the thread that writes.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGTTOU})
-        while piece := self._next():
+        while (piece := self._next()) is not None:
             rest = memoryview(piece)
             while rest and self._thread is threading.current_thread():  # else `drain` has discarded the data
                 try:
@@ -123,12 +123,12 @@ class StreamWriter:
                     self._fail(error)
                     return
 
-    def _next(self) -> bytes:
-        """Return the next piece to write; b"" if this thread has no more work."""
+    def _next(self) -> bytes | None:
+        """Return the next piece to write; None if this thread has no more work."""
         with self._changed:
             while not self._pieces:
                 if self._thread is not threading.current_thread():
-                    return b""
+                    return None
                 self._changed.wait()
             return self._pieces.popleft()
 
