@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -20,6 +21,58 @@ from rankwise._launch.console import Console
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
+
+
+BARS = """
+import os, sys, time
+from rich.progress import Progress
+from tqdm import trange
+rank = os.environ["RANK"]
+if rank == "0":
+    print("rank zero:", sys.stdout.isatty(), sys.stderr.isatty())
+for i in range(5):
+    sys.stderr.write(f"\\rbar {i}"); sys.stderr.flush(); time.sleep(0.02)
+print(file=sys.stderr)
+for _ in trange(3, desc="outer"):
+    for _ in trange(3, desc="inner", leave=False):
+        time.sleep(0.02)
+with Progress(refresh_per_second=50) as progress:
+    tasks = [progress.add_task("[green]" + name, total=5) for name in ("a", "b")]
+    for _ in range(5):
+        for task in tasks:
+            progress.advance(task)
+        time.sleep(0.05)
+print("after the bars", rank)
+for _ in range(2000):
+    print(rank + "x" * 1000)
+open("printed" + rank, "w").close()
+while not (os.path.exists("printed0") and os.path.exists("printed1")):
+    time.sleep(0.02)
+if rank == "1":
+    raise RuntimeError("boom")
+time.sleep(100)
+"""
+
+
+def on_terminal(command: list[str], cwd: Path | None = None) -> tuple[str, int]:
+    """Run a command in a terminal of its own, and return what it shows, and its exit status."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        if cwd is not None:
+            os.chdir(cwd)
+        os.execv(command[0], command)  # noqa: S606
+    text = read_to_end(terminal)
+    os.close(terminal)
+    return text.decode(errors="replace"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def read_to_end(terminal: int) -> bytes:
+    """Read what is shown on a terminal, until no process has it any more."""
+    text = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(terminal, 1 << 16):
+            text += data
+    return text
 
 
 def show(*pieces: tuple[int, str], nproc: int = 2, **settings: object) -> str:
@@ -89,6 +142,70 @@ def test_a_terminal_shows_lines_of_others_above_a_progress_bar() -> None:
     assert text.endswith(f"\n{other}30%\r{erase}{other}30%\r\n")
 
 
+def test_bars_in_several_lines_of_rank_zero_stay_below_the_lines_of_others() -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    with os.fdopen(theirs, "w") as terminal:
+        screen = Console(nproc=2)
+        first, second = (screen.open(rank, terminal) for rank in range(2))
+        assert first.is_live
+        assert not second.is_live
+        assert first.window_size() == (24, 20 - len("[0] "))
+        first.write(b"one\ntwo\r\x1b[2K\x1b[1A\x1b[2KONE\nTWO")
+        second.write(b"\r20%")  # not shown beside those of rank zero
+        second.write(b"\rx\n")
+        first.write(b"\r\x1b[2K\x1b[1A\x1b[2Kone\ntwo\n\x1b[?25h")
+        first.write(b"end\n")
+        second.write(b"y\n")
+        text = ""
+        while "y\r\n" not in text:
+            text += os.read(ours, 10_000).decode()
+    os.close(ours)
+    zero, one = "\x1b[36m[0] \x1b[0m", "\x1b[32m[1] \x1b[0m"
+    up = "\r\x1b[2K\x1b[1A\x1b[2K"
+    assert text.replace("\r\n", "\n") == (
+        f"one\ntwo{up}ONE\nTWO"
+        f"\r\x1b[A\x1b[J{one}x\n\n"
+        f"{up}one\ntwo\n{zero}\x1b[?25hend\n{one}y\n"
+    )  # fmt: skip
+
+
+def test_bars_of_all_ranks_on_a_terminal_end_neither_the_output_nor_the_report(tmp_path: Path) -> None:
+    """Carriage returns, tqdm, and rich with colours, on all ranks; then 4 MB of lines; then an error."""
+    script = tmp_path / "bars.py"
+    script.write_text(BARS)
+    shown, status = on_terminal([*LAUNCH, "-n", "2", str(script)], cwd=tmp_path)
+    assert status == 1
+    for rank in range(2):
+        assert shown.count(f"{rank}{'x' * 1000}") == 2000
+        assert f"after the bars {rank}" in shown
+    assert "RuntimeError: boom" in shown
+    assert "discarded" not in shown
+    assert "rank zero: True True" in shown
+    assert "\x1b[2K\x1b[1A" in shown, "rich draws its bars in place on rank zero"
+
+
+def test_the_size_of_the_window_follows_that_of_the_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "size.py"
+    script.write_text(
+        "import os, time\n"
+        "print('at first', os.get_terminal_size(1).columns, flush=True) if os.environ['RANK'] == '0' else None\n"
+        "while os.environ['RANK'] == '0' and os.get_terminal_size(1).columns != 56:\n"
+        "    print('.', flush=True)\n    time.sleep(0.01)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(LAUNCH[0], [*LAUNCH, "-n", "2", str(script)])  # noqa: S606
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    text = b""
+    while b"at first" not in text:
+        text += os.read(terminal, 10_000)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    text += read_to_end(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+
+
 def test_a_prompt_is_shown_before_its_line_ends() -> None:
     stream = io.StringIO()
     lines = Console(nproc=2).open(0, stream)
@@ -130,7 +247,7 @@ def test_long_lines_of_many_ranks_are_not_torn(tmp_path: Path) -> None:
 def test_a_terminal_gets_colours_and_one_rank_gets_the_terminal(tmp_path: Path) -> None:
     script = tmp_path / "tty.py"
     script.write_text("import sys\nprint(sys.stdout.isatty())\n")
-    for nproc, wanted in ((1, ["True"]), (2, ["\x1b[36m[0] \x1b[0mFalse", "\x1b[32m[1] \x1b[0mFalse"])):
+    for nproc, wanted in ((1, ["True"]), (2, ["\x1b[36m[0] \x1b[0mTrue", "\x1b[32m[1] \x1b[0mFalse"])):
         ours, theirs = pty.openpty()
         subprocess.run(
             [*LAUNCH, "-n", str(nproc), str(script)], env=clean_environ(), stdout=theirs, timeout=200, check=True

@@ -11,7 +11,7 @@ from typing import Final, TextIO
 from rankwise._launch.line_prefix import prefix_maker, prefix_parts
 from rankwise._launch.log_files import LogFile, LogFolder
 from rankwise._launch.stream_writer import StreamWriter, TextStreamWriter, Writer
-from rankwise._launch.terminal_line import TerminalLine, fitted, last_state
+from rankwise._launch.terminal_line import TerminalLine, fitted, last_state, moves_between_lines, visible_length
 
 # How long the reader of the output may read nothing after the ranks have ended, until the rest is discarded: a person
 # with a pager; a user who has stopped the launcher.
@@ -231,6 +231,19 @@ class RankOutput:
         is_log_full = self._log is not None and self._log.writer.is_full
         return is_log_full or len(self._held) >= _MOST_HELD or (self._writer is not None and self._writer.is_full)
 
+    @property
+    def is_live(self) -> bool:
+        """The output is that of rank zero, shown on a terminal: the rank may find a terminal too."""
+        return self._rank == 0 and self._terminal is not None
+
+    def window_size(self) -> tuple[int, int]:
+        """Return how many lines and columns the output may take on the terminal; (0, 0) if that is unknown."""
+        try:
+            columns, lines = os.get_terminal_size(self._terminal or 0)
+        except OSError:
+            return 0, 0
+        return lines, max(1, columns - visible_length(self._prefix())) if columns else 0
+
     def write(self, data: bytes) -> bool:
         """Buffer output of the rank, and show its whole lines; return False if nobody reads them any more."""
         if self._log is not None:
@@ -252,6 +265,8 @@ class RankOutput:
     def _add(self, data: bytes) -> None:
         """Buffer output, and show its whole lines."""
         self._buffer += data
+        if self.is_live:
+            self._draw()
         if self._terminal is not None and b"\r" in self._buffer:
             self._show_progress(self._terminal)
         # A progress bar ends each of its lines with a carriage return.
@@ -274,6 +289,9 @@ class RankOutput:
         """
         if self._console.is_held(self._rank):
             return
+        if last and self._writer is not None and (line := self._console.last_line(self._writer)).is_drawn:
+            self._buffer += b"\n" if line.owner is self else b""
+            self._draw()
         if self._terminal is not None and self._buffer.startswith(b"\r"):
             if last:
                 self._end_progress(self._buffer)
@@ -284,6 +302,18 @@ class RankOutput:
 
     def _end_of_whole_lines(self) -> int:
         return max(self._buffer.rfind(b"\n"), self._buffer.rfind(b"\r")) + 1
+
+    def _draw(self) -> None:
+        """Show the part of the buffer that belongs to bars in several lines."""
+        if self._writer is None or self._closed:
+            return
+        line = self._console.last_line(self._writer)
+        if not (line.is_drawn and line.owner is self) and not moves_between_lines(self._buffer):
+            return
+        unfinished = self._console.unfinished.pop(self._writer, None)
+        separator = b"\n" if unfinished not in {None, self} else b""
+        shown, self._buffer = line.draw(self._buffer, self._rank, self)
+        self._closed = not self._writer.write(separator + shown)
 
     def _show_progress(self, terminal: int) -> None:
         """Show the whole lines of the buffer, and its rest as a progress bar."""

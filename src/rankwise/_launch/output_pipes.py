@@ -1,10 +1,18 @@
-"""The pipes that ranks print to. The launcher reads them no faster than their output can be shown."""
+"""The pipes that ranks print to. The launcher reads them no faster than their output can be shown.
+
+Rank zero gets a pseudo-terminal in place of a pipe where the launcher shows its output on a terminal, so that programs
+find a terminal there, as without a launcher: progress bars that move, colours, the size of the window.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import socket
+import struct
+import termios
 from collections.abc import Callable
 from functools import partial
 from io import RawIOBase
@@ -62,7 +70,26 @@ class OutputPipes:
         inherited = self._console.inheritable_descriptor(stream)
         if inherited is not None:
             return os.dup(inherited), output
+        if output.is_live:
+            with contextlib.suppress(OSError):  # no pseudo-terminal is left, or none is mounted
+                return self._pseudo_terminal(output), output
         return self.pipe(output.write, lambda: output.is_full), output
+
+    def _pseudo_terminal(self, output: RankOutput) -> int:
+        """Return the rank's end of a new pseudo-terminal, whose window has the size that the output may take."""
+        ours, theirs = os.openpty()
+        modes = termios.tcgetattr(theirs)
+        modes[1] &= ~termios.OPOST  # the launcher's terminal turns the ends of lines into what it needs
+        modes[3] &= ~termios.ECHO
+        termios.tcsetattr(theirs, termios.TCSANOW, modes)
+
+        def show(data: bytes) -> bool:
+            _set_window_size(ours, output)  # programs ask for it before each picture of a bar
+            return output.write(data)
+
+        _set_window_size(ours, output)
+        self._register(ours, show, lambda: output.is_full)
+        return theirs
 
     def pipe(self, on_data: Callable[[bytes], object], is_full: Callable[[], bool] = lambda: False) -> int:
         """Return the writable end of a new pipe.
@@ -72,10 +99,13 @@ class OutputPipes:
             is_full: Returns whether to pause reading.
         """
         reader, writer = os.pipe()
+        self._register(reader, on_data, is_full)
+        return writer
+
+    def _register(self, reader: int, on_data: Callable[[bytes], object], is_full: Callable[[], bool]) -> None:
         pipe = os.fdopen(reader, "rb", buffering=0)
         self._reads[pipe] = partial(self._read, pipe, on_data, is_full)
         self._loop.register(pipe, self._reads[pipe])
-        return writer
 
     def read_now(self) -> None:
         """Read what the ranks have printed until now."""
@@ -103,7 +133,12 @@ class OutputPipes:
     def _read(self, pipe: RawIOBase, on_data: Callable[[bytes], object], is_full: Callable[[], bool]) -> None:
         if pipe.closed or pipe in self._paused:
             return  # by a callback that ran after the same wait
-        data = pipe.read(READ_BYTES)
+        try:
+            data = pipe.read(READ_BYTES)
+        except OSError as error:
+            if error.errno != errno.EIO:  # the end of a pseudo-terminal
+                raise
+            data = b""
         if not data or on_data(data) is False:  # closed, so that the rank gets EPIPE when nobody reads its output
             self._close(pipe)
         elif is_full() and not self._reads_all:
@@ -130,3 +165,8 @@ class OutputPipes:
         with contextlib.suppress(BlockingIOError):
             self._wakeup_reader.recv(READ_BYTES)
         self._resume()
+
+
+def _set_window_size(descriptor: int, output: RankOutput) -> None:
+    lines, columns = output.window_size()
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
