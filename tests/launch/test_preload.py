@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -32,6 +33,13 @@ IMPORTED_BY_RANKS = {
     "connected": ("import socket\nheld = socket.socket()", "opened a socket"),
     "asks": ("import os\nif 'RANK' in os.environ: pass\nos.getenv('LOCAL_RANK')", "read LOCAL_RANK, RANK"),
     "raises": ("import os\nif 'RANK' not in os.environ: raise ValueError(1)", "raised ValueError: 1 and read RANK"),
+    "folder": (
+        "import atexit, shutil, tempfile\natexit.register(shutil.rmtree, tempfile.mkdtemp(prefix='of_folder_'), True)",
+        "registered a function to run at exit",
+    ),
+    "held": (
+        "import tempfile\nfolder = tempfile.TemporaryDirectory(prefix='of_held_')", "keeps what is removed at exit"
+    ),
     "exits": ("import os\nif 'RANK' not in os.environ: raise SystemExit(3)", "raised SystemExit: 3 and read RANK"),
 }  # fmt: skip
 
@@ -74,6 +82,36 @@ def test_a_module_is_inherited_unless_a_fork_would_change_it(tmp_path: Path) -> 
     (said,) = ended.stderr.splitlines()
     reasons = "; ".join(f"{name} ({reason})" for name, (_, reason) in IMPORTED_BY_RANKS.items())
     assert said == f"rankwise: not preloaded, but imported by each rank: {reasons}"
+
+
+RANDOM = """
+import json, multiprocessing, os, random, tempfile, uuid
+import numpy, torch
+from torch.utils.data import DataLoader
+found = {
+    "torch": torch.initial_seed(), "torch.rand": torch.rand(1).item(), "random": random.random(),
+    "numpy": numpy.random.rand(), "authkey": multiprocessing.current_process().authkey.hex(),
+    "temporary": tempfile.mktemp(), "uuid": str(uuid.uuid4()), "system": os.urandom(8).hex(),
+    "order": [int(one) for one in DataLoader(range(1000), shuffle=True)],
+    "generator": numpy.random.default_rng().random(), "stored": torch.Generator().initial_seed(),
+    "worker": [one.item() for one in DataLoader([0], num_workers=1, collate_fn=lambda _: torch.rand(1))],
+}
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+open(f"found{os.environ['RANK']}-{attempt}", "w").write(json.dumps(found))
+while attempt == "0" and not os.path.exists(f"found{1 - int(os.environ['RANK'])}-0"): pass
+raise SystemExit(attempt == "0")
+"""
+
+
+def test_random_state_differs_between_ranks_and_attempts_as_between_new_processes(tmp_path: Path) -> None:
+    """Also where the fork server has imported all modules; a generator without a seed is the same everywhere."""
+    ended = run(tmp_path, "--preload", "numpy,random,uuid,tempfile", "--max-restarts", "1", script=RANDOM)
+    assert ended.returncode == 0, ended.stderr
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("found*")]
+    assert len(found) == 4
+    assert len({str(one.pop("stored")) for one in found}) == 1
+    for name in found[0]:
+        assert len({str(one[name]) for one in found}) == 4, name
 
 
 @pytest.mark.usefixtures("site")

@@ -6,16 +6,19 @@ such a module, the fork server executes itself again without it: nothing of the 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
 import sys
 import threading
+import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -83,6 +86,7 @@ def preload_modules(names: Sequence[str], report: Callable[[ServerEvent, str], N
     if refused:
         # Starting again closes the files by which this process keeps those that remove shared memory from it.
         kill_descendants(left=shared_memory_removers())
+        atexit._run_exitfuncs()  # noqa: SLF001 - the modules may have made files that are removed at exit
         left = ",".join(name for name in names if name not in refused)
         os.execve(sys.executable, [*sys.orig_argv[:-1], left], environ)  # noqa: S606 - this program
     report(ServerEvent.IMPORTING, "")
@@ -110,6 +114,7 @@ class _ProcessState:
     children: frozenset[int]
     sockets: frozenset[str]
     devices: frozenset[str]
+    finalizers: frozenset[weakref.finalize[Any, Any]]
 
     @classmethod
     def now(cls) -> _ProcessState:
@@ -125,6 +130,7 @@ class _ProcessState:
             sockets=frozenset(file for file in files if file.startswith("socket:")),
             devices=frozenset(file for file in files if file.startswith(_DEVICE_FILES))
             | ({"cuda"} if sys.modules["torch"].cuda.is_initialized() else set()),
+            finalizers=frozenset(_finalizers()),
         )
 
     def changes(self, after: _ProcessState) -> Iterator[str]:
@@ -139,19 +145,23 @@ class _ProcessState:
             yield "initialized an accelerator"
         if after.sockets - self.sockets:
             yield "opened a socket"
+        if after.finalizers - self.finalizers:
+            yield "keeps what is removed at exit"
 
 
 def _import(name: str, before: _ProcessState) -> tuple[str, _ProcessState]:
     """Import a module, and return why it may not be inherited, "" if it may; and the state of the process after it."""
     module, _colon, attribute = name.partition(":")
     reasons = []
-    with _observed_environ() as variables:
+    with _observed_environ() as variables, _observed_exit_handlers() as handlers:
         try:
             __import__(module, fromlist=[attribute or "__name__"])
         except BaseException as error:  # noqa: BLE001 - SystemExit too; a rank that imports the module shows it
             reasons.append(f"raised {summary(error)}")
     after = _ProcessState.now()
     reasons += before.changes(after)
+    if handlers:
+        reasons.append("registered a function to run at exit")
     if variables:
         reasons.append(f"read {', '.join(sorted(variables))}")
     return " and ".join(reasons), after
@@ -178,6 +188,38 @@ def _observed_environ() -> Iterator[set[str]]:
         yield read
     finally:
         os.environ.__class__ = original
+
+
+@contextmanager
+def _observed_exit_handlers() -> Iterator[list[str]]:
+    """Collect the modules that register functions to run at exit.
+
+    In each rank such a function would do what should be done once, such as remove a folder that all use. Those of the
+    standard library, of torch and of compiled code only end what belongs to a process, and are left out.
+    """
+    found: list[str] = []
+    original = atexit.register
+
+    def register(function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as of the original
+        module = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001 - as the interpreter's own modules do
+        is_compiled = isinstance(function, types.BuiltinFunctionType) and function.__module__ is None
+        if not is_compiled and module.partition(".")[0] not in {"torch", *sys.stdlib_module_names}:
+            found.append(module)
+        return original(function, *args, **kwargs)
+
+    atexit.register = register  # type: ignore[assignment]  # of any function
+    try:
+        yield found
+    finally:
+        atexit.register = original
+
+
+def _finalizers() -> Iterator[weakref.finalize[Any, Any]]:
+    """Yield the finalizers that run at exit, such as those of temporary folders, but torch's."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
+        found = finalizer.peek()
+        if found is not None and finalizer.atexit and not str(found[1].__module__).startswith("torch."):
+            yield finalizer
 
 
 def _print_at_once() -> None:

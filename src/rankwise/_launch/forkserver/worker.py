@@ -10,7 +10,6 @@ import faulthandler
 import io
 import os
 import pickle
-import random
 import runpy
 import signal
 import socket
@@ -145,14 +144,28 @@ def _prepare_process(environ: Mapping[str, str], argv: Sequence[str]) -> None:
     os.environ.update(environ)
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
-    random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:  # its state is a copy of the fork server's, the same in all ranks
-        numpy.random.seed()
+    _renew_random_state()
     sys.argv[:] = argv or [""]
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = module
+
+
+def _renew_random_state() -> None:
+    """Give what an import has taken from the operating system's randomness new values, as each new process has.
+
+    Otherwise all ranks would have those of the fork server: the same order of samples, the same dropout. Generators on
+    accelerators begin with a constant in every process, and the seeds of `random` and of names of temporary files are
+    renewed by each fork. Not renewed: the seed of hashes of text, which the interpreter has from its start; and
+    generators that a preloaded module has made itself.
+    """
+    modules = sys.modules
+    if "torch" in modules:
+        modules["torch"].default_generator.seed()
+    if "numpy" in modules:
+        modules["numpy"].random.seed()
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 
 
 def _set_process_name(request: StartRequest) -> None:
