@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import rankwise as rw
 from rankwise._launch.reaper import LAUNCH_ID
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
@@ -78,10 +80,14 @@ class World:
         time.sleep(0.2)
         return psutil.Process(self.launcher.pid)
 
-    def is_gone(self, num_shared: int = 6) -> str:
+    def is_gone(self, num_shared: int = 6, *, kills_services: bool = False) -> str:
         """Wait for the end of the launcher and of all other processes, and return the launcher's standard error."""
         _, stderr = self.launcher.communicate(timeout=200)
-        pids = [int(word) for file in self.folder.glob("*.pids") for word in file.read_text().split()]
+        ranks = [tuple(map(int, file.read_text().split())) for file in self.folder.glob("*.pids")]
+        if kills_services:
+            for _, service in ranks:
+                os.kill(service, signal.SIGKILL)  # or an error: it is there
+        pids = list(itertools.chain.from_iterable(ranks))
         assert len(pids) == 6
         deadline = time.monotonic() + LEFT_SECONDS
         while left := [*filter(psutil.pid_exists, pids), *marked(self.folder), *self._left_files(num_shared)]:
@@ -127,9 +133,56 @@ def test_nothing_is_left_of_ranks_that_stay(end: str, how: str, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 1)])
 def test_nothing_is_left_of_ranks_that_end(how: str, status: int, tmp_path: Path) -> None:
+    """But what they have started in sessions of its own, if they end normally."""
     world = World(tmp_path, how)
-    stderr = world.is_gone()
+    stderr = world.is_gone(kills_services=status == 0)
     assert world.launcher.returncode == status, stderr
+
+
+def test_a_service_outlives_a_normal_end_and_other_processes_do_not(tmp_path: Path) -> None:
+    """Also where the ranks are functions of a program, and the service has inherited the id of the launch."""
+
+    def leave(fails: bool) -> tuple[int, int]:
+        worker = subprocess.Popen(["sleep", "300"])
+        service = subprocess.Popen(["sleep", "300"], start_new_session=True)
+        with (tmp_path / "pids").open("a") as file:
+            file.write(f"{worker.pid} {service.pid}\n")
+        if fails:
+            raise ValueError
+        return worker.pid, service.pid
+
+    for worker, service in rw.launch(leave, False, nproc=2):
+        assert not psutil.pid_exists(worker)
+        os.kill(service, signal.SIGKILL)
+    with pytest.raises(rw.RankFailedError):
+        rw.launch(leave, True, nproc=1)
+    *_, last = (tmp_path / "pids").read_text().splitlines()
+    assert not any(psutil.pid_exists(int(pid)) for pid in last.split())
+
+
+def test_the_id_of_a_launch_counts_only_for_its_kin() -> None:
+    """A job that a rank submits inherits the id; it is in another step, and often another cgroup."""
+    environ = {**os.environ, LAUNCH_ID: "kin", "SLURM_JOB_ID": "1"}
+    daemon = "import os, subprocess\nprint(subprocess.Popen(['sleep', '300'], stdout=-3, start_new_session=True).pid)"
+
+    def orphan(**variables: str) -> psutil.Process:
+        started = subprocess.run(
+            [sys.executable, "-c", daemon], env=environ | variables, stdout=subprocess.PIPE, text=True, check=True
+        )  # fmt: skip
+        return psutil.Process(int(started.stdout))
+
+    of_rank, submitted, other = orphan(), orphan(SLURM_JOB_ID="2"), orphan(**{LAUNCH_ID: "another"})
+    try:
+        kill = "from rankwise._launch.reaper import kill_launch\nkill_launch('kin', keeps_services={})"
+        subprocess.run([sys.executable, "-c", kill.format(True)], env=environ, check=True)
+        assert of_rank.is_running()
+        subprocess.run([sys.executable, "-c", kill.format(False)], env=environ, check=True)
+        psutil.wait_procs([of_rank], timeout=100)
+        assert [one.is_running() for one in (of_rank, submitted, other)] == [False, True, True]
+    finally:
+        for one in (of_rank, submitted, other):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ class RankAgent(SimpleElasticAgent):
             if not self._hosts.all_finished:
                 time.sleep(_HOSTS_SECONDS)
                 return RunResult(state=WorkerState.HEALTHY)
-        self._supervisor.stop(AFTER_FAILURE)  # processes that the ranks have left
+        self._supervisor.stop(AFTER_FAILURE, keeps_services=True)
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
 
     def _has_failed(self) -> bool:

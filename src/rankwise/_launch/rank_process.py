@@ -100,11 +100,15 @@ class RankProcesses(Generic[R]):
         """Send a signal to a rank; with `to_group`, to its process group."""
         self._server.signal(number, signum, to_group=to_group)
 
-    def sweep(self) -> None:
-        """Kill all processes that are left of the ranks, and wait until that is done."""
+    def sweep(self, *, keeps_services: bool = False) -> None:
+        """Kill all processes that are left of the ranks, and wait until that is done.
+
+        Args:
+            keeps_services: Those in sessions of their own are left.
+        """
         self.has_swept = False
         self.left.clear()
-        self._server.sweep()
+        self._server.sweep(keeps_services=keeps_services)
         self._loop.run_until(lambda: self.has_swept, time.monotonic() + SECONDS_TO_END)
 
     def clear(self) -> None:

@@ -78,19 +78,63 @@ def shared_memory_removers() -> list[int]:
     return [process.pid for process in children if removes_shared_memory(process)]
 
 
-def kill_launch(launch_id: str) -> None:
-    """Kill all processes of one launcher, which have its id in their environments, except this one."""
+def services(of_ranks: Collection[int]) -> list[int]:
+    """Return the descendants of this process in sessions of their own, which ranks have started to outlive them.
+
+    Args:
+        of_ranks: The sessions of the ranks.
+    """
+    try:
+        sessions, found = {os.getsid(0), *of_ranks}, psutil.Process().children(recursive=True)
+    except (*_NO_PROC, psutil.NoSuchProcess):
+        return []
+    return [process.pid for process in found if _is_service(process, sessions)]
+
+
+def kill_launch(launch_id: str, *, keeps_services: bool = False) -> None:
+    """Kill all processes of one launcher, which have its id in their environments, except this one.
+
+    The id alone does not count: a job that a rank has submitted inherits it, on this host or another. The process is
+    also a descendant of this one, or in its cgroup and its step of a Slurm job.
+
+    Args:
+        launch_id: The id.
+        keeps_services: Processes in sessions of their own are left.
+    """
+    own, session = _place(psutil.Process()), {os.getsid(0)}
 
     def marked() -> list[psutil.Process]:
+        descendants = {process.pid for process in psutil.Process().children(recursive=True)}
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and process.environ().get(LAUNCH_ID) == launch_id:
+                if process.pid == os.getpid() or process.environ().get(LAUNCH_ID) != launch_id:
+                    continue
+                is_kin = process.pid in descendants or _place(process) == own
+                if is_kin and not (keeps_services and _is_service(process, session)):
                     found.append(process)
         return found
 
     with contextlib.suppress(*_NO_PROC):
         _kill_all(marked)
+
+
+def _place(process: psutil.Process) -> tuple[str, ...]:
+    """Return the cgroup of a process, and its step of a Slurm job."""
+    try:
+        cgroup = Path(f"/proc/{process.pid}/cgroup").read_text()
+    except OSError:
+        cgroup = ""
+    environ = process.environ()
+    return cgroup, *(environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+
+
+def _is_service(process: psutil.Process, sessions: Collection[int]) -> bool:
+    """Return whether a process is in none of these sessions, and does not end by itself as soon as the others have."""
+    try:
+        return os.getsid(process.pid) not in sessions and not removes_shared_memory(process)
+    except ProcessLookupError:
+        return False
 
 
 def _kill_all(find: Callable[[], list[psutil.Process]]) -> list[int]:

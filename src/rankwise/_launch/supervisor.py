@@ -156,7 +156,7 @@ class Supervisor:
         """Return the ranks whose processes have not ended."""
         return self._processes.running()
 
-    def stop(self, signals: StopSignals, *, explain: bool = False) -> None:
+    def stop(self, signals: StopSignals, *, explain: bool = False, keeps_services: bool = False) -> None:
         """End all ranks and their descendants, and show the rest of their output.
 
         A second call while the first one waits, as after a second Ctrl-C, does not wait any more.
@@ -164,6 +164,7 @@ class Supervisor:
         Args:
             signals: The signals for the ranks, with their grace periods.
             explain: Print for which ranks this waits.
+            keeps_services: What the ranks have started in sessions of its own, to outlive them, is left.
         """
         if self._processes.has_swept or not self._server.preloading.is_over:  # there is no rank yet
             return
@@ -186,7 +187,7 @@ class Supervisor:
             self._wait_for_ends(deadline)
         if explain and self.stacks.kept:
             self.print_message(f"rankwise: {self.stacks.kept.lstrip()}")
-        self._processes.sweep()
+        self._processes.sweep(keeps_services=keeps_services)
         for pid in self._processes.left:
             self._explain_left(pid)
         self._pipes.read_all()

@@ -95,7 +95,7 @@ class RankChild:
         if self._killer is not None:
             self._killer.cancel()
             self._killer.join()
-        kill_launch(self._launch_id)
+        kill_launch(self._launch_id, keeps_services=exitcode == 0)
         with self._crashes:
             self._crashes.seek(0)
             crash = self._crashes.read().decode(errors="replace") if exitcode < 0 else ""

@@ -79,9 +79,13 @@ class ForkServer:
         """Send a signal to a rank; with `to_group`, to its process group."""
         self._send(ServerCommand.SIGNAL_GROUP if to_group else ServerCommand.SIGNAL, rank, signum)
 
-    def sweep(self) -> None:
-        """Kill all processes that are left of the ranks. The event SWEPT follows when that is done."""
-        self._send(ServerCommand.SWEEP)
+    def sweep(self, *, keeps_services: bool = False) -> None:
+        """Kill all processes that are left of the ranks. The event SWEPT follows when that is done.
+
+        Args:
+            keeps_services: Those in sessions of their own are left, now and when the fork server ends.
+        """
+        self._send(ServerCommand.SWEEP, value=int(keeps_services))
 
     def receive_events(self) -> list[tuple[ServerEvent, int, int, int]]:
         """Return the events that have arrived, each with a rank, a value and a time; `control` has to be readable.

@@ -27,7 +27,7 @@ from rankwise._launch.forkserver.worker import run_worker
 from rankwise._launch.forwarded_signals import FOR_RANKS, leave_to_ranks
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.process_title import set_title
-from rankwise._launch.reaper import become_subreaper, kill_descendants, reap, set_parent_death_signal
+from rankwise._launch.reaper import become_subreaper, kill_descendants, reap, services, set_parent_death_signal
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._net.polling import wait_readable
 
@@ -70,6 +70,7 @@ class Server:
         self._ranks: dict[int, int] = {}
         self._groups: set[int] = set()  # of processes, since the last sweep
         self._left: list[int] = []  # processes that SIGKILL has not ended
+        self._services: list[int] = []  # that outlive ranks which have ended normally
         self._wakeup_reader, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup_writer, False)
         os.set_blocking(self._wakeup_reader, False)
@@ -93,7 +94,7 @@ class Server:
             if "control" in ready:
                 command = self._receive_command()
                 if command is None:
-                    kill_descendants(self._groups, self._left)
+                    kill_descendants(self._groups, [*self._left, *self._services])
                     os._exit(0)
                 rank = self._execute(*command)
                 if rank is not None:
@@ -121,7 +122,9 @@ class Server:
                 if known == rank:
                     _signal(value, pid, to_group=command == ServerCommand.SIGNAL_GROUP)
         elif command == ServerCommand.SWEEP:
-            self._left = kill_descendants(self._groups, self._left)
+            self._services = services(self._groups) if value else []
+            left = kill_descendants(self._groups, [*self._left, *self._services])
+            self._left = [pid for pid in left if pid not in self._services]
             self._groups.clear()
             for pid in self._left:
                 self._report(ServerEvent.LEFT, 0, pid)
