@@ -142,6 +142,17 @@ def test_a_job_is_requeued_after_the_signal_before_its_limit(cluster: dict[str, 
     assert json.loads(out) == [[rank, 1] for rank in range(4)], errors
 
 
+def test_jobs_that_ranks_of_an_array_submit_are_jobs_of_their_own(cluster: dict[str, str], tmp_path: Path) -> None:
+    """They get the environment of the caller, but nothing of its job; and they outlive the ranks."""
+    assert run(cluster, tmp_path, "array") == [[0], [1]]
+    until(lambda: len(list(tmp_path.glob("evaluated.*"))) == 2)
+    assert {path.read_text() for path in tmp_path.glob("evaluated.*")} == {"[] yes"}
+    (tmp_path / "go").touch()
+    until(lambda: len(list(tmp_path.glob("outlived.*"))) == 2)
+    until(lambda: not slurm(cluster, "squeue", "-h"))
+    assert len(list(tmp_path.glob("trained.*"))) == 2, "no job has run the function of another"
+
+
 def test_a_script_is_submitted_and_its_output_followed(cluster: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os, sys\nprint(os.environ['SLURM_PROCID'], sys.argv[1:])\n")
     options = ("--nnodes", "2", "-n", "2", "--time", "5", "--epochs", "3")

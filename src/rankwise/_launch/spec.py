@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -205,3 +206,13 @@ def _one_device(visible: str | None, local_rank: int) -> dict[str, str]:
 def _cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def hidden_variables(names: Iterable[str]) -> Iterator[None]:
+    """Hide variables of this process from the programs that are started in this block."""
+    hidden = {name: value for name in names if (value := os.environ.pop(name, None)) is not None}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)

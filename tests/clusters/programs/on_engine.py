@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ import torch
 
 import rankwise as rw
 from rankwise._launch.engines import slurm_files
-from rankwise.launching import RayEngine, SlurmEngine
+from rankwise.launching import RayEngine, SlurmEngine, launch_many
 
 EXAMPLE = Path(__file__).parents[3] / "examples"
 
@@ -82,6 +83,26 @@ def run_until_signal(folder: str) -> tuple[int, int]:
         return rw.get_rank(), restarts
 
 
+EVALUATE = """
+import os, pathlib
+kept = [name for name in os.environ if name.startswith("SLURM_ARRAY")]
+pathlib.Path("evaluated." + os.environ["SLURM_JOB_ID"]).write_text(f"{kept} {os.environ.get('FROM_OUTSIDE')}")
+"""
+
+
+def submit_others(number: int) -> int:
+    """In a job of an array: submit a script, and a job that outlives this one."""
+    Path(f"trained.{os.environ['SLURM_JOB_ID']}").write_text(str(number))
+    Path(f"evaluate{number}.py").write_text(EVALUATE)
+    submit = [sys.executable, "-m", "rankwise", "submit", f"evaluate{number}.py", "--memory", "10M", "--time", "5"]
+    subprocess.run(submit, check=True)
+    later = f"touch waits.{number}; until [ -e go ]; do sleep 0.1; done; touch outlived.{number}"
+    subprocess.run(["sbatch", "--export=ALL", "-n1", "--mem=10M", "--wrap", later], check=True)
+    while not Path(f"waits.{number}").exists():
+        time.sleep(0.1)
+    return number
+
+
 def fill_disk() -> None:
     """Make the record of a job fail, as on a full disk."""
     slurm_files.write_size = lambda *_: Path("/dev/full").write_text("{}")  # type: ignore[assignment]
@@ -105,6 +126,10 @@ def main() -> None:
         elif mode == "requeue":
             requeued = SlurmEngine(folder=engine.folder, time=5, signal_seconds=13, requeue=1)
             print(json.dumps(rw.launch(run_until_signal, *rest, nproc=2, nnodes=2, on=requeued)))
+        elif mode == "array":
+            os.environ |= {"SBATCH_EXPORT": "NONE", "FROM_OUTSIDE": "yes"}
+            small = SlurmEngine(folder=engine.folder, time=5, options={"mem-per-cpu": "10M"})
+            print(json.dumps(launch_many(submit_others, [(0,), (1,)], nproc=1, on=small)))
         elif mode == "full disk":
             fill_disk()
             rw.launch(run_until_killed, *rest, **sizes)

@@ -11,10 +11,12 @@ from typing import Any, Final
 
 from rankwise._arguments import as_integer, as_text
 from rankwise._dependencies import missing_extra
+from rankwise._environment.variables import outer_launch_variables
 from rankwise._launch.engines import slurm_files, slurm_state
 from rankwise._launch.engines.interface import RankJob, RankOutcome
 from rankwise._launch.engines.slurm_task import RequeuedTask, SlurmTask
 from rankwise._launch.engines.slurm_time import minutes_of
+from rankwise._launch.spec import hidden_variables, own_environ
 from rankwise.errors import InvalidArgumentError, LaunchError, shown
 
 # So long before the limit a job is requeued whose ranks have not ended after the signal.
@@ -91,7 +93,7 @@ class SlurmEngine:
         task = RequeuedTask if self.requeue else SlurmTask
         tasks = [task(job, self._path, self.signal_seconds - _REQUEUE_SECONDS) for job in jobs]
         try:
-            with executor.batch():
+            with hidden_variables([*outer_launch_variables(own_environ()), "SBATCH_EXPORT"]), executor.batch():
                 submitted = [executor.submit(each) for each in tasks]
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             raise LaunchError(f"sbatch has refused the job: {error}") from error
@@ -183,7 +185,11 @@ class SlurmEngine:
             "setup": list(self.setup) or None,
             "wckey": None,
             "srun_args": ["--kill-on-bad-exit=1", *self._srun_options],
-            "additional_parameters": {"requeue" if self.requeue else "no-requeue": True, **self.options},
+            "additional_parameters": {
+                "requeue" if self.requeue else "no-requeue": True,
+                "export": "ALL",  # the job has the environment of the caller, whatever SBATCH_EXPORT says
+                **self.options,
+            },
         }
 
     @property

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from rankwise._environment.nesting import AGENT_VARIABLES, OUTER, RUN
 from rankwise._launch.engines import slurm_files
 from rankwise._launch.engines.interface import RankJob
 from rankwise._launch.engines.rank_child import RankChild
@@ -55,7 +54,7 @@ class SlurmTask:
         requeue = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # as the rank inherits it
         signal.signal(signal.SIGTERM, self._stop)
         rank, attempt = int(environ["SLURM_PROCID"]), int(environ.get("SLURM_RESTART_COUNT", "0"))
-        self._child = RankChild(self.job, rank, _without_outer_launch(environ))
+        self._child = RankChild(self.job, rank, environ)
         self._handle_usr2(requeue)
         outcome = self._wait(self._child).on(environ.get("SLURMD_NODENAME", "?"))
         slurm_files.write_outcome(self.folder, self.token, attempt, outcome)
@@ -111,10 +110,3 @@ class RequeuedTask(SlurmTask):
         if outcome.failure is not None and self._got_signal and not child.was_stopped:
             time.sleep(_FOREVER)  # an exit would stop the others, which may still save their states
         return outcome
-
-
-def _without_outer_launch(environ: dict[str, str]) -> dict[str, str]:
-    """Return the variables without those of a rank that has submitted the job: sbatch passes them on."""
-    if RUN not in environ and "TORCHELASTIC_RUN_ID" not in environ:
-        return environ
-    return {name: value for name, value in environ.items() if name not in {*AGENT_VARIABLES, RUN, OUTER}}
