@@ -59,7 +59,7 @@ def lines_of(ended: Ended) -> dict[str, list[str]]:
 
 def test_it_names_the_variable_of_each_value() -> None:
     lines = lines_of(env(RANK="3", WORLD_SIZE="4", CUDA_VISIBLE_DEVICES="0,1"))
-    assert lines["launcher"] == ["plain", "RANK", "is", "set"]
+    assert lines["launcher"] == ["plain", "RANK", "and", "WORLD_SIZE", "are", "set"]
     assert lines["rank"] == ["3", "RANK"]
     assert lines["local_rank"][0] == "-"
     assert lines["CUDA_VISIBLE_DEVICES"][0] == "0,1"
@@ -78,7 +78,7 @@ def test_it_names_the_address_where_ranks_would_meet() -> None:
 
 def test_json() -> None:
     found = json.loads(env("--json", RANK="3", WORLD_SIZE="4", RANKWISE_CHECK="1").stdout)
-    assert (found["launcher"], found["reason"]) == ("plain", "RANK is set")
+    assert (found["launcher"], found["reason"]) == ("plain", "RANK and WORLD_SIZE are set")
     assert found["facts"]["rank"] == {"value": 3, "source": "RANK"}
     assert found["facts"]["node_rank"] is None
     assert found["rendezvous"]["address"]["value"] is None

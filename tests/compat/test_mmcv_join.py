@@ -114,7 +114,7 @@ def test_none_joins_nothing() -> None:
         ("pytorch", {"OMPI_COMM_WORLD_RANK": "0"}, {}, "started by 'openmpi'; start it with torchrun, or set RANK"),
         ("mpi", {"RANK": "0", "WORLD_SIZE": "1"}, {}, "start it with mpirun or mpiexec, or pass launcher='auto'"),
         ("slurm", {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, {}, "start it with srun"),
-        ("pytorch", {"RANK": "0"}, {}, "WORLD_SIZE is not set, but RANK=0 is"),
+        ("pytorch", {"RANK": "1"}, {}, "WORLD_SIZE is not set, but RANK=1 is"),
         ("pytorch", {"RANK": "zero", "WORLD_SIZE": "2"}, {}, "RANK='zero' is not a whole number"),
         ("pytorch", {"RANK": "2", "WORLD_SIZE": "2"}, {}, "rank 2 (from RANK) is not below world_size 2"),
         ("pytorch", {"RANK": "0", "WORLD_SIZE": "2"}, {}, "MASTER_ADDR and MASTER_PORT are not set"),

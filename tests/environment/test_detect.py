@@ -103,11 +103,29 @@ def test_the_innermost_launcher_is_believed(environ: dict[str, str], launcher: s
 
 
 @pytest.mark.parametrize(
+    "environ",
+    [
+        {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "-1"}, {"LOCAL_RANK": ""}, {"WORLD_SIZE": "1"}, {"RANK": "0"}, {"RANK": "-1"},
+        {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "0", "WORLD_SIZE": ""},
+        {"RANK": "-1", "LOCAL_RANK": "-1", "WORLD_SIZE": "1"}, {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+    ],
+)  # fmt: skip
+def test_variables_that_scripts_set_where_they_run_alone(environ: dict[str, str]) -> None:
+    """Only a value that says that there are others makes an incomplete set an error; and a launcher goes first."""
+    reading = detect(environ)
+    assert (reading.launcher, reading.rank.value, reading.world_size.value) == ("none", 0, 1)
+    if "WORLD_SIZE" not in environ:  # which would contradict the number of tasks
+        assert detect(SLURM | environ).launcher == "slurm"
+
+
+@pytest.mark.parametrize(
     ("environ", "named"),
     [
-        ({"RANK": "0"}, ["WORLD_SIZE", "RANK"]),
+        ({"RANK": "1"}, ["WORLD_SIZE", "RANK"]),
+        ({"RANK": "0", "LOCAL_RANK": "1"}, ["WORLD_SIZE", "RANK"]),
         ({"WORLD_SIZE": "4"}, ["RANK", "WORLD_SIZE=4"]),
-        ({"LOCAL_RANK": "0"}, ["RANK", "LOCAL_RANK=0"]),
+        ({"LOCAL_RANK": "1"}, ["RANK", "LOCAL_RANK=1"]),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}, ["RANK", "LOCAL_WORLD_SIZE=4"]),
         ({"RANK": "4", "WORLD_SIZE": "4"}, ["RANK", "WORLD_SIZE", "4"]),
         ({"RANK": "x", "WORLD_SIZE": "4"}, ["RANK='x'"]),
         ({"RANK": "1.5", "WORLD_SIZE": "4"}, ["RANK='1.5'"]),
@@ -115,7 +133,7 @@ def test_the_innermost_launcher_is_believed(environ: dict[str, str], launcher: s
         ({"RANK": "9" * 5000, "WORLD_SIZE": "40"}, ["RANK='999"]),
         ({"RANK": "-1", "WORLD_SIZE": "4"}, ["RANK=-1", "negative"]),
         ({"RANK": "", "WORLD_SIZE": "4"}, ["RANK", "empty"]),
-        ({"RANK": "0", "WORLD_SIZE": ""}, ["WORLD_SIZE", "empty"]),
+        ({"RANK": "1", "WORLD_SIZE": ""}, ["WORLD_SIZE", "empty"]),
         ({"RANK": "0", "WORLD_SIZE": "0"}, ["world_size", "WORLD_SIZE"]),
         (PLAIN | {"MASTER_PORT": "70000"}, ["MASTER_PORT=70000"]),
         (PLAIN | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]),

@@ -42,8 +42,9 @@ def candidates(environ: Environ, launcher: str = "auto") -> tuple[Candidate, ...
         InvalidArgumentError: There is no launcher of that name, or `environ` is not a mapping of strings to strings.
 
     Example:
-        >>> [candidate.reason for candidate in candidates({"RANK": "0"}) if candidate.name in {"plain", "openmpi"}]
-        ['RANK is set', 'OMPI_COMM_WORLD_RANK is not set']
+        >>> found = candidates({"RANK": "3", "WORLD_SIZE": "8"})
+        >>> [candidate.reason for candidate in found if candidate.name in {"plain", "openmpi"}]
+        ['RANK and WORLD_SIZE are set', 'OMPI_COMM_WORLD_RANK is not set']
     """
     check_environ(environ)
     named = launcher_named(launcher)

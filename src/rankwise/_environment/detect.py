@@ -141,7 +141,7 @@ def launchers() -> tuple[Launcher, ...]:
     `rankwise.extend.launchers`.
 
     Example:
-        >>> [launcher.name for launcher in launchers() if launcher.present({"RANK": "0"})]
+        >>> [launcher.name for launcher in launchers() if launcher.present({"RANK": "3"})]
         ['plain', 'none']
     """
     return (*_BEFORE_INSTALLED, *installed_launchers(_NAMES), *_AFTER_INSTALLED)

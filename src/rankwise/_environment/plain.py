@@ -24,6 +24,9 @@ NAMES: Final = (
 # The values of PET_NPROC_PER_NODE with which torchrun starts a process for each device.
 _OF_EACH_DEVICE: Final = ("auto", "cpu", "gpu")
 
+# The ranks, and the sizes, that scripts set for themselves where no launcher has started them.
+_ALONE: Final = (frozenset({"", "-1", "0"}), frozenset({"", "-1", "1"}))
+
 
 class TorchVariables:
     """RANK, WORLD_SIZE and their relatives, under an optional prefix.
@@ -44,7 +47,8 @@ class TorchVariables:
         self._markers = markers
 
     def present(self, environ: Environ) -> bool:
-        return all(name in environ for name in (f"{self.prefix}RANK", *self._markers))
+        has_all = all(name in environ for name in (f"{self.prefix}RANK", *self._markers))
+        return has_all and (bool(self.prefix or self._markers) or not _means_alone(environ))
 
     def read(self, environ: Environ) -> LaunchEnvironment:
         prefix = self.prefix
@@ -90,3 +94,15 @@ class TorchVariables:
             f"PET_NPROC_PER_NODE={processes} and LOCAL_RANK is not set; start the script with torchrun, which reads "
             "the PET_ variables"
         )
+
+
+def says_others(environ: Environ, *names: str) -> str:
+    """Return the first of some variables whose value says that there are other ranks; "" if none does."""
+    return next((name for name in names if environ.get(name, "").strip() not in _ALONE[name.endswith("SIZE")]), "")
+
+
+def _means_alone(environ: Environ) -> bool:
+    """Return whether RANK is set as by a script for itself, when no launcher has started it."""
+    rank, world_size = environ.get("RANK", "").strip(), environ.get("WORLD_SIZE", "").strip()
+    is_complete = (rank, world_size) == ("0", "1")
+    return not is_complete and not says_others(environ, "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankwise._environment.facts import OVERRIDES, Environ, Fact, LaunchEnvironment
+from rankwise._environment.plain import says_others
 from rankwise.errors import LauncherEnvironmentError
 
 # Variables that a launcher sets in addition to those that are read, and their values in a world of one.
@@ -62,20 +63,19 @@ def refuse_incomplete(environ: Environ) -> None:
     """Refuse variables that have a meaning only together with others.
 
     Raises:
-        LauncherEnvironmentError: WORLD_SIZE or LOCAL_RANK is set, RANK is not; or PMIX_RANK is, as by prterun, and
-            nothing gives the number of ranks.
+        LauncherEnvironmentError: WORLD_SIZE or LOCAL_RANK says that there are other ranks, and RANK is not set; or
+            PMIX_RANK is, as by prterun, and nothing gives the number of ranks.
     """
     if "PMIX_RANK" in environ:
         raise LauncherEnvironmentError(
             f"PMIX_RANK={environ['PMIX_RANK']} is set, but no variable gives the number of ranks; "
             "start with mpirun instead of prterun, or set RANK and WORLD_SIZE for each process"
         )
-    for name in ("WORLD_SIZE", "LOCAL_RANK"):
-        if name in environ:
-            raise LauncherEnvironmentError(
-                f"RANK is not set, but {name}={environ[name]} is: "
-                f"set RANK for each process, or unset {name} to run alone"
-            )
+    local_size = ("LOCAL_WORLD_SIZE",) if "LOCAL_RANK" in environ else ()  # else it is left over
+    if name := says_others(environ, "WORLD_SIZE", "LOCAL_RANK", *local_size):
+        raise LauncherEnvironmentError(
+            f"RANK is not set, but {name}={environ[name]} is: set RANK for each process, or unset {name} to run alone"
+        )
 
 
 def refuse_incomplete_override(environ: Environ) -> None:

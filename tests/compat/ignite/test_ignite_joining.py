@@ -170,7 +170,7 @@ def test_a_taken_port_is_named() -> None:
 @pytest.mark.parametrize(
     ("environ", "arguments", "message"),
     [
-        ({"RANK": "0"}, {}, "WORLD_SIZE is not set, but RANK=0 is"),
+        ({"RANK": "1"}, {}, "WORLD_SIZE is not set, but RANK=1 is"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, {}, "RANK='x' is not a whole number"),
         ({}, {"master_port": 1}, "initialize takes no master_port; it takes timeout, init_method, rank"),
         ({}, {"backend": "nccl"}, "Backend should be one of ('gloo',), which this host can use; got 'nccl'"),
