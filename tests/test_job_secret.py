@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from torch.distributed import HashStore
 
 import rankwise as rw
+from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
 from rankwise._net.acceptor import Client
 from rankwise._net.job_secret import DEFAULT_FILE, JobSecret, code, find_secret
 from rankwise._net.rank_proof import AcceptedProofs, connection_key, send_hello, send_proof
 from rankwise._rendezvous.signed_store import SignedStore, part_of
+from rankwise.cli.env_report import _variables
+from tests.session.worlds import clean_environ
 
 TEXT = "0123456789abcdef0123456789abcdef"
 
@@ -104,3 +110,53 @@ def test_a_proof_with_another_key_is_refused() -> None:
         far.sendall(bytes(20) + bytes(32))
         assert client.read(proofs.missing(client))
         assert proofs.rank_of(client) == -1
+
+
+WAITS = """
+import rankwise as rw
+with rw.init(device="cpu"):
+    rw.report_progress(1)
+    if rw.get_rank() == 1:
+        open("up", "w").close()
+        while True:
+            pass
+    rw.barrier()
+"""
+
+
+def test_no_command_shows_a_secret(tmp_path: Path) -> None:
+    """Not in its output, nor in the title of a process, nor in a file of a launch that fails."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    environ = clean_environ(RANKWISE_SECRET=TEXT, TMPDIR=str(tmp_path))
+    rankwise = str(Path(sys.executable).with_name("rankwise"))
+
+    def output(*words: str) -> str:
+        command = [rankwise, *words]
+        ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        return ended.stdout + ended.stderr
+
+    launch = [rankwise, "launch", "-n", "2", "--hang-dir", "hangs", "--log-dir", "logs", "waits.py"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(launch, cwd=tmp_path, env=environ, stdout=pipe, stderr=subprocess.STDOUT) as started:
+        launcher = psutil.Process(started.pid)
+        while not (tmp_path / "up").exists():
+            assert started.poll() is None
+        processes = [launcher, *launcher.children(recursive=True)]
+        shown = [repr(process.cmdline()) + process.name() for process in processes]
+        pid = str(started.pid)
+        shown += [output("ps"), output("stacks", pid), output("stacks", pid, "--watch", "2")]
+        processes[-1].kill()
+        shown.append(started.communicate(timeout=200)[0].decode())
+    files = [path for folder in ("hangs", "logs") for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    shown += [path.read_text() for path in files]
+    env = [output("env"), output("env", "--json"), output("env", "--all"), output("env", "--all", "--json")]
+    assert all("set (32 characters)" in text for text in env)
+    shown += [*env, output("env", "--why"), output("submit", "waits.py", "--k8s", "--dry-run", "--image", "an-image")]
+    shown += [repr(StartRequest(environ={"RANKWISE_SECRET": TEXT}, kind=TargetKind.SCRIPT))]
+    assert not any(TEXT in text for text in shown)
+
+
+def test_all_shows_that_two_ranks_have_different_secrets() -> None:
+    ours, theirs = ({"variables": _variables({"RANKWISE_SECRET": text}, [])} for text in (TEXT, TEXT[::-1]))
+    assert ours != theirs
+    assert ours == {"variables": _variables({"RANKWISE_SECRET": TEXT}, [])}

@@ -45,6 +45,8 @@ class HostFile:
 
 
 MAX_PORT: Final = 65535
+# The ranks, and the sizes, that scripts set for themselves where no launcher has started them.
+_ALONE: Final = (frozenset({"", "-1", "0"}), frozenset({"", "-1", "1"}))
 # Ten times the ranks of the largest jobs. A larger number is a typing error, and an error message that lists all
 # missing ranks would not fit into memory.
 MAX_RANKS: Final = 1 << 20
@@ -178,6 +180,11 @@ def read_int(environ: Environ, *names: str) -> Fact[int] | None:
         if name in environ:
             return Fact(parse_int(environ[name], name), name)
     return None
+
+
+def says_others(environ: Environ, *names: str) -> str:
+    """Return the first of some variables whose value says that there are other ranks; "" if none does."""
+    return next((name for name in names if environ.get(name, "").strip() not in _ALONE[name.endswith("SIZE")]), "")
 
 
 def require_int(environ: Environ, name: str, *, because: str) -> Fact[int]:

@@ -12,6 +12,7 @@ from rankwise._environment.facts import (
     read_port,
     read_text,
     require_int,
+    says_others,
 )
 from rankwise.errors import LauncherEnvironmentError
 
@@ -24,8 +25,6 @@ NAMES: Final = (
 # The values of PET_NPROC_PER_NODE with which torchrun starts a process for each device.
 _OF_EACH_DEVICE: Final = ("auto", "cpu", "gpu")
 
-# The ranks, and the sizes, that scripts set for themselves where no launcher has started them.
-_ALONE: Final = (frozenset({"", "-1", "0"}), frozenset({"", "-1", "1"}))
 
 
 class TorchVariables:
@@ -94,11 +93,6 @@ class TorchVariables:
             f"PET_NPROC_PER_NODE={processes} and LOCAL_RANK is not set; start the script with torchrun, which reads "
             "the PET_ variables"
         )
-
-
-def says_others(environ: Environ, *names: str) -> str:
-    """Return the first of some variables whose value says that there are other ranks; "" if none does."""
-    return next((name for name in names if environ.get(name, "").strip() not in _ALONE[name.endswith("SIZE")]), "")
 
 
 def _means_alone(environ: Environ) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankwise._environment.facts import OVERRIDES, Environ, Fact, LaunchEnvironment
-from rankwise._environment.plain import says_others
+from rankwise._environment.facts import OVERRIDES, Environ, Fact, LaunchEnvironment, says_others
 from rankwise.errors import LauncherEnvironmentError
 
 # Variables that a launcher sets in addition to those that are read, and their values in a world of one.

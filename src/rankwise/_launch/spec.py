@@ -70,7 +70,7 @@ class LaunchSpec:
     grace: float = GRACE_SECONDS
     debug: int | None = None
     debugpy: int | None = None
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     role: str = "default"
     virtual_local_rank: bool = False
     source: bytes | None = None

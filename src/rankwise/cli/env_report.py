@@ -24,7 +24,7 @@ from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIE
 from rankwise._environment.nesting import OUTER, RUN
 from rankwise._launch.reported_steps import PROGRESS
 from rankwise._net.host import launching_process
-from rankwise._net.job_secret import SECRET, SECRET_FILE
+from rankwise._net.job_secret import SECRET, SECRET_FILE, code
 from rankwise._rendezvous.endpoint import Endpoint, choose
 from rankwise._rendezvous.mpi import has_mpi4py, needs_mpi
 from rankwise._session.environ import read_shared_memory, with_first_host, xla_facts
@@ -219,12 +219,18 @@ def _nccl(cuda: str) -> Row:
         return Row(None, "part of torch: torch.cuda.nccl.version()")
 
 
+def _hidden(secret: str) -> Row:
+    """Return what may be shown of a secret: enough to see whether two hosts have the same."""
+    digest = code(secret.encode(errors="surrogateescape"), "comparison")[:4].hex() if secret else "empty"
+    return Row(f"set ({len(secret)} characters)", f"the environment, digest {digest}")
+
+
 def _variables(environ: Environ, warnings: list[str]) -> Section:
     """Return the variables of rankwise that are set; one that rankwise does not read adds a warning."""
     rows: Section = {}
     for name in sorted(environ):
         if name.startswith(OVERRIDE_PREFIX):
-            rows[name] = Row(environ[name], "the environment")
+            rows[name] = _hidden(environ[name]) if name == SECRET else Row(environ[name], "the environment")
             if name not in OWN_VARIABLES:
                 known = [own.removeprefix(OVERRIDE_PREFIX) for own in OWN_VARIABLES]
                 close = difflib.get_close_matches(name.removeprefix(OVERRIDE_PREFIX), known, n=1)

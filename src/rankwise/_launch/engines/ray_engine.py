@@ -63,7 +63,7 @@ class RayEngine:
     gpus_per_rank: float = 0
     cpus_per_rank: float = 1
     resources: Mapping[str, float] = field(default_factory=dict)
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout: float = 300.0
     _jobs: dict[str, _RayJob] = field(default_factory=dict, init=False, repr=False, compare=False)
     _started: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)

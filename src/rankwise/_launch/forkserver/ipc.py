@@ -10,7 +10,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any, Final
 
@@ -76,7 +76,7 @@ class StartRequest:
         debugpy: It waits for a client of debugpy first.
     """
 
-    environ: dict[str, str]
+    environ: dict[str, str] = field(repr=False)
     kind: TargetKind
     argv: Sequence[str] = ()
     call: bytes = b""

@@ -16,7 +16,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ class ImportEffects:
         search_path: The entries that were added to `sys.path`.
     """
 
-    environ: dict[str, str]
+    environ: dict[str, str] = field(repr=False)
     search_path: tuple[str, ...]
 
 
