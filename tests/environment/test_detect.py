@@ -106,7 +106,8 @@ def test_the_innermost_launcher_is_believed(environ: dict[str, str], launcher: s
     "environ",
     [
         {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "-1"}, {"LOCAL_RANK": ""}, {"RANK": "0"}, {"RANK": "-1"},
-        {"WORLD_SIZE": "1"}, {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "0", "WORLD_SIZE": ""},
+        {"WORLD_SIZE": "1"}, {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "", "WORLD_SIZE": ""},
+        {"RANK": "0", "WORLD_SIZE": ""},
         {"RANK": "-1", "LOCAL_RANK": "-1", "WORLD_SIZE": "1"}, {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
     ],
 )  # fmt: skip

@@ -26,7 +26,6 @@ NAMES: Final = (
 _OF_EACH_DEVICE: Final = ("auto", "cpu", "gpu")
 
 
-
 class TorchVariables:
     """RANK, WORLD_SIZE and their relatives, under an optional prefix.
 
