@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +63,42 @@ CASES = [
     ("torchrun", "sleeps", "polls"),
     ("torchrun", "stopped", "spins"),
 ]
+
+
+WITHOUT_PY_SPY = [("sleeps", "rankwise"), ("stopped", "torch.distributed.run")]
+
+
+def without_py_spy(folder: Path) -> dict[str, str]:
+    """Return the environment of programs that find this interpreter's packages, but no py-spy."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(Path(sys.base_prefix) / "bin" / "python3")
+    packages = [sysconfig.get_path("purelib"), str(Path(rw.__file__).parents[1])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(packages), "PATH": f"{python.parent}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize(("how", "launcher"), variants(WITHOUT_PY_SPY, fast=WITHOUT_PY_SPY[:1]))
+def test_a_hang_is_reported_without_py_spy(how: str, launcher: str, tmp_path: Path) -> None:
+    """The ranks write their stacks themselves, and that they run for this moves none of them."""
+    environ = without_py_spy(tmp_path) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    command = ["rankwise", "launch", "-n"] if launcher == "rankwise" else [launcher, "--standalone", "--nproc-per-node"]
+    with subprocess.Popen(
+        [tmp_path / "bin" / "python", "-m", *command, "2", str(PROGRAM), "1", how, "rankwise", "2"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        lines: list[str] = []
+        while "this report is in" not in (line := process.stdout.readline()):
+            assert line, "".join(lines)
+            lines.append(line)
+        started = psutil.Process(process.pid).children(recursive=True)
+        for each in [*started, psutil.Process(process.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    report = "".join(lines)
+    assert "missing: rank 1, not moving: " in report
+    assert "rank 0: waiting for " in report
+    assert f"hangs.py:{PLACES['sleeps']}" in report or how == "stopped"
 
 
 @pytest.mark.parametrize(("launcher", "how", "collective"), variants(CASES, fast=CASES[:1]))

@@ -40,6 +40,11 @@ class QuietTimes:
             self._last[pid] = ran, now
         return {pid: now - self._since[pid] for pid in pids}
 
+    def skip(self, pids: Sequence[int], now: float) -> None:
+        """Leave out what processes have run since the last look: for this one, as to write their stacks on request."""
+        for pid in self._last.keys() & set(pids):
+            self._last[pid] = main_thread_times(pid)[0], now
+
     def asleep(self, now: float, seconds: float) -> set[int]:
         """Return the processes that have not moved for so many seconds."""
         return {pid for pid, since in self._since.items() if now - since >= seconds}

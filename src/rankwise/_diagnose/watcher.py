@@ -146,7 +146,9 @@ class Watcher:
         for number in range(samples):
             if number:
                 time.sleep(_PAUSE_SECONDS)
+            self._update_quiet(time.monotonic())
             history.append(sample_ranks(job.ranks))
+            self._quiet.skip([rank.process.pid for rank in job.ranks], time.monotonic())
         now = time.monotonic()
         return Findings(
             history=history,
