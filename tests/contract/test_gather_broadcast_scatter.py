@@ -321,3 +321,29 @@ def test_a_long_error_message_is_sent_without_waiting_for_readers(comm: Group) -
         rw.all_gather(1)
     assert raised.value.rank == last
     assert len(str(raised.value)) < 100_000
+
+
+def test_tensors_that_a_receiver_passes_are_those_that_it_gets(comm: Group) -> None:
+    """Their number and containers, not their shapes; what has no tensors is ignored. The group stays usable."""
+    rank, last = rw.get_rank(), comm.size - 1
+    sent: list[Any] = [torch.full((2,), float(last)), {"b": torch.zeros(1)}]
+    passed: Any
+    for passed in (None, [None, None], "later", (torch.zeros(5), {"a": torch.zeros(3, dtype=torch.int8)})):
+        assert rw.broadcast(sent if rank == last else passed, src=last)[0].tolist() == [last, last]
+        each = [sent] * comm.size if rank == last else [passed] * comm.size
+        assert rw.scatter(each, src=last)[0].tolist() == [last, last]
+    for value, passed, text in [
+        (b"\x07\x09", [torch.zeros(2), torch.zeros(2)], "2 tensors in lists on this rank, and has received no tensor"),
+        (sent, [torch.zeros(2)] * 3, "3 tensors in lists on this rank, and has received 2 tensors in dicts and lists"),
+        (sent[:1], sent[0], "a tensor on this rank, and has received 1 tensor in lists"),
+        (torch.zeros(1 << 20), [torch.zeros(2)], "1 tensor in lists on this rank, and has received a tensor"),
+    ]:
+        own: Any = value if rank == last else passed
+        for call, given in ((rw.broadcast, own), (rw.scatter, [own] * comm.size)):
+            if rank == last:
+                call(given, src=last)
+                continue
+            with pytest.raises(rw.MismatchError) as error:
+                call(given, src=last)
+            assert text in str(error.value)
+    assert rw.all_reduce(1) == comm.size

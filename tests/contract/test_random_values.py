@@ -44,7 +44,7 @@ def test_random_values_are_gathered_unchanged(comm: Group, seed: int) -> None:
         assert model.same(rw.all_gather(wanted[rank]), wanted)
         gathered = rw.gather(wanted[rank], dst=one)
         assert model.same(gathered, wanted) if rank == one else gathered is None
-        assert model.same(rw.broadcast(wanted[rank], src=one), wanted[one])
+        assert model.same(rw.broadcast(wanted[rank] if rank == one else None, src=one), wanted[one])
         assert model.same(rw.scatter(wanted if rank == one else None, src=one), wanted[rank])
         assert model.same(rw.all_to_all([wanted[rank]] * comm.size), wanted)
 

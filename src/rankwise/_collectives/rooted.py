@@ -15,6 +15,7 @@ import torch
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.memory_room import require_room, with_free_memory
 from rankwise._collectives.non_blocking import start
+from rankwise._collectives.placeholders import check_received
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -154,7 +155,8 @@ def broadcast(
     Collective over the session, or over `group`. Values are as for `all_gather`.
 
     Args:
-        value: On `src`, the value to send; ignored on the other ranks, where it may be None.
+        value: On `src`, the value to send; ignored on the other ranks, where it may be None. But if it has tensors
+            there, their number and the kinds of containers around them have to be those of the result.
         src: The global rank whose value is sent, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
@@ -163,7 +165,8 @@ def broadcast(
         InvalidArgumentError: `src` is not a member.
         PayloadTypeError: The value cannot be pickled.
         RemoteRankError: This error occurred on `src`.
-        MismatchError: Another rank calls another collective, or passes another `src`.
+        MismatchError: Another rank calls another collective, or passes another `src`; or this rank has passed other
+            tensors than it received.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
         NotJoinedError: The world has more than one rank, and this process has not joined it.
 
@@ -197,6 +200,8 @@ def broadcast(
             comm.run_prepared(call, prepare)
     result: T
     [result] = files.values([header], [buffers])
+    if rank != sender:
+        check_received(value, result, call.text)
     return result
 
 

@@ -10,6 +10,7 @@ import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
+from rankwise._collectives.placeholders import check_received
 from rankwise._collectives.serialization import (
     Header,
     Serialized,
@@ -79,7 +80,8 @@ def scatter(
 
     Args:
         values: On `src`, one value for each member, in the order of ranks, or a tensor or array with one row for each;
-            ignored on the other ranks, where it may be None.
+            ignored on the other ranks, where it may be None. But if there are as many there, and they have tensors,
+            the number of these and the kinds of containers around them have to be those of the result.
         src: The global rank whose values are sent, or a `GroupRank`.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
@@ -88,7 +90,8 @@ def scatter(
         InvalidArgumentError: `src` is not a member, or the number of values is not the number of members.
         PayloadTypeError: A value cannot be pickled.
         RemoteRankError: One of these errors occurred on `src`.
-        MismatchError: Another rank calls another collective, or passes another `src`.
+        MismatchError: Another rank calls another collective, or passes another `src`; or this rank has passed other
+            tensors than it received.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
         NotJoinedError: The world has more than one rank, and this process has not joined it.
 
@@ -136,4 +139,6 @@ def scatter(
             comm.run_prepared(call, prepare)
     result: T
     [result] = files.values([header], [buffers])
+    if rank != sender and isinstance(values, (list, tuple)) and len(values) == comm.size:
+        check_received(values[rank], result, call.text)
     return result

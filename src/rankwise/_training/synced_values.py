@@ -93,7 +93,7 @@ def _raise_difference(comm: Comm, leaves: Mapping[str, Any], digests: bytes) -> 
     ]
     different = [index for index, found in enumerate(zip(*of_ranks, strict=True)) if len(set(found)) > 1]
     name, leaf = list(leaves.items())[different[0]]
-    first = broadcast(leaf, src=GroupRank(0), group=Group(comm))
+    first = broadcast(leaf if comm.rank == 0 else None, src=GroupRank(0), group=Group(comm))
     distances = all_gather(_distance(leaf, first), group=Group(comm))
     others = [index for index in range(comm.size) if of_ranks[index][different[0]] != of_ranks[0][different[0]]]
     where = f"on {ranks_text([comm.ranks[index] for index in others])} from rank {comm.ranks[0]}"
