@@ -24,6 +24,8 @@ from rankwise._main_definitions import NAMES_OF_MAIN, define_in_main, fingerprin
 _PROTOCOL: Final = 5
 # Pickles refer to these functions, which `Unpickler` replaces by its methods of the same names.
 _UNPICKLER_METHODS: Final = ("_named", "_made", "_put")
+# Torch's keeps each tensor in a list, to be validated at the end of torch.load, and nobody else empties it.
+_REBUILD_SPARSE: Final = ("torch._utils", "_rebuild_sparse_tensor")
 
 
 class Definitions(NamedTuple):
@@ -154,6 +156,8 @@ class Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in pickle
         if module == __name__ and name in _UNPICKLER_METHODS:
             return getattr(self, name)
+        if (module, name) == _REBUILD_SPARSE:
+            return _sparse_tensor
         return super().find_class(module, name)
 
     def _named(self, name: str, fingerprint: str) -> Any:  # noqa: ANN401 - any function or class
@@ -273,3 +277,15 @@ def _made(*_: object) -> None:
 
 def _put(*_: object) -> None:
     _named()
+
+
+def _sparse_tensor(layout: Any, data: tuple[Any, ...]) -> Any:  # noqa: ANN401 - torch's, which a launcher does not import
+    """Return a sparse tensor of any layout, given its parts as torch pickles them."""
+    import torch  # noqa: PLC0415 - as above; the layout has imported it
+
+    if layout is torch.sparse_coo:
+        indices, values, size, *is_coalesced = data
+        coalesced = is_coalesced[0] if is_coalesced else None
+        return torch.sparse_coo_tensor(indices, values, size, check_invariants=False, is_coalesced=coalesced)
+    compressed, plain, values, size = data
+    return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=layout, check_invariants=False)

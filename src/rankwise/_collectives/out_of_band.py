@@ -11,7 +11,7 @@ import ctypes
 import pickle
 import sys
 from array import array
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -166,14 +166,14 @@ class _Unpickler(Unpickler):
             ends[device] += aligned(nbytes)
         # Buffers of other objects are the contents that no tensor or array asks for, in their order.
         self._next = 0
-        self._others = self._other_buffers()
+        self._others = _OtherBuffers(self)
         super().__init__(_Stream(stream), definitions, buffers=self._others)  # type: ignore[arg-type]
 
     def load(self) -> Any:  # noqa: ANN401 - any value
         try:
             return super().load()
         finally:
-            self._others.close()  # which refers to this object, as this object does to it
+            self._others.close()
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - any definition
         if module == __name__ and name == _out_of_band_tensor.__name__:
@@ -188,9 +188,9 @@ class _Unpickler(Unpickler):
             return on_own_device(found)
         return found
 
-    def _other_buffers(self) -> Generator[memoryview, None, None]:
-        while True:
-            yield self._memory[self._place(self._next)]
+    def next_contents(self) -> memoryview:
+        """Return the contents that no tensor or array asks for."""
+        return self._memory[self._place(self._next)]
 
     def _place(self, index: int) -> slice:
         """Return where contents are; the pickle refers to all of them, in their order."""
@@ -227,6 +227,28 @@ class _Unpickler(Unpickler):
         if device != "cpu" or buffer.device.type != "cpu" or nbytes < _COPIED_BYTES:
             return buffer[place].clone().view(dtype)
         return torch.frombuffer(self._memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=place.start)
+
+
+class _OtherBuffers:
+    """The buffers of an unpickler, which refers to this object, as this one does to it until it is closed.
+
+    Not a generator: closing one that was never started does not free what it refers to, from Python 3.12 on.
+    """
+
+    def __init__(self, unpickler: _Unpickler) -> None:
+        self._unpickler: _Unpickler | None = unpickler
+
+    def __iter__(self) -> _OtherBuffers:
+        return self
+
+    def __next__(self) -> memoryview:
+        if self._unpickler is None:
+            raise StopIteration
+        return self._unpickler.next_contents()
+
+    def close(self) -> None:
+        """Forget the unpickler."""
+        self._unpickler = None
 
 
 class _Stream:
