@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rankwise._session.child_processes import received_reading, tell_children
 from rankwise._session.environ import own_environment, read_environment
 from rankwise._session.session import SessionState, summary_with_location
 from rankwise._torch import keep_groups_for_good
@@ -90,7 +91,8 @@ def joined_session() -> SessionState:
     if has_destroyed_group(session):
         session.settled = False
         raise NotJoinedError.destroyed()
-    if session is thread_local.inferred and session.group is None and session.reading != own_environment():
+    is_alone = session is thread_local.inferred and session.group is None
+    if is_alone and session.reading != received_reading(own_environment()):
         reset_current()
         session = current_session()
     return session
@@ -212,7 +214,7 @@ def _infer(group: torch.distributed.ProcessGroup | None) -> SessionState:
         return SessionState(read_environment())
     if group is None:
         Current.inferred_group = None
-        session = SessionState(read_environment())
+        session = SessionState(received_reading(read_environment()))
         session.group_ref = _group_of_inferred
         return session
     from rankwise._session.adoption import adopt  # noqa: PLC0415 - needs torch, which this process has imported
@@ -250,5 +252,6 @@ def _reset_in_forked_child() -> None:
         Current.inherited.append((group, os.getppid()))
 
 
+tell_children(lambda: (current_session().reading, own_environment()))
 atexit.register(_close_at_interpreter_exit)
 os.register_at_fork(after_in_child=_reset_in_forked_child)

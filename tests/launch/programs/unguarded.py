@@ -1,5 +1,6 @@
 """Starts ranks where nothing guards it."""
 
+import multiprocessing
 import pickle
 import sys
 
@@ -13,8 +14,17 @@ class Box:
         self.content = content
 
 
+def content_of(box: Box) -> int:
+    return box.content
+
+
 def fill(number: int) -> Box:
-    return pickle.loads(pickle.dumps(Box(factor * number * rw.get_rank())))  # type: ignore[no-any-return]
+    box = pickle.loads(pickle.dumps(Box(factor * number * rw.get_rank())))
+    for method in ("spawn", "forkserver"):  # a child has the definitions too, as a worker of a data loader needs them
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.apply(content_of, [box]) == box.content
+            assert pool.apply(rw.get_rank) == rw.get_rank()
+    return box  # type: ignore[no-any-return]
 
 
 def start() -> None:
