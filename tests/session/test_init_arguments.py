@@ -113,7 +113,7 @@ def rows() -> Iterator[Row]:
             yield Row(f"init {name}", by_name(init, name), {"none"}, {*ONES, "zero"})
     yield Row("init backend", by_name(init, "backend"), {"none"})
     yield Row("init device", by_name(init, "device"), {"none"})
-    yield Row("init timeout", by_name(init, "timeout"), SECONDS)
+    yield Row("init timeout", by_name(init, "timeout"), SECONDS | {"none"})
     yield Row("init launcher", by_name(init, "launcher"), set())
     yield Row("init address", by_name(init, "address"), {"none"})
     yield Row("init check", by_name(init, "check"), FLAGS | {"none"})

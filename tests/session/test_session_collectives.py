@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 
 import pytest
 import torch
 
 import rankwise as rw
+from rankwise._comm.control import channel
 from rankwise._comm.control.page_memory import PageMemory
 from rankwise._session.session import state_behind
 from tests.session.worlds import clean_environ, free_port, plain, run_ranks
@@ -83,3 +85,23 @@ def test_a_group_that_one_rank_cannot_open_is_opened_by_none(
         with rw.new_group(range(last + 1)) as group:
             assert rw.all_reduce(torch.ones(10_000), group=group)[0] == last + 1
     assert rw.node_group().size == last + 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_long_wait_is_reported_once_with_the_rank_that_is_missing(
+    late: int, session: rw.Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By rank zero, or by the next rank if all wait for rank zero."""
+    monkeypatch.setattr(channel, "_NOTICE_SECONDS", 0.1)
+    rw.barrier(name="before")
+    if session.rank == late:
+        time.sleep(1.5)
+    rw.barrier(name="after")
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    if session.rank == 1 - late:
+        assert len(texts) == 1
+        assert re.match(r"barrier 'after' at test_session_collectives\.py:\d+ has waited for \d+ s, and may ", texts[0])
+        assert f"rank {late}, last seen in barrier 'before' at test_session_collectives.py" in texts[0]
+    else:
+        assert not texts

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import Final
 
 import torch
@@ -21,7 +22,7 @@ from rankwise._session.environ import read_check, read_environment, read_shared_
 from rankwise._session.hang_watch import HangWatch
 from rankwise._session.init_arguments import check_compatible, check_sources, given_topology, share_session
 from rankwise._session.lifecycle import open_session
-from rankwise._session.session import DEFAULT_TIMEOUT, Session
+from rankwise._session.session import JOIN_SECONDS, Session
 from rankwise._torch import flight_recorder
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def init(
     *,
     backend: str | None = None,
     device: str | torch.device | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | None = None,
     launcher: str = "auto",
     rank: int | None = None,
     world_size: int | None = None,
@@ -59,7 +60,8 @@ def init(
             alone that has used XLA devices.
         device: This rank's device; by default its accelerator if it has one. "cpu" leaves accelerators alone, "xla" is
             the same as backend="xla".
-        timeout: Seconds that joining may take, and every collective after it.
+        timeout: Seconds that joining may take, and every collective after it. By default 300 for joining, and torch's
+            default for collectives: 30 minutes, or 10 with backend="nccl". A rank that dies is noticed at once.
         launcher: The launcher whose variables are read. "auto", by default, takes the first that matches of:
             "override", the variables RANKWISE_RANK and so on; "rankwise", which is `rankwise launch`; "accelerate";
             "torchrun"; "ray"; "deepspeed"; "composer"; "plain", RANK and WORLD_SIZE set by hand; "lightning"; "flux";
@@ -93,7 +95,8 @@ def init(
         ...     print(session.rank, session.world_size)
         0 1
     """
-    timeout = as_seconds(timeout, "timeout", most=_LONGEST_SECONDS)
+    given_timeout = None if timeout is None else as_seconds(timeout, "timeout", most=_LONGEST_SECONDS)
+    joining = JOIN_SECONDS if given_timeout is None else given_timeout
     explicit = {"rank": rank, "world_size": world_size, "local_rank": local_rank, "local_world_size": local_world_size}
     given = given_topology(explicit)
     check_sources(launcher, environ, address)
@@ -131,14 +134,15 @@ def init(
             if wants_xla(reading, backend, device):
                 from rankwise._session.xla_session import open_xla_session  # noqa: PLC0415 - not needed without such devices
 
-                session = open_xla_session(reading, timeout=timeout, check=checked, reset=reset)
+                session = open_xla_session(reading, timeout=joining, check=checked, reset=reset)
             else:
                 with flight_recorder(watch.recorded):
                     session = open_session(
                         reading,
                         backend=backend,
                         device=device,
-                        timeout=timeout,
+                        joining=joining,
+                        timeout=given_timeout or _default_timeout(backend),
                         check=checked,
                         shares_tensors=read_shared_memory(environ),
                         reset=reset,
@@ -160,6 +164,15 @@ def finalize() -> None:
         >>> finalize()
     """
     current.close_current()
+
+
+def _default_timeout(backend: str | None) -> float:
+    """Return torch's default for collectives of a process group, in seconds."""
+    from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout  # noqa: PLC0415 - as init()
+
+    is_nccl = isinstance(backend, str) and backend == "nccl"
+    found: timedelta | None = default_pg_nccl_timeout if is_nccl else default_pg_timeout
+    return (found or timedelta(minutes=10)).total_seconds()  # a build without NCCL has none for it
 
 
 def _leave_adopted(comm: Comm, reason: str, watch: HangWatch) -> None:

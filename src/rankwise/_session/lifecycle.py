@@ -46,6 +46,7 @@ def open_session(
     *,
     backend: str | None,
     device: str | torch.device | None,
+    joining: float,
     timeout: float,
     check: bool,
     shares_tensors: bool,
@@ -54,7 +55,8 @@ def open_session(
 ) -> SessionState:
     """Open the session of a process that has neither a session nor a process group; closing it calls `reset` first.
 
-    `on_hosts` takes the connections for the processes that watch the hosts, if there are several hosts.
+    Joining may take `joining` seconds, and a collective `timeout`. `on_hosts` takes the connections for the processes
+    that watch the hosts, if there are several hosts.
 
     Raises:
         JoinError: The ranks could not meet, or do not form one world.
@@ -62,7 +64,7 @@ def open_session(
     """
     reading = with_first_host(reading)
     if needs_mpi(reading):
-        endpoint: Endpoint | None = endpoint_over_mpi(reading, timeout=timeout)
+        endpoint: Endpoint | None = endpoint_over_mpi(reading, timeout=joining)
     else:
         endpoint = choose(reading, launching_process=launching_process)
     if endpoint is None:
@@ -70,10 +72,10 @@ def open_session(
     else:
         secret = read_secret(one_host=endpoint.one_host or reading.is_one_host)
         joined = join_with_device(
-            reading, authenticated(endpoint, secret), backend, device, timeout=timeout, check=check, secret=secret
+            reading, authenticated(endpoint, secret), backend, device, timeout=joining, check=check, secret=secret
         )
-    report_session_timeout(timeout)
-    own = select_device(joined, backend, device, timeout=timeout)
+    report_session_timeout(joining)  # a host that is lost is noticed as early as one that does not join
+    own = select_device(joined, backend, device, timeout=joining)
     registry = _new_registry(joined, own, timeout=timeout, check=check, endpoint=endpoint)
     registry.shares_tensors = shares_tensors
     registry.on_hosts = on_hosts

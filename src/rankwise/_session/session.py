@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Seconds.
-DEFAULT_TIMEOUT: Final = 300.0
+JOIN_SECONDS: Final = 300.0
 # How long the thread of a pending collective may take to notice that the connections are closed. It should not run when
 # the interpreter ends.
 _CLOSED_SECONDS: Final = 2.0
@@ -92,7 +92,7 @@ class SessionState:
         close: Callable[[str, bool], None] | None = None,
         pid: int | None = None,
         settled: bool = False,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float = JOIN_SECONDS,
     ) -> None:
         self.reading = reading
         self.rank = reading.rank.value

@@ -6,6 +6,7 @@ page of the host, where all members are on it, and over the connections of the s
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
 import time
@@ -23,10 +24,14 @@ from rankwise._comm.control.verdict import Combine, Outcome, Verdict
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
+log = logging.getLogger(__name__)
+
 # The first wait of an exchange; later ones grow with the time that this rank has waited.
 _FIRST_SLICE_SECONDS: Final = 0.05
 # How long a failure of something else may be known before the death of a rank, which is its cause.
 _CAUSE_SECONDS: Final = 0.5
+# After such a wait the user is told whom this rank waits for, once.
+_NOTICE_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class Exchange:
         timeout: Seconds to wait for the others.
         on_pause: Called with the missing global ranks while waiting.
         start: When it began, on the monotonic clock.
+        noticed: A long wait was reported.
     """
 
     frame: Frame
@@ -48,6 +54,7 @@ class Exchange:
     timeout: float
     on_pause: Callable[[Sequence[int]], None]
     start: float = field(default_factory=time.monotonic)
+    noticed: bool = False
 
     @property
     def waited(self) -> float:
@@ -266,10 +273,28 @@ class Channel(ABC):
             The text of the call, the number of the exchange, and when it began, on the monotonic clock.
         """
 
+    def _wait_longer(self, exchange: Exchange, missing: Sequence[int]) -> None:
+        """Tell others, after a wait without news, that this member waits for some; once also the user."""
+        self._links.wait_note.write(exchange.frame.call, exchange.start)
+        exchange.on_pause([self.ranks[member] for member in missing])
+        # The first member reports, or the next one on its host if the others wait for the first.
+        first = next((member for member in range(len(self.ranks)) if member not in missing), None)
+        if exchange.waited < _NOTICE_SECONDS or exchange.noticed or not missing or first != self.own:
+            return
+        if self.own == 0 or self.same_host:
+            exchange.noticed = True
+            log.warning(
+                "%s has waited for %.0f s, and may for %g s (init(timeout=)), for %s",
+                exchange.frame.call,
+                exchange.waited,
+                exchange.timeout,
+                "; ".join(map(self._name_and_calls, missing)),
+            )
+
     def _name_and_calls(self, member: int) -> str:
         """Return a missing member, its last call in this group, and the calls of other groups that it is in now."""
         last = self._last_call(member)
-        seen = f"last seen in {last}" if last else "not seen in any collective here"
+        seen = f"last seen in {last}" if last else "which has made no call of this group yet"
         calls = self._links.state(self.ranks[member]).calls
         now = "".join(f", now in {call}" for call in calls if call.group != self.group)
         return f"{self._links.name(self.ranks[member])}, {seen}{now}"

@@ -200,8 +200,7 @@ class PageChannel(Channel):
         self._window.fence()  # before the last look
         try:
             if not has_news() and not self._links.loop.wait(seen, exchange.pause()):
-                self._links.wait_note.write(exchange.frame.call, exchange.start)
-                exchange.on_pause([self.ranks[member] for member in self._missing()])
+                self._wait_longer(exchange, self._missing())
         finally:
             self._window.sleeping[self.own] = False
 

@@ -125,8 +125,7 @@ class SocketChannel(Channel):
                 self._announce(exchange.frame)
             pause = min(exchange.pause(), max(announce_after, exchange.waited))
             if not self._wait(seen, min(pause, LOSS_SECONDS) if self._lost_since else pause):
-                self._links.wait_note.write(exchange.frame.call, exchange.start)
-                exchange.on_pause([self.ranks[member] for member in self._surely_missing(exchange, late)])
+                self._wait_longer(exchange, self._surely_missing(exchange, late))
 
     def _is_over(self, own: Frame) -> bool:
         """Forward what has arrived, and return whether this member waits for nothing any more in this exchange."""
