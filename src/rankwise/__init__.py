@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rankwise._training.gradient_clipping import clip_grad_norm_
     from rankwise._training.gradients import sync_grads
     from rankwise._training.module_wrappers import no_sync, wrap_ddp
-    from rankwise._training.parameters import sync_params
+    from rankwise._training.parameters import sync_buffers, sync_params
     from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
     from rankwise._training.synced_values import assert_synced
     from rankwise.errors import (
@@ -146,6 +146,7 @@ __all__ = [
     "scatter",
     "send",
     "store",
+    "sync_buffers",
     "sync_grads",
     "sync_params",
     "topology",
@@ -212,7 +213,7 @@ _HOMES = {
     "topology": ("Topology",),
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
     "_training.gradients": ("sync_grads",),
-    "_training.parameters": ("sync_params",),
+    "_training.parameters": ("sync_buffers", "sync_params"),
     "_training.synced_values": ("assert_synced",),
     "_training.gradient_clipping": ("clip_grad_norm_",),
     "_training.module_wrappers": ("no_sync", "wrap_ddp"),

@@ -47,6 +47,47 @@ def test_means_of_parameters_and_buffers(comm: Any) -> None:
     rw.assert_synced(model)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.complex64])
+def test_means_leave_equal_values_alone_and_take_lists_of_tensors(comm: Any, dtype: torch.dtype) -> None:
+    """Bit by bit, also those whose sum overflows: the sum of three divided by three has other bits."""
+    equal = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).mul(50000).to(dtype)
+    if not dtype.is_complex:
+        equal[:3] = torch.tensor([float("inf"), float("-inf"), torch.finfo(dtype).max])
+    tensors = [equal.clone(), torch.full((2, 2), float(comm.rank), dtype=dtype)]
+    rw.sync_params(iter(tensors), op="mean", src=comm.size - 1)
+    assert torch.equal(tensors[0], equal)
+    assert torch.equal(tensors[1], torch.full((2, 2), (comm.size - 1) / 2, dtype=dtype))
+    rw.sync_params([tensors[1].fill_(comm.rank)])
+    assert tensors[1].tolist() == [[0, 0]] * 2
+    with pytest.raises(rw.InvalidArgumentError, match="sync_params takes a module or a list of parameters"):
+        rw.sync_params(torch.ones(2))
+
+
+def test_buffers_of_batch_norms_are_those_of_the_samples_of_all_ranks(comm: Any) -> None:
+    samples = torch.randn(comm.size, 64, 3, generator=torch.Generator().manual_seed(0)) * 2 + 5
+    samples += torch.arange(comm.size).view(-1, 1, 1) * 3  # the ranks have other data
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3, momentum=None))
+    model.register_buffer("offset", torch.full((2,), float(comm.rank)))
+    norm: Any = model[1]
+    before = [parameter.clone() for parameter in model.parameters()]
+    norm(samples[comm.rank])
+    rw.sync_buffers(model)
+    whole = samples.view(-1, 3)
+    torch.testing.assert_close(norm.running_mean, whole.mean(0))
+    biased = samples.var(1).mean(0) + samples.mean(1).var(0, unbiased=False)
+    torch.testing.assert_close(norm.running_var, biased)
+    assert norm.num_batches_tracked == 1
+    assert model.get_buffer("offset").tolist() == [(comm.size - 1) / 2] * 2
+    assert all(map(torch.equal, before, model.parameters()))
+    rw.assert_synced(dict(model.named_buffers()))
+    bits = norm.running_var.clone()
+    rw.sync_buffers(model)
+    assert torch.equal(norm.running_var, bits), "equal statistics stay as they are"
+    with pytest.raises(rw.InvalidArgumentError, match="sync_buffers takes a module, got a list"):
+        rw.sync_buffers([model])  # type: ignore[arg-type]  # that is the point
+    assert rw.all_reduce(1) == comm.size
+
+
 def test_sync_params_refuses_other_ops(comm: Any) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="op='sum' is neither 'mean' nor None"):
         rw.sync_params(torch.nn.Linear(1, 1), op="sum")
@@ -128,11 +169,16 @@ def test_clipping_of_gradients_that_differ_is_an_error(comm: Any) -> None:
 
 
 def test_wrap_ddp(comm: Any) -> None:
+    """Alone too: with the same names and methods, as torch's DDP has in a group of one."""
     model = torch.nn.Linear(2, 1)
-    wrapped: Any = rw.wrap_ddp(model, gradient_as_bucket_view=True)
-    if comm.size == 1:
-        assert wrapped is model
+    with pytest.raises(rw.InvalidArgumentError, match="has no argument 'find_unused'"):
+        rw.wrap_ddp(model, find_unused=True)
+    if not torch.distributed.is_initialized():
+        with pytest.raises(rw.NotJoinedError, match=r"wrap_ddp needs a process group: call rankwise\.init"):
+            rw.wrap_ddp(model)
         return
+    wrapped: Any = rw.wrap_ddp(model, gradient_as_bucket_view=True)
+    assert list(wrapped.state_dict()) == ["module.weight", "module.bias"]
     assert isinstance(wrapped, DistributedDataParallel)
     assert wrapped.device_ids is None
     assert wrapped.gradient_as_bucket_view
@@ -145,6 +191,8 @@ def test_wrap_ddp(comm: Any) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="DistributedDataParallel, which averages gradients itself"):
         rw.sync_grads(wrapped)
     rw.sync_params(wrapped, op="mean")
+    if comm.size == 1:
+        return
     with pytest.raises(rw.MismatchError, match=r"weight is float32\[1, \d\]"):
         rw.wrap_ddp(torch.nn.Linear(1 + comm.rank, 1))
     odd: Any = [1] if comm.rank else torch.nn.Linear(1, 1)
@@ -155,6 +203,8 @@ def test_wrap_ddp(comm: Any) -> None:
 
 def test_no_sync_accumulates_without_a_reduction(comm: Any) -> None:
     model = torch.nn.Linear(2, 1)
+    if not torch.distributed.is_initialized():
+        return
     wrapped: Any = rw.wrap_ddp(model)
     x = torch.full((1, 2), comm.rank + 1.0)
     with rw.no_sync(wrapped):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankwise._collectives.pytree import describe
 from rankwise._comm.control.protocol import Call
-from rankwise._session.current import joined_session
+from rankwise._session.current import default_group, joined_session
 from rankwise._torch import uncompiled
 from rankwise._xla_use import DEVICE_TYPE
-from rankwise.errors import InvalidArgumentError
+from rankwise.errors import InvalidArgumentError, NotJoinedError
 
 # The classes whose ranks have parts of the parameters, by the package that defines them: FSDP 1 and 2, and torch_xla's.
 # Where a package is not imported, there is no such module.
@@ -68,26 +69,29 @@ def refuse_wrappers(module: torch.nn.Module, caller: str) -> None:
 
 
 def wrap_ddp(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:  # noqa: ANN401 - those of DDP
-    """Return a module in `DistributedDataParallel`, with the right `device_ids`; the module itself in a world of one.
+    """Return a module in `DistributedDataParallel`, with the right `device_ids`; in a world of one too.
 
-    Collective over the session. `device_ids` is the device of the parameters if they are on one accelerator, whatever
-    its index among those that the process sees; and None on the CPU, and for a module on several devices.
+    Collective over the session. The wrapper and the names in its `state_dict()` are the same with any number of ranks.
+    `device_ids` is the device of the parameters if they are on one accelerator, whatever its index among those that the
+    process sees; and None on the CPU, and for a module on several devices.
 
     Args:
         module: The module, on its device; the same on all ranks.
         **kwargs: Arguments of `DistributedDataParallel`.
 
     Raises:
-        InvalidArgumentError: `module` is not a module, or is wrapped already, or is on an XLA device.
+        InvalidArgumentError: `module` is not a module, or is wrapped already, or is on an XLA device; or DDP has no
+            such argument.
         RemoteRankError: This error occurred on another rank.
         MismatchError: The parameters differ in name, shape or dtype, or another rank calls another collective.
         CollectiveError: A rank is dead, or did not call within the session's timeout.
-        NotJoinedError: The world has more than one rank, and this process has not joined it.
+        NotJoinedError: There is no process group: call `rankwise.init()` before.
 
     Example:
-        >>> import torch
-        >>> wrap_ddp(torch.nn.Linear(2, 1))  # on 2 ranks: DistributedDataParallel(...)
-        Linear(in_features=2, out_features=1, bias=True)
+        >>> import rankwise, torch
+        >>> with rankwise.init():
+        ...     list(wrap_ddp(torch.nn.Linear(2, 1)).state_dict())
+        ['module.weight', 'module.bias']
     """
     comm = joined_session().comm
     call = Call("wrap_ddp")
@@ -101,9 +105,11 @@ def wrap_ddp(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:  # noqa
         devices = {parameter.device for parameter in module.parameters()}
         if any(device.type == DEVICE_TYPE for device in devices):
             raise InvalidArgumentError("wrap_ddp got a module on an XLA device, where DDP does not run: use sync_grads")
+        if unknown := kwargs.keys() - inspect.signature(DistributedDataParallel).parameters.keys():
+            raise InvalidArgumentError(f"DistributedDataParallel has no argument {min(unknown)!r}")
+        if default_group() is None:
+            raise NotJoinedError("wrap_ddp needs a process group: call rankwise.init() before it")
         comm.verify(call)
-    if comm.size == 1:
-        return module
     return DistributedDataParallel(module, **{"device_ids": _device_ids(devices), **kwargs})
 
 
@@ -111,8 +117,7 @@ def wrap_ddp(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:  # noqa
 def no_sync(module: torch.nn.Module) -> Iterator[None]:
     """Accumulate gradients in a block, without their reduction in backward(), of a module of DDP or FSDP.
 
-    Local. For all but the last backward() of a step. For a module without a wrapper, as `wrap_ddp` returns it in a
-    world of one, it has no effect.
+    Local. For all but the last backward() of a step. For a module without a wrapper it has no effect.
 
     Args:
         module: A module, wrapped or not, compiled or not.
@@ -121,11 +126,12 @@ def no_sync(module: torch.nn.Module) -> Iterator[None]:
         InvalidArgumentError: `module` is not a module.
 
     Example:
-        >>> import torch
-        >>> model = wrap_ddp(torch.nn.Linear(2, 1))
-        >>> with no_sync(model):
+        >>> import rankwise, torch
+        >>> with rankwise.init():
+        ...     model = wrap_ddp(torch.nn.Linear(2, 1))
+        ...     with no_sync(model):
+        ...         model(torch.ones(3, 2)).sum().backward()
         ...     model(torch.ones(3, 2)).sum().backward()
-        >>> model(torch.ones(3, 2)).sum().backward()
         >>> next(model.parameters()).grad
         tensor([[6., 6.]])
     """

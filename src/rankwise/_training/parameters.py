@@ -1,44 +1,53 @@
-"""Synchronization of the parameters and buffers of a module."""
+"""Synchronization of the parameters and buffers of a module: copies, means, and statistics of batch norms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.pytree import describe
+from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Completion, Prepared
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group_rank import GroupRank
-from rankwise._comm.reduce_ops import Op
+from rankwise._comm.reduce_ops import HALVES, Op
 from rankwise._torch import uncompiled
+from rankwise._training.gradients import listed_parameters
 from rankwise._training.module_wrappers import refuse_fsdp
 from rankwise.errors import InvalidArgumentError, shown
 
 
 def sync_params(
-    module: torch.nn.Module, *, src: int | GroupRank = 0, op: str | None = None, group: GroupLike | None = None
+    module: torch.nn.Module | Iterable[torch.Tensor],
+    *,
+    src: int | GroupRank = 0,
+    op: str | None = None,
+    group: GroupLike | None = None,
 ) -> None:
     """Copy the parameters and buffers of one rank to all others, in place; or replace them by their means.
 
     Collective over the session, or over `group`. Makes one operation for each dtype and device.
 
-    Means of half-precision floats are computed in float32. Integers, such as the counters of batch norms, get the mean
-    rounded to an integer, half to even, which never overflows; bools are copied from `src`.
+    An element that is equal on all ranks keeps its bits. Means of half-precision floats are computed in float32.
+    Integers, such as the counters of batch norms, get the mean rounded to an integer, half to even, which never
+    overflows; bools are copied from `src`.
 
     Args:
-        module: The same module on all ranks, except for the values. It may be compiled, or wrapped by DDP.
+        module: The same module on all ranks, except for the values; it may be compiled, or wrapped by DDP. Or a list
+            or an iterator of tensors.
         src: The global rank whose values are copied, or a `GroupRank`.
         op: "mean" for means; None to copy.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
-        InvalidArgumentError: `src` is not a member, `op` is another one, or `module` is not a module, or has one of
-            FSDP in it.
+        InvalidArgumentError: `src` is not a member, `op` is another one, or `module` is neither of these, or has a
+            module of FSDP in it.
         PayloadTypeError: A parameter or buffer has no contents, is not dense, or has no mean.
         RemoteRankError: One of these errors occurred on another rank.
         MismatchError: The modules differ in names, shapes or dtypes, or another rank calls another collective.
@@ -59,18 +68,25 @@ def sync_params(
             if op is not None and not (isinstance(op, str) and op == "mean"):
                 raise InvalidArgumentError(f"op={shown(op)} is neither 'mean' nor None, to copy")
             call.settings = {"src": comm.ranks[sender], **({} if op is None else {"op": op})}
-            if not isinstance(module, torch.nn.Module):
-                raise InvalidArgumentError(f"sync_params takes a module, got {describe(module)}")
-            refuse_fsdp(module, "sync_params")
-            tensors = named_tensors(module)
-            moves = [
-                _mean(comm, same) if op is not None and same[0].dtype != torch.bool else _copies(comm, same, sender)
-                for same in _by_kind(tensors.values())
-            ]
+            if isinstance(module, torch.nn.Module):
+                refuse_fsdp(module, "sync_params")
+                tensors = named_tensors(module)
+            else:
+                listed = listed_parameters(module, "sync_params")
+                tensors = {f"parameter {index}": tensor for index, tensor in enumerate(listed)}
+            kinds = _by_kind(tensors.values())
+            moves = [_copies(comm, same, sender) if _is_copied(same, op) else _mean(comm, same) for same in kinds]
             _describe(call, {name: describe(tensor) for name, tensor in tensors.items()})
             comm.verify(call)
             results = [move() for move in moves]
-        for same, values in zip(_by_kind(tensors.values()), results, strict=True):
+            floats = [index for index, same in enumerate(kinds) if op is not None and _is_float(same)]
+            if floats:
+                means = comm.run_prepared(
+                    call, lambda: _each([_mean_around(comm, kinds[index], results[index]()) for index in floats])
+                )
+                for index, mean in zip(floats, means, strict=True):
+                    results[index] = mean
+        for same, values in zip(kinds, results, strict=True):
             for tensor, value in zip(same, values(), strict=True):
                 _put(value.view(tensor.shape), tensor)
 
@@ -112,6 +128,99 @@ def _mean(comm: Comm, tensors: Sequence[torch.Tensor]) -> Prepared[Completion[Se
         return finish
 
     return run
+
+
+def _is_float(tensors: Sequence[torch.Tensor]) -> bool:
+    return tensors[0].is_floating_point() or tensors[0].is_complex()
+
+
+def _is_copied(tensors: Sequence[torch.Tensor], op: str | None) -> bool:
+    """Return whether the values of one member are needed: as they are, or to average the differences from them."""
+    return op is None or tensors[0].dtype == torch.bool or _is_float(tensors)
+
+
+def _mean_around(
+    comm: Comm, tensors: Sequence[torch.Tensor], first: Sequence[torch.Tensor]
+) -> Prepared[Completion[Sequence[torch.Tensor]]]:
+    """Prepare the means of floats or complex numbers, each flat, given the values of one member.
+
+    They are these values and the means of the differences from them: exact where all members have the same.
+    """
+    own, reference = torch.cat([dense(tensor).reshape(-1) for tensor in tensors]), torch.cat(list(first))
+    dtype = own.dtype
+    if dtype in HALVES:
+        own, reference = own.float(), reference.float()
+    # The difference of equal infinities is no number.
+    reduce = comm.all_reduce((own - reference).masked_fill_(own == reference, 0), Op.MEAN)
+
+    def run() -> Completion[Sequence[torch.Tensor]]:
+        mean = reduce()
+
+        def finish() -> Sequence[torch.Tensor]:
+            whole = (reference + mean()).to(dtype)
+            parts: Sequence[torch.Tensor] = whole.split([tensor.numel() for tensor in tensors])
+            return parts
+
+        return finish
+
+    return run
+
+
+def _each(moves: Sequence[Prepared[Completion[Sequence[torch.Tensor]]]]) -> Prepared[list[Completion[Any]]]:
+    return lambda: [move() for move in moves]
+
+
+def sync_buffers(module: torch.nn.Module, *, group: GroupLike | None = None) -> None:
+    """Combine the statistics of batch norms that the ranks have collected apart, and average all other buffers.
+
+    Collective over the session, or over `group`. Parameters stay as they are. A running variance becomes that of the
+    samples of all ranks: the mean of the variances, and the variance of the means (torch.nn.SyncBatchNorm computes the
+    same in each step). All ranks count alike, however many samples they have seen. Other buffers become their means, as
+    by `sync_params(op="mean")`.
+
+    Args:
+        module: The same module on all ranks, except for the values. It may be compiled, or wrapped by DDP.
+        group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
+
+    Raises:
+        InvalidArgumentError: `module` is not a module, or has one of FSDP in it.
+        RemoteRankError: An error occurred on another rank.
+        MismatchError: The modules differ in their buffers, or another rank calls another collective.
+        CollectiveError: A rank is dead, or did not call within the session's timeout.
+        NotJoinedError: The world has more than one rank, and this process has not joined it.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.BatchNorm1d(2)
+        >>> sync_buffers(model)  # before an evaluation, or a checkpoint
+    """
+    comm = comm_of(group)
+    with torch.no_grad():
+        with comm.collective(Call("sync_buffers")):
+            if not isinstance(module, torch.nn.Module):
+                raise InvalidArgumentError(f"sync_buffers takes a module, got {describe(module)}")
+            refuse_fsdp(module, "sync_buffers")
+            norms = {
+                name: part
+                for name, part in uncompiled(module).named_modules()
+                if isinstance(getattr(part, "running_mean", None), torch.Tensor)
+                and isinstance(getattr(part, "running_var", None), torch.Tensor)
+            }
+            # In float64, and on the CPU, since some accelerators have none: the buffers are short.
+            parts: dict[str, tuple[Any, Any]] = {
+                name: (norm.running_mean.double().cpu(), norm.running_var.double().cpu())
+                for name, norm in norms.items()
+            }
+        moments = all_reduce(
+            {name: (mean, var, mean * mean) for name, (mean, var) in parts.items()}, "mean", group=group
+        )
+        pooled = {id(norm.running_var): name for name, norm in norms.items()}
+        others = {name: buffer for name, buffer in named_tensors(module).items() if id(buffer) not in pooled}
+        parameters = dict(uncompiled(module).named_parameters())
+        sync_params([buffer for name, buffer in others.items() if name not in parameters], op="mean", group=group)
+        for name, norm in norms.items():
+            mean, var, square = moments[name]
+            overwrite(norm.running_var, (var + (square - mean * mean).clamp_(min=0)).to(norm.running_var))
 
 
 def _rounded(mean: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
