@@ -7,7 +7,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+from pathlib import Path
 
+import pytest
 import torch
 
 import rankwise as rw
@@ -19,7 +21,8 @@ FUNCTIONS = {name: getattr(rw, name) for name in rw.__all__ if inspect.isfunctio
 WITHOUT_ARGS = {"gather", "rank_zero_only", "all_reduce"}  # their arguments are in the text
 
 
-def test_examples_run() -> None:
+def test_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which a part of torch that DDP imports would set
     failed = {}
     for name in MODULES:
         with torch.random.fork_rng():

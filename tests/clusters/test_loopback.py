@@ -79,3 +79,23 @@ def test_launched_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
 def test_alone_listens_on_loopback_only(tmp_path: Path) -> None:
     found = addresses(on_far_host(tmp_path, sys.executable, LISTENERS))
     assert found <= LOOPBACK
+
+
+def test_a_rank_that_waits_is_not_connected_to_itself() -> None:
+    """As may happen where rank zero's port is in the range from which connections get theirs; it has then to wait."""
+    port = 35118
+    ranks = """
+    ip link set lo up
+    echo "35100 35159" > /proc/sys/net/ipv4/ip_local_port_range
+    code='import rankwise as rw; rw.init(timeout=60, device="cpu"); print(rw.all_reduce(1))'
+    RANK=1 "$0" -c "$code" &
+    sleep 4
+    RANK=0 "$0" -c "$code"
+    wait
+    """
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ended = subprocess.run(
+        ["unshare", "--net", "bash", "-c", ranks, sys.executable],
+        env=clean_environ(**variables), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert ended.stdout.split() == ["2", "2"], ended.stderr

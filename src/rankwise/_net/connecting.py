@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
@@ -86,11 +87,27 @@ def connections(targets: Sequence[Target], seconds: float, failures: list[str]) 
             for number in [number for number in pending if number in ready]:
                 connection = pending.pop(number)
                 code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code:
-                    failures.append(os.strerror(code))
+                if code or _is_own_end(connection):
+                    failures.append(os.strerror(code or errno.ECONNREFUSED))
                 else:
                     yield _released(connection)
         failures.extend(os.strerror(errno.ETIMEDOUT) for _ in pending)
+
+
+def _is_own_end(connection: socket.socket) -> bool:
+    """Return whether a connection has no other end, and reset it then.
+
+    Where nobody listens yet on a port of the range from which connections get theirs, a connection may get that port,
+    and is connected to itself. Closed as usual, it would keep the port from who wants to listen there for a minute.
+    """
+    try:
+        if connection.getsockname() != connection.getpeername():
+            return False
+    except OSError:  # the other side has closed it
+        return False
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+    return True
 
 
 def connect_to_any(host: str, port: int, seconds: float) -> socket.socket:

@@ -33,6 +33,9 @@ from rankwise.errors import JoinError, JoinTimeoutError
 
 # Rank zero knows which ranks are missing, so the others wait for its reply longer than rank zero waits for them.
 REPLY_SECONDS: Final = 5.0
+# How long rank zero tries a port again that is taken, and how often.
+_TAKEN_SECONDS: Final = 3.0
+_RETRY_SECONDS: Final = 0.1
 
 
 def serve(
@@ -210,15 +213,22 @@ def connect(endpoint: Endpoint, request: JoinRequest, *, timeout: float) -> tupl
 def listen_at(endpoint: Endpoint) -> socket.socket:
     """Listen on the first free port of the endpoint, as rank zero.
 
+    A port that is taken is tried again for some seconds: what holds it may be a connection that has ended just now.
+
     Raises:
         JoinError: All ports are taken, or this process is not allowed to use them.
     """
-    for port in endpoint.ports:
-        try:
-            return listen(port, one_host=endpoint.one_host)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise JoinError(f"rank zero cannot listen on {endpoint}: {error.strerror}") from error
+    deadline = time.monotonic() + _TAKEN_SECONDS
+    while True:
+        for port in endpoint.ports:
+            try:
+                return listen(port, one_host=endpoint.one_host)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise JoinError(f"rank zero cannot listen on {endpoint}: {error.strerror}") from error
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_RETRY_SECONDS)
     raise JoinError(
         f"rank zero cannot listen on {endpoint}: another program or job has the port; "
         "choose another MASTER_PORT, or end what holds it"
