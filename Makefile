@@ -12,7 +12,7 @@ SEED := $(shell date +%s)
 .PHONY: demo test test-slow soak check format bench clean
 
 demo: $(VENV)/.demo
-	$(BIN)/rankwise launch -n 4 examples/digits.py
+	$(BIN)/rankwise launch -n 4 examples/digits.py --device cpu
 
 test: $(VENV)/.installed
 	$(PYTEST) -m "not slow" $(TESTS)

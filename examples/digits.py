@@ -77,9 +77,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="the global batch, over all ranks")
     parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--ddp", action="store_true", help="let DistributedDataParallel average the gradients")
+    parser.add_argument("--device", help='such as "cpu"; by default the accelerator of each rank, if it has one')
     options = parser.parse_args()
 
-    with rw.init() as session:
+    with rw.init(device=options.device) as session:
         train_images, train_labels, test_images, test_labels = load(rw.device())
         model = build(rw.device())
         trained = DistributedDataParallel(model) if options.ddp else model
