@@ -103,6 +103,9 @@ class _OtherRanks(DataPlane):
     def dead_ranks(self, ranks: Container[int] | None) -> str:  # noqa: ARG002
         return ""
 
+    def open(self) -> None:
+        """Do nothing: there is no other member to connect to."""
+
     def pending_call_from(self, rank: int) -> bool:  # noqa: ARG002
         return False
 

@@ -51,6 +51,7 @@ class Agreement(ABC):
         size: The number of members.
         rank: The group rank of this process; None if it is not a member.
         uses_frames: The members exchange frames; otherwise they agree through a data plane.
+        is_connected: The members are connected, or need not be.
         closed: The group is closed, alone or with its session.
         closed_before_session: The group was closed alone, before its session.
         guard: Allows one collective at a time.
@@ -75,6 +76,7 @@ class Agreement(ABC):
         self.rank = ranks.index(global_rank) if global_rank in ranks else None
         self.uses_frames = exchange is not None or self.size == 1
         self._exchange = exchange
+        self.is_connected = exchange is None
         self._transport = transport
         self.closed = False
         self.closed_before_session = False
@@ -102,6 +104,15 @@ class Agreement(ABC):
         """Shut down before the session ends, without waiting for other members, and destroy the group's resources."""
         self.closed_before_session = True
         self.shutdown(reason)
+
+    def connect(self) -> None:
+        """Connect to the other members, before the first operation chooses its data plane.
+
+        Otherwise it would take another one than all later operations, and its results would have other bits.
+        """
+        if self._exchange is not None:
+            self._exchange.open()
+        self.is_connected = True
 
     def collective(self, call: Call) -> CollectiveBlock:
         """Take part in a collective, in a block; gives the group rank of this process.

@@ -24,6 +24,9 @@ class GuardedGroup(Protocol):
     closed: bool
     broken_reason: str
     pid: int
+    is_connected: bool
+
+    def connect(self) -> None: ...
 
     def require_member(self) -> int: ...
 
@@ -48,6 +51,8 @@ class CollectiveBlock(tuple[GuardedGroup, Call]):
             if group.broken_reason:
                 text = f"{call.text}: this group cannot be used any more: {group.broken_reason}"
                 raise CollectiveError(text)  # noqa: TRY301 - every error releases the guard
+            if not group.is_connected:
+                group.connect()
             if _num_dispatch_modes() and makes_fake_tensors():
                 error = no_memory_error(call.operation)
                 group.handle_failure(call, error)

@@ -22,6 +22,9 @@ Completion = Callable[[], T]
 class FrameExchange(Protocol):
     """A group's exchange of frames with the other members."""
 
+    def open(self) -> object:
+        """Connect to the other members, if that was not done. Collective over the session for its first group."""
+
     def agree(
         self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
     ) -> Verdict:
