@@ -33,7 +33,7 @@ def test_a_process_group_made_by_other_code_is_adopted(comm: Group) -> None:
 def test_the_first_reduction_has_the_bits_of_the_next_ones(comm: Group) -> None:
     """It has connected the ranks, and was made by another data plane than those after it."""
     group = dist.new_group(list(range(comm.size)))
-    values = torch.randn(300_000, generator=torch.Generator().manual_seed(comm.rank))
+    values = torch.randn(300_000, generator=torch.Generator().manual_seed(rw.get_rank()))
     first, second = (rw.all_reduce(values, group=group) for _ in range(2))
     assert torch.equal(first, second)
     other = dist.new_group(list(range(comm.size)))
