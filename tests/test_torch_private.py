@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 from torch.distributed.device_mesh import init_device_mesh
 
 from rankwise import _torch
@@ -280,6 +281,19 @@ def functionalization() -> None:
     finally:
         torch._disable_functionalization()  # type: ignore[no-untyped-call,unused-ignore]
     assert not _torch.has_expanded_view(torch.ones(3))
+
+
+@checks("torch.distributed._functional_collectives.AsyncCollectiveTensor.wait")
+def functional_collective() -> None:
+    """It is what a functional collective returns before it has ended."""
+    with gloo_group():
+        world: Any = dist.group.WORLD
+        result = functional_collectives.all_reduce(torch.ones(2), "sum", world)
+        pending = functional_collectives.AsyncCollectiveTensor(result)
+        found = _torch.waited(pending)
+    assert type(found) is torch.Tensor
+    assert found.tolist() == [1.0, 1.0]
+    assert _torch.waited(found) is found
 
 
 @checks("torch._foreach_copy_")

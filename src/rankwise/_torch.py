@@ -221,6 +221,18 @@ def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     torch._foreach_copy_(targets, values)
 
 
+def waited(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the result of a functional collective of torch, which may not have ended; other tensors as they are.
+
+    Checked on 2.13.
+    """
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    if module is not None and isinstance(tensor, module.AsyncCollectiveTensor):
+        result: torch.Tensor = tensor.wait()
+        return result
+    return tensor
+
+
 def without_class(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of a subclass as a plain `torch.Tensor`, whatever `__torch_function__` the subclass has.
 

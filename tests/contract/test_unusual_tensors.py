@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import rankwise as rw
 from rankwise._comm.group import Group
@@ -154,7 +157,7 @@ def test_modules_and_gradients_of_unusual_types(comm: Group) -> None:
             assert half.grad.sum().item() == pytest.approx(length / comm.size)
         works(comm)
     no_module: Any = [torch.ones(1)]
-    for call in (partial(rw.sync_params, no_module), partial(rw.sync_grads, no_module[0])):
+    for call in (partial(rw.sync_params, no_module[0]), partial(rw.sync_grads, no_module[0])):
         with pytest.raises(rw.InvalidArgumentError, match="takes a module"):
             call()
     works(comm)
@@ -200,3 +203,44 @@ def test_an_invalid_timeout_is_refused_before_anything_is_sent(comm: Group, time
         rw.barrier(timeout=timeout)
     rw.barrier(timeout=1e300)
     works(comm)
+
+
+def test_results_of_functional_collectives_are_waited_for(comm: Group) -> None:
+    """As the layers of tensor parallelism return them: their types are `AsyncCollectiveTensor`."""
+    if not dist.is_initialized():
+        return
+
+    def output() -> Any:
+        world: Any = dist.group.WORLD
+        found = funcol.all_reduce(torch.ones(3), "sum", world)
+        assert type(found).__name__ == "AsyncCollectiveTensor" or comm.size == 1
+        return found
+
+    size = comm.size
+    assert rw.all_reduce(output()).tolist() == [size * size] * 3
+    in_place = output()
+    rw.all_reduce_(in_place)
+    assert in_place.tolist() == [size * size] * 3
+    assert rw.all_gather_cat(output()).tolist() == [size] * 3 * size
+    for received in (rw.all_gather({"x": output()})[-1]["x"], rw.broadcast(output())):
+        assert type(received) is torch.Tensor
+        assert received.tolist() == [size] * 3
+    rw.assert_synced(output())
+    works(comm)
+
+
+@pytest.mark.slow
+def test_shards_are_refused_in_objects_too(comm: Group) -> None:
+    """Another rank would load the shard of the sender as its own."""
+    if not dist.is_initialized():
+        return
+    mesh = dist.init_device_mesh("cpu", (comm.size,))
+    sharded = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(sharded)
+    for value in (sharded, {"a": [sharded]}, module):
+        for call in (rw.all_gather, rw.broadcast, rw.gather, lambda value: rw.scatter([value] * comm.size)):
+            with pytest.raises((rw.PayloadTypeError, rw.RemoteRankError), match=r"DTensor.*full_tensor\(\)"):
+                call(value)
+            works(comm)
+    assert rw.broadcast({"a": sharded.full_tensor()})["a"].tolist() == [1] * 4

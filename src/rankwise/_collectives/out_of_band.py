@@ -18,6 +18,7 @@ import torch
 
 from rankwise._comm.buffers import as_bytes, memory_of, require_memory
 from rankwise._pickling import Definitions, Pickler, Unpickler
+from rankwise._torch import waited
 from rankwise._xla_use import DEVICE_TYPE, is_used
 from rankwise.errors import PayloadTypeError
 
@@ -120,6 +121,10 @@ class _Pickler(Pickler):
         kind = type(value)
         if kind is self._array_type:
             return self._reduced_array(value)
+        if isinstance(value, torch.Tensor) and kind is not torch.Tensor:
+            _refuse_shard(value)
+            if (plain := waited(value)) is not value:
+                value, kind = plain, torch.Tensor
         if kind is not torch.Tensor or value.layout is not torch.strided:
             return super().reducer_override(value)
         if value.is_quantized or value.is_meta or value.is_nested:  # a nested tensor keeps its contents in another one
@@ -278,6 +283,19 @@ def owned_memory(tensor: torch.Tensor) -> memoryview:
         array: Any = memory.obj  # all views of the memory refer to it
         array.tensor = tensor
     return memory
+
+
+def _refuse_shard(tensor: torch.Tensor) -> None:
+    """Check that a tensor means the same on other ranks.
+
+    Raises:
+        PayloadTypeError: It is a DTensor: another rank would take the shard of this one for its own.
+    """
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        raise PayloadTypeError(
+            "a DTensor has the shard of its rank: pass tensor.full_tensor(), which is collective, or tensor.to_local()"
+        )
 
 
 def _kept_apart(contents: list[tuple[str, Piece, int]]) -> Callable[[pickle.PickleBuffer], bool]:

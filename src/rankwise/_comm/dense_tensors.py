@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from rankwise._comm.buffers import require_memory
-from rankwise._torch import without_class
+from rankwise._torch import waited, without_class
 from rankwise.errors import PayloadTypeError
 
 _FORM: Final = attrgetter("layout", "requires_grad", "is_nested", "dtype", "device")
@@ -64,6 +64,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
             data, as FakeTensor does.
     """
     name = type(tensor).__qualname__
+    tensor = waited(tensor)
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise PayloadTypeError(
             f"a {name} has no memory of its own that could be reduced; pass the tensors that it wraps, such as "
