@@ -61,7 +61,7 @@ def test_one_report_for_two_hosts(
     assert f"missing: {missing}, not moving" in text
     assert f"{waiting}: waiting for " in text
     (file,) = (tmp_path / "reports").iterdir()
-    assert re.fullmatch(r"hang-left-rank0-\d+T\d+\.txt", file.name)
+    assert re.fullmatch(r"hang-left-rank0-\d+T\d+-[0-9a-f]{8}\.txt", file.name)
     for line in file.read_text().splitlines():
         assert line in text
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 import rankwise as rw
+from rankwise._diagnose.report_file import write_report
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 from tests.lanes import variants
 
@@ -80,7 +82,8 @@ def without_py_spy(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(("how", "launcher"), variants(WITHOUT_PY_SPY, fast=WITHOUT_PY_SPY[:1]))
 def test_a_hang_is_reported_without_py_spy(how: str, launcher: str, tmp_path: Path) -> None:
     """The ranks write their stacks themselves, and that they run for this moves none of them."""
-    environ = without_py_spy(tmp_path) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    reports = str(tmp_path / "reports")
+    environ = without_py_spy(tmp_path) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "RANKWISE_HANG_DIR": reports}
     command = ["rankwise", "launch", "-n"] if launcher == "rankwise" else [launcher, "--standalone", "--nproc-per-node"]
     with subprocess.Popen(
         [tmp_path / "bin" / "python", "-m", *command, "2", str(PROGRAM), "1", how, "rankwise", "2"],
@@ -106,7 +109,7 @@ def test_a_hang_is_reported_with_the_rank_that_is_missing(launcher: str, how: st
     with hanging(launcher, 1, how, collective) as (report, folder):
         (file,) = folder.iterdir()
         written = file.read_text()
-    assert re.fullmatch(r"hang-.*-rank0-\d+T\d+\.txt", file.name)
+    assert re.fullmatch(r"hang-.*-rank0-\d+T\d+-[0-9a-f]{8}\.txt", file.name)
     missing = [line for line in report.splitlines() if "missing:" in line]
     assert len(missing) == 1, report
     assert "missing: rank 1, not moving: " in missing[0]
@@ -158,3 +161,14 @@ def test_the_watch_ends_with_the_session(session: object) -> None:
         assert len(started) == (1 if joined.rank == 0 else 0)
         rw.barrier()
     assert set(psutil.Process().children()) == before
+
+def test_reports_do_not_follow_links_or_overwrite_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankwise._diagnose.report_file.time.strftime", lambda _: "now")
+    first, second = (write_report(str(tmp_path), text, 0) for text in ("one", "two"))
+    assert first != second
+    assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["one\n", "two\n"]
+    monkeypatch.setattr("rankwise._diagnose.report_file.secrets.token_hex", lambda _: "known")
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / f"hang-{socket.gethostname()}-rank0-now-known.txt").symlink_to(tmp_path / "precious")
+    assert "could not be written" in write_report(str(tmp_path), "three", 0)
+    assert (tmp_path / "precious").read_text() == "precious"

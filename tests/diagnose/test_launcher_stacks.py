@@ -66,7 +66,7 @@ def test_sigquit_without_a_terminal_does_the_same(tmp_path: Path, flags: tuple[s
         assert launcher.communicate(timeout=SECONDS) == ("", "")
     assert launcher.returncode == 0
     (file,) = reports.iterdir()
-    assert re.fullmatch(r"stacks-.*-rank0-\d+T\d+\.txt", file.name)
+    assert re.fullmatch(r"stacks-.*-rank0-\d+T\d+-[0-9a-f]{8}\.txt", file.name)
     assert file.read_text() in shown
     assert "ranks 0-1: sleep at ends.py:" in shown
 
@@ -86,7 +86,7 @@ def test_stacks_of_ranks_that_are_killed_are_reported(tmp_path: Path, failure: s
     assert "stacks of rank 1 before the end:\nrank 1: " in ended.stderr
     assert re.search(r'ends.py", line \d+ in wait', ended.stderr)
     (file,) = (tmp_path / "reports").iterdir()
-    assert re.fullmatch(r"killed-.*-rank1-\d+T\d+\.txt", file.name)
+    assert re.fullmatch(r"killed-.*-rank1-\d+T\d+-[0-9a-f]{8}\.txt", file.name)
     assert file.read_text() in ended.stderr
 
 

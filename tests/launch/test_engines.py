@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rankwise as rw
+from rankwise._launch.engines import slurm_files
 from rankwise._launch.engines.slurm_time import minutes_of
 from rankwise.extend.engines import RankChild, RankJob, RankOutcome
 from rankwise.launching import Output, RayEngine, SlurmEngine, launch_many
@@ -167,3 +168,21 @@ def _script() -> Any:
     from rankwise._launch.forkserver.ipc import TargetKind  # noqa: PLC0415 - of one test
 
     return TargetKind.SCRIPT
+
+
+def test_a_folder_of_jobs_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    """Its pickles run code when they are read: at the submission, and by whoever waits for the job."""
+    own = tmp_path / "own"
+    slurm_files.make_folder(own)
+    assert own.stat().st_mode & 0o777 == 0o700
+    (own / "7_size.json").write_text("{}")
+    own.chmod(0o777)
+    for use in (slurm_files.make_folder, lambda folder: slurm_files.read_size(folder, "7")):
+        with pytest.raises(rw.LaunchError, match=r"has the mode 777, .*chmod go-w"):
+            use(own)
+    own.chmod(0o755)
+    assert slurm_files.read_size(own, "7") == {}
+    if os.geteuid() == 0:
+        os.chown(own, 2002, 2002)
+        with pytest.raises(rw.LaunchError, match="belongs to user 2002"):
+            slurm_files.make_folder(own)

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,28 @@ def make_folder(folder: Path) -> None:
     """Make the folder, for this user alone: results are pickles, which run code when they are read.
 
     Raises:
-        LaunchError: It cannot be made.
+        LaunchError: It cannot be made, or others may write to it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"the folder {folder} for jobs of Slurm cannot be made: {error.strerror}") from error
+    _require_own(folder)
+
+
+def _require_own(folder: Path) -> None:
+    """Check that nobody else may write to the folder.
+
+    Raises:
+        LaunchError: It belongs to another user, or its mode lets others write.
+    """
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise LaunchError(
+            f"the folder {folder} for jobs of Slurm belongs to user {status.st_uid} and has the mode "
+            f"{stat.S_IMODE(status.st_mode):o}, so that others could put pickles there, which run code: name a folder "
+            f"of your own, or `chmod go-w {folder}`"
+        )
 
 
 def write_size(folder: Path, job_id: str, job: RankJob, token: str) -> None:
@@ -36,9 +53,10 @@ def read_size(folder: Path, job_id: str) -> Mapping[str, Any]:
     """Return the size of a job, nproc and nnodes, and its token.
 
     Raises:
-        LaunchError: The folder has no such job.
+        LaunchError: The folder has no such job, or others may write to it.
     """
     try:
+        _require_own(folder)
         size: Mapping[str, Any] = json.loads((folder / f"{job_id}_size.json").read_text())
     except (OSError, ValueError):
         raise LaunchError(
