@@ -238,3 +238,17 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> No
     ended = rankwise("launch", "-n", "2", str(PROGRAMS / "train.py"), TMPDIR=str(tmp_path))
     assert ended.returncode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("tool", ["cProfile", "coverage"])
+def test_what_observes_the_launcher_writes_its_results(tool: str, tmp_path: Path) -> None:
+    """At the end of the program, or in a function that runs at exit. The exit status is that of the launch."""
+    (tmp_path / "fails.py").write_text("import sys\nprint('ran')\nsys.exit(7)\n")
+    observe = (
+        ["-m", "cProfile", "-o", "result"] if tool == "cProfile" else ["-m", "coverage", "run", "--data-file=result"]
+    )
+    command = [sys.executable, *observe, "-m", "rankwise", "launch", "-n", "2", "fails.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=clean_environ(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 7, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["[0] ran", "[1] ran"]
+    assert (tmp_path / "result").stat().st_size > 1000

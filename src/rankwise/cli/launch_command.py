@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
+from rankwise._launch.forkserver.interpreter_exit import exit_without_teardown
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
 from rankwise.cli.launch_defaults import CommandWithDefaults, is_given, sources_text
@@ -208,12 +208,13 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
         fail(InvalidArgumentError(f"{error}{sources_text(ctx)}"), EXIT_USAGE)
     except RankwiseError as error:
         fail(error, EXIT_ERROR)
-    # A normal exit unloads torch, which takes longer than starting a rank, and a second Ctrl-C would interrupt it.
     if hosts is not None:
         from rankwise._launch.hosts.launching_hosts import run_on_hosts_as_command  # noqa: PLC0415 - likewise
 
-        os._exit(run_on_hosts_as_command(started, hosts[0], "rankwise"))
-    os._exit(started.run_as_command("rankwise"))
+        status = run_on_hosts_as_command(started, hosts[0], "rankwise")
+    else:
+        status = started.run_as_command("rankwise")
+    exit_without_teardown(status)
 
 
 def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any], hosts: Nodes | None) -> ScriptLaunch:
