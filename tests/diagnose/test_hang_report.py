@@ -162,6 +162,7 @@ def test_the_watch_ends_with_the_session(session: object) -> None:
         rw.barrier()
     assert set(psutil.Process().children()) == before
 
+
 def test_reports_do_not_follow_links_or_overwrite_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankwise._diagnose.report_file.time.strftime", lambda _: "now")
     first, second = (write_report(str(tmp_path), text, 0) for text in ("one", "two"))

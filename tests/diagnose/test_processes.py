@@ -163,6 +163,11 @@ def test_functions_of_c_with_debug_information_are_no_place_of_the_program() -> 
     assert str(program).splitlines()[:2] == ["  sleep (native)", "  _call_function_pointer (native)"]
 
 
+def test_frames_of_another_installation_of_rankwise_are_no_place_of_the_program() -> None:
+    ours = [("run_once", "/other/src/rankwise/_net/polling.py"), ("all_reduce", "/other/src/rankwise/_comm/comm.py")]
+    assert stack(*ours, ("main", "/home/user/rankwise/train.py")).location == "all_reduce at train.py:7"
+
+
 def test_what_a_fork_server_has_forked_is_a_worker() -> None:
     multiprocessing = sysconfig.get_path("stdlib") + "/multiprocessing"
     server = [("main", f"{multiprocessing}/forkserver.py"), ("<module>", "<string>")]

@@ -17,9 +17,11 @@ from typing import Final
 WRAPPERS: Final = frozenset({"wrapper", "wrapped", "inner", "decorated"})
 FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_PACKAGE: Final = str(Path(__file__).parents[1]) + "/"
 # Of any interpreter: a job may run with another one than this command.
-_OF_LIBRARIES: Final = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<|/torch/(distributed|autograd|nn)/")
+_OF_LIBRARIES: Final = re.compile(
+    r"/(site|dist)-packages/|/lib/python3\.\d+/|^<|/torch/(distributed|autograd|nn)/"
+    r"|/rankwise/(_\w+|cli|compat|extend|testing)/|/rankwise/(_\w+|errors|launching|topology)\.py$"
+)
 # Of the programs that pip has made: a few lines that call an installed package.
 _CONSOLE_SCRIPT: Final = re.compile(r"/bin/[^/.]+$")
 _PACKAGE_FOLDER: Final = re.compile(r"/(?:site|dist)-packages/[^/]+")
@@ -114,7 +116,7 @@ def parse_stacks(text: str) -> Stack | None:
 
 @cache
 def _is_library(file: str) -> bool:
-    return file.startswith((*_LIBRARIES, _PACKAGE)) or _OF_LIBRARIES.search(file) is not None
+    return file.startswith(_LIBRARIES) or _OF_LIBRARIES.search(file) is not None
 
 
 def called_function(file: str, line: int) -> str:

@@ -49,8 +49,8 @@ class RankStacks:
         """Take the stacks of ranks that are about to be killed, unless that was done."""
         if self.kept or not numbers:
             return
-        report = self._report(numbers, _KILL_SECONDS, kind="killed")
-        self.kept = f"\nstacks of {ranks_text(numbers)} before the end:\n{report}"
+        if report := self._report(numbers, _KILL_SECONDS, kind="killed"):  # else they have ended meanwhile
+            self.kept = f"\nstacks of {ranks_text(numbers)} before the end:\n{report}"
 
     def close(self) -> None:
         """Take no more requests."""
@@ -65,7 +65,7 @@ class RankStacks:
             self._print_message("rankwise: no rank of this launcher is running now")
             return
         text = f"rankwise: stacks of {ranks_text(running)} on {socket.gethostname()}:\n"
-        self._print_message(text + self._report(running, _ASKED_SECONDS, kind="stacks"))
+        self._print_message(text + (self._report(running, _ASKED_SECONDS, kind="stacks") or "they have ended"))
 
     def _report(self, numbers: Sequence[int], seconds: float, *, kind: str) -> str:
         # Here, since most launches end without them.
@@ -74,5 +74,7 @@ class RankStacks:
         from rankwise._diagnose.sampling import sample_in_time  # noqa: PLC0415
 
         samples = sample_in_time({number: self._ranks[number].pid for number in numbers}, seconds)
+        if not samples:
+            return ""
         text = f"{summary(samples)}\n{details(samples)}"
         return f"{text}\n{write_report(self.folder, text, min(numbers), kind=kind)}" if self.folder else text
