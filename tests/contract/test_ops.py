@@ -84,3 +84,12 @@ def test_the_table_is_complete(op: Op) -> None:
     assert Op.parse(op.name) is op
     assert getattr(Op, op.name.upper()) is op
     assert plan(torch.bool, op).wire_dtype in {torch.uint8, torch.int64}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("any", "or"), ("ALL", "and"), ("avg", "mean"), ("average", "mean"), ("prod", "product"), ("summ", "sum")],
+)
+def test_names_of_other_libraries_have_a_hint(name: str, meant: str) -> None:
+    with pytest.raises(rw.InvalidArgumentError, match=f"op='{name}' is none of .*; did you mean '{meant}'"):
+        rw.all_reduce(1, op=name)

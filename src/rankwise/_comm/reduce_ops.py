@@ -18,6 +18,9 @@ import torch.distributed as dist
 from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
+# What torch, NCCL and numpy call the operations.
+_OTHER_NAMES: Final = {"any": "or", "all": "and", "avg": "mean", "average": "mean", "prod": "product", "add": "sum"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Op:
@@ -73,7 +76,8 @@ class Op:
         if found is not None:
             return found
         close = difflib.get_close_matches(name.lower(), OPS, n=1) if isinstance(name, str) else []
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        meant = _OTHER_NAMES.get(name.lower(), *close[:1]) if isinstance(name, str) else None
+        hint = f"; did you mean {meant!r}?" if meant else ""
         raise InvalidArgumentError(f"op={shown(name)} is none of {', '.join(map(repr, OPS))}{hint}")
 
 
