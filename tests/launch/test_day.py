@@ -230,3 +230,20 @@ def test_ranks_to_debug_are_checked() -> None:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert ended.returncode in {1, 2}
         assert text in ended.stderr
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("how", ["pdb.set_trace()", "dist.breakpoint(1)", "code.interact(local={'x': x})"])
+def test_other_prompts_of_a_rank_have_the_terminal_too(how: str) -> None:
+    stop = how if how.startswith("dist") else f"rw.get_rank() == 1 and {how}"
+    Path("stops.py").write_text(
+        "import code, pdb\nimport torch.distributed as dist\nimport rankwise as rw\n"
+        f"with rw.init(timeout=100):\n    x = 41 + rw.get_rank()\n    {stop}\n    print('sum', rw.all_reduce(x))\n"
+    )
+    prompt, leave = (">>> ", "\x04") if how.startswith("code") else (PROMPT, "c\n")
+    shown, status = talk(
+        ["rankwise", "launch", "-n", "2", "stops.py"], [(prompt, "print(42 * 1000)\n"), (prompt, leave)]
+    )
+    assert status == 0, shown
+    assert "42000" in shown
+    assert shown.count("sum 83") == 2

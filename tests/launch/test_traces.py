@@ -209,3 +209,21 @@ def test_ranks_are_gone_when_launcher_and_fork_server_are_killed_at_once(tmp_pat
     for _, child in pids:
         if psutil.pid_exists(child):
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_fork_server_that_was_stopped_still_ends_its_ranks_as_they_wish(tmp_path: Path) -> None:
+    script = tmp_path / "saves.py"
+    script.write_text(
+        "import time\nprint('up', flush=True)\n"
+        "try:\n    time.sleep(300)\nexcept KeyboardInterrupt:\n    print('saved', flush=True)\n"
+    )
+    with subprocess.Popen(
+        [*LAUNCH, str(script)], env=clean_environ(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert {launcher.stdout.readline().split()[1] for _ in range(3)} == {"up"}
+        time.sleep(0.3)
+        server(psutil.Process(launcher.pid)).suspend()
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.stdout.read().count("saved") == 3
+    assert launcher.returncode == 130

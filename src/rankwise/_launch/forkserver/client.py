@@ -77,6 +77,7 @@ class ForkServer:
 
     def signal(self, rank: int, signum: int, *, to_group: bool = False) -> None:
         """Send a signal to a rank; with `to_group`, to its process group."""
+        self._continue()
         self._send(ServerCommand.SIGNAL_GROUP if to_group else ServerCommand.SIGNAL, rank, signum)
 
     def sweep(self, *, keeps_services: bool = False) -> None:
@@ -85,6 +86,7 @@ class ForkServer:
         Args:
             keeps_services: Those in sessions of their own are left, now and when the fork server ends.
         """
+        self._continue()
         self._send(ServerCommand.SWEEP, value=int(keeps_services))
 
     def receive_events(self) -> list[tuple[ServerEvent, int, int, int]]:
@@ -117,6 +119,7 @@ class ForkServer:
 
     def close(self) -> None:
         """Kill all ranks and end the fork server."""
+        self._continue()
         self.control.close()  # the server ends when this connection is closed, and kills all ranks before
         if not self.preloading.is_over:  # it does not read the connection, and has no ranks
             self._process.kill()
@@ -136,6 +139,10 @@ class ForkServer:
             socket.send_fds(self.control, [CONTROL_MESSAGE.pack(command, rank, value, 0)], list(descriptors))
         except OSError as error:
             raise self._lost() from error
+
+    def _continue(self) -> None:
+        """Continue the server if it was stopped: nobody else could end the ranks."""
+        self._process.send_signal(signal.SIGCONT)  # not to another process, if it has ended
 
     def _lost(self) -> LaunchError:
         try:

@@ -1,9 +1,11 @@
-"""`breakpoint()` in a rank: pdb, with the terminal of the launcher."""
+"""`breakpoint()` in a rank: pdb, with the terminal of the launcher; and other prompts of pdb and of the interpreter."""
 
 from __future__ import annotations
 
 import bdb
+import code
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -11,7 +13,7 @@ import pdb  # noqa: T100 - the debugger that ranks have
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final
@@ -110,6 +112,27 @@ def set_breakpoint_hook(terminal: RankTerminal, environ: Mapping[str, str]) -> N
         return None
 
     sys.breakpointhook = hook
+    # As of pdb.set_trace(), pdb.post_mortem(), torch.distributed.breakpoint() and code.interact().
+    pdb.Pdb.interaction = _with_terminal(pdb.Pdb.interaction, terminal)  # type: ignore[method-assign]
+    code.InteractiveConsole.interact = _with_terminal(code.InteractiveConsole.interact, terminal)  # type: ignore[method-assign]
+
+
+def _with_terminal(prompt: Callable[..., Any], terminal: RankTerminal) -> Callable[..., Any]:
+    """Return a method that shows a prompt, and has the terminal meanwhile."""
+    pid = os.getpid()
+
+    @functools.wraps(prompt)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as of the original
+        if os.getpid() != pid:  # a child of the rank shares its connection
+            return prompt(*args, **kwargs)
+        with terminal.borrowed():
+            replaced, sys.stdin = sys.stdin, sys.__stdin__  # torch has opened the rank's own input again
+            try:
+                return prompt(*args, **kwargs)
+            finally:
+                sys.stdin = replaced
+
+    return call
 
 
 def _require_standard_input() -> None:
