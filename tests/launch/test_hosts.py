@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 import rankwise as rw
 from rankwise.launching import Nodes
@@ -144,3 +148,41 @@ def test_hosts_that_cannot_be_are_refused(options: dict[str, str]) -> None:
 def test_launchers_find_each_other_while_garbage_is_thrown_at_them(seed: int) -> None:
     with garbage_thrown(seed):
         assert launch_all(0, 1, timeout="100") == [[40, 41], [42, 43]]
+
+
+def test_a_stranger_who_raises_all_counters_of_the_store_does_not_keep_the_launchers(tmp_path: Path) -> None:
+    """They would wait at the end for each other in C++, deaf to signals, for five minutes."""
+    port, end = free_port(), threading.Event()
+    script = tmp_path / "waits.py"
+    script.write_text("import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\n")
+
+    def raise_counters() -> None:
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+        with contextlib.suppress(RuntimeError):  # the launchers have ended
+            while not end.wait(0.01):
+                for key in store.list_keys():
+                    with contextlib.suppress(RuntimeError, ValueError):
+                        int(store.get(key))
+                        store.add(key, 1 << 62)
+                        store.add(key, 1 << 62)
+
+    options = ["-n", "1", "--no-prefix", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    command = [sys.executable, "-m", "rankwise", "launch", *options]
+    hosts = [
+        subprocess.Popen(
+            [*command, "--node-rank", str(host), str(script)],
+            cwd=tmp_path, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for host in range(2)
+    ]  # fmt: skip
+    for host in hosts:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "up\n"
+    stranger = threading.Thread(target=raise_counters)
+    stranger.start()
+    time.sleep(0.5)
+    (tmp_path / "go").touch()
+    said = [host.communicate(timeout=100)[1] for host in hosts]
+    end.set()
+    stranger.join()
+    assert [host.returncode for host in hosts] == [0, 0], said

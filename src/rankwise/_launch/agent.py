@@ -8,7 +8,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed.elastic.agent.server import SimpleElasticAgent, Worker, WorkerGroup, WorkerSpec, WorkerState
@@ -167,6 +167,22 @@ class RankAgent(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002 - the launcher's own
         self._supervisor.stop(AFTER_FAILURE)
+
+    def _exit_barrier(self) -> None:
+        """Wait until the launchers of the other hosts have finished too: one of them may need the store of this one.
+
+        Torch's waits in C++, where no signal is heard, for a counter, which any process that reaches the store changes.
+        """
+        group = self._worker_group
+        num_hosts, host = group.group_world_size, group.group_rank
+        if group.store is None or host is None or not num_hosts or num_hosts == 1:
+            return
+        names = [f"rankwise-finished/{number}" for number in range(num_hosts)]
+        deadline = time.monotonic() + self._exit_barrier_timeout
+        with suppress(RuntimeError):  # the store has ended, with the launcher that had it
+            group.store.set(names[host], "")
+            while not group.store.check(names) and time.monotonic() < deadline:
+                time.sleep(_HOSTS_SECONDS)
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
         """Return an empty event. No one reads it, and torch's would ask the name server for the name of this host."""
