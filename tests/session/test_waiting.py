@@ -32,6 +32,15 @@ def test_the_missing_hosts_are_named_with_the_command_for_them_and_once(told: li
     assert second == f"rankwise: 2 of 3 hosts have joined: 0 (left), 2 (far); missing: host 1. Run on host 1, {rest}"
 
 
+def test_a_host_that_is_started_before_the_first_says_what_is_missing(told: list[str]) -> None:
+    report = WaitingReport(told.append, THREE, ("rankwise", "launch", "--node-rank=1", "a.py"), needs_secret=False)
+    for _ in range(2):
+        report.show_first("left:29500")
+    assert told == [
+        "rankwise: host 0 was not found at left:29500 yet. Run on host 0: rankwise launch --node-rank=0 a.py"
+    ]
+
+
 def test_a_command_without_a_number_gets_one_before_its_other_options(told: list[str]) -> None:
     for command in (("rankwise", "launch", "a.py"), ("python", "-m", "rankwise.compat.torch_launch", "a.py"), ()):
         WaitingReport(told.append, THREE, command, needs_secret=False).show_numbered({0: "left", 1: "right"})

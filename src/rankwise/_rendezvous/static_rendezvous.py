@@ -110,9 +110,16 @@ class StaticRendezvous(FixedNodesRendezvous):
 
     def _connect(self, deadline: float) -> Store:
         """Connect to the store of the first host, whose launcher may be started later than this one."""
+        self._waiting.begin()
+
+        def show() -> str:
+            self._waiting.show_first(self._nodes.address)
+            return ""
+
         while True:
             try:
-                return connect(self._host, self._port, timeout=max(0.1, deadline - time.monotonic())).store
+                left = max(0.1, deadline - time.monotonic())
+                return connect(self._host, self._port, timeout=left, lost=show).store
             except JoinError as error:
                 if isinstance(error, JoinTimeoutError) or time.monotonic() > deadline:
                     raise LaunchError(

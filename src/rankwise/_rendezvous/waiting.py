@@ -42,6 +42,10 @@ class WaitingReport:
         self._since = time.monotonic()
         self._told = ""
 
+    def show_first(self, address: str) -> None:
+        """Tell that the first host was not found yet, after some seconds, once."""
+        self._show(f"host 0 was not found at {address} yet. {self._to_run('on host 0', 0)}")
+
     def show_numbered(self, names: dict[int, str]) -> None:
         """Tell which numbered hosts have joined, after some seconds, and whenever that changes.
 
