@@ -19,6 +19,7 @@ import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group
+from rankwise._training import exclusive_section
 from tests.contract.without_frames import without_frames
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
@@ -340,3 +341,18 @@ def test_a_block_refused_because_of_another_thread_fails_on_all_ranks(comm: Grou
         with pytest.raises(rw.RemoteRankError, match=r"rank 0 .* raised .*CollectiveError: rank_zero_first"):
             rw.rank_zero_first(local=True)(print)()
     assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_long_wait_for_a_block_is_explained_once(
+    comm: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The owner may be in a collective of torch, which waits for the others, and is not refused."""
+    monkeypatch.setattr(exclusive_section, "_NOTICE_SECONDS", 0.1)
+    with rw.one_rank_only() as is_owner:
+        if is_owner:
+            time.sleep(0.6)
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(texts) == (rw.get_rank() == 1), texts
+    assert all("for the block of rank 0; if that is in a collective of torch" in text for text in texts)
+    assert all("use model.module" in text for text in texts)

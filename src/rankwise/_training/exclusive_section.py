@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +22,11 @@ from rankwise._comm.control.protocol import Call, remote_error
 from rankwise._net.json_lines import decode_fields
 from rankwise.errors import CollectiveError, RemoteRankError
 
+log = logging.getLogger(__name__)
+
 _HEARTBEAT_SECONDS: Final = 2.0
+# After such a wait the user is told, once.
+_NOTICE_SECONDS: Final = 60.0
 # Not shorter: a thread that holds the GIL for long, for example to read one large file, delays the heartbeats.
 _HEARTBEAT_TIMEOUT_SECONDS: Final = 60.0
 # The interval between two polls of the store is a tenth of the time waited so far, but within these limits.
@@ -124,7 +129,7 @@ class ExclusiveSection:
 
     def _poll_result(self, store: Store) -> RemoteRankError | None:
         start = last_heartbeat = time.monotonic()
-        heartbeats = 0
+        heartbeats, has_told = 0, False
         shortest, longest = _POLL_SECONDS
         while not store.check([self._key]):
             dead = self._comm.dead_ranks([self._owner_rank])
@@ -141,6 +146,9 @@ class ExclusiveSection:
                         f"{self._call.text} waits for rank {self._owner_rank} in vain: it has sent no heartbeat for "
                         f"{_HEARTBEAT_TIMEOUT_SECONDS:g} s"
                     )
+            if now - start > _NOTICE_SECONDS and not has_told:
+                has_told = True
+                self._tell_of_long_wait(now - start)
             time.sleep(min(max(shortest, (now - start) / 10), longest))
         text = store.get(self._key)
         # The last reader deletes the entry, so that the store does not grow with the number of sections.
@@ -154,6 +162,18 @@ class ExclusiveSection:
                 f"{self._call.text}: the result of rank {self._owner_rank} cannot be read in the store: {error}; "
                 "does another program use the store?"
             ) from error
+
+    def _tell_of_long_wait(self, seconds: float) -> None:
+        """Tell the user, on one of the ranks that wait: nothing else ends a section whose owner waits for them."""
+        if self._comm.rank == (0 if self._owner else 1):
+            log.warning(
+                "%s has waited for %.0f s for the block of rank %d; if that is in a collective of torch there, such as "
+                "forward() of DDP or compute() of torchmetrics, it waits for this rank: use model.module, or leave the "
+                "block first",
+                self._call.text,
+                seconds,
+                self._owner_rank,
+            )
 
     def _send_heartbeats(self, store: Store) -> None:
         with contextlib.suppress(RuntimeError):
