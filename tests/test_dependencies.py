@@ -92,3 +92,18 @@ def test_the_plugin_says_so_in_a_line(without_torch: dict[str, str]) -> None:
     alone = run(without_torch, *pytest_alone, "-k", "alone")
     assert "MissingDependencyError: the fixture `session` (or `world`) needs PyTorch" in alone.stdout
     assert "1 passed, 1 deselected, 1 error" in alone.stdout
+
+
+def test_a_system_without_fcntl_is_named_and_getters_work() -> None:
+    """As Windows; here the module is hidden."""
+    program = (
+        "import sys; sys.modules['fcntl'] = None\n"
+        "import rankwise as rw\nprint(rw.get_rank(), rw.get_world_size(), rw.is_rank_zero())\n"
+        "try:\n    rw.init()\nexcept rw.MissingDependencyError as error:\n    print(error)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environ(), capture_output=True, text=True, check=True
+    )
+    first, second = ended.stdout.splitlines()
+    assert first == "0 1 True"
+    assert second.startswith("rankwise.init needs a POSIX system, such as Linux or macOS; on ")

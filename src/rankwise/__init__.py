@@ -247,16 +247,16 @@ def _imported(home: str, name: str) -> ModuleType:
     """Import the module that a public name is in.
 
     Raises:
-        MissingDependencyError: It imports torch, and there is none.
+        MissingDependencyError: It imports torch, or a module of POSIX systems, and there is none.
     """
     try:
         return importlib.import_module(home)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in {"torch", "fcntl"}:
             raise
-        from rankwise._dependencies import missing_torch  # noqa: PLC0415 - not needed where there is one
+        from rankwise._dependencies import missing_posix, missing_torch  # noqa: PLC0415 - not needed where there is one
 
-        raise missing_torch(name) from None
+        raise (missing_torch if error.name == "torch" else missing_posix)(name) from None
 
 
 def _version() -> str:

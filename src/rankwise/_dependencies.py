@@ -33,6 +33,14 @@ def missing_torch(purpose: str) -> MissingDependencyError:
     )
 
 
+def missing_posix(purpose: str) -> MissingDependencyError:
+    """Return the error for a system without the modules of POSIX systems, such as Windows."""
+    return MissingDependencyError(
+        f"{purpose} needs a POSIX system, such as Linux or macOS; on {sys.platform}, getters such as get_rank() work",
+        name="fcntl",
+    )
+
+
 def missing_extra(purpose: str, module: str, extra: str) -> MissingDependencyError:
     """Return the error for a package that an extra of rankwise installs.
 
