@@ -584,7 +584,7 @@ _LAUNCH = (
     _fault(
         "ranks-outlast-the-launcher",
         "_launch/forkserver/server.py",
-        "                    kill_descendants(self._groups, [*self._left, *self._services])\n",
+        "                    kill_descendants(self._groups, [*self._left, *kept])\n",
         "",
         "What ranks have started outlasts a launcher that was killed.",
         "tests/launch/test_traces.py::test_nothing_is_left_of_ranks_that_stay[SIGKILL-Python]",

@@ -94,7 +94,8 @@ class Server:
             if "control" in ready:
                 command = self._receive_command()
                 if command is None:
-                    kill_descendants(self._groups, [*self._left, *self._services])
+                    kept = services(self._groups) if self._services else []  # they may have started more processes
+                    kill_descendants(self._groups, [*self._left, *kept])
                     os._exit(0)
                 rank = self._execute(*command)
                 if rank is not None:
