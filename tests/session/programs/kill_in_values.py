@@ -36,8 +36,8 @@ def call() -> None:
         lambda: rw.all_gather(value),
         lambda: rw.all_gather(value, async_op=True).wait(),
         lambda: rw.gather(value, dst=root),
-        lambda: rw.broadcast(value, src=root),
-        lambda: rw.scatter([value] * size, src=root),
+        lambda: rw.broadcast(value if rank == root else None, src=root),
+        lambda: rw.scatter([value] * size if rank == root else None, src=root),
     ]
     kept.append(draw.choice(calls)())
     del kept[: -draw.randrange(1, 4)]
