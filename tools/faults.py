@@ -696,9 +696,9 @@ _LAUNCH = (
     ),
     _fault(
         "usage-is-an-error",
-        "cli/exit_status.py",
-        "EXIT_USAGE: Final = 2",
-        "EXIT_USAGE: Final = 1",
+        "cli/main.py",
+        "_MISUSED: Final = 2",
+        "_MISUSED: Final = 1",
         "Scripts cannot tell misuse from a failed rank.",
         "tests/cli/test_command.py::test_misuse_is_one_clear_error[args14---module and --no-python exclude each other]",
     ),

@@ -1,4 +1,4 @@
-"""The error for a missing torch, instead of the traceback of an import inside rankwise.
+"""The import of torch, and the errors for packages that are missing, instead of a traceback inside rankwise.
 
 Installing rankwise installs torch; but a copied package, or an unintended interpreter, may lack it.
 """
@@ -6,7 +6,12 @@ Installing rankwise installs torch; but a copied package, or an unintended inter
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
+import threading
+from functools import partial
+from types import FrameType
+from typing import Any
 
 from rankwise.errors import MissingDependencyError
 
@@ -22,6 +27,42 @@ def require_torch(purpose: str) -> None:
     """
     if sys.modules.get("torch") is None and importlib.util.find_spec("torch") is None:
         raise missing_torch(purpose)
+
+
+def import_torch() -> None:
+    """Import torch, and raise what the handler of a signal has raised in the meantime.
+
+    torch imports numpy in compiled code, which drops any error, KeyboardInterrupt too: without this, a Ctrl-C in these
+    seconds may be lost. Or it becomes an ImportError.
+    """
+    if "torch" in sys.modules or threading.current_thread() is not threading.main_thread():
+        import torch  # noqa: PLC0415
+
+        return
+    raised: list[BaseException] = []
+
+    def handle(handler: Any, number: int, frame: FrameType | None) -> None:  # noqa: ANN401 - as in typeshed
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    handlers = {number: partial(handle, handler) for number, handler in before.items() if callable(handler)}
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    try:
+        import torch  # noqa: F401, PLC0415
+    except Exception:
+        if not raised:
+            raise
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is handler:  # a handler may have replaced others
+                signal.signal(number, before[number])
+    if raised:
+        raise raised[0]
 
 
 def missing_torch(purpose: str) -> MissingDependencyError:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rankwise.cli.job_commands import submit
+from rankwise.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_options_may_stand_before_and_after_the_script(line: str, submitted: str) -> None:
-    ended = CliRunner().invoke(submit, ["--dry-run", *line.split()])
+    ended = CliRunner().invoke(main, ["submit", "--dry-run", *line.split()])
     assert ended.exit_code == 0, ended.output
     assert ended.stderr == f"{submitted}: not submitted\n"
     ranks = submitted.split(maxsplit=1)[0]
@@ -36,6 +36,6 @@ def test_options_may_stand_before_and_after_the_script(line: str, submitted: str
 
 @pytest.mark.parametrize("line", ["--nnode 2 train.py", "--time x train.py", "train.py --nnodes 0", "", "no.py"])
 def test_misuse_is_an_error(line: str) -> None:
-    ended = CliRunner().invoke(submit, ["--dry-run", *line.split()])
+    ended = CliRunner().invoke(main, ["submit", "--dry-run", *line.split()])
     assert ended.exit_code == 2, ended.output
     assert not ended.stdout

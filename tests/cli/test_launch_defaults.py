@@ -15,6 +15,7 @@ from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
 from rankwise.cli.launch_command import launch
+from rankwise.cli.main import main
 from tests.session.worlds import clean_environ
 
 RANKWISE = str(Path(sys.executable).with_name("rankwise"))
@@ -66,7 +67,7 @@ def test_an_option_takes_precedence_over_its_variable(tmp_path: Path) -> None:
 )
 def test_an_error_names_the_variable(name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
-    ended = CliRunner().invoke(launch, ["missing.py"])
+    ended = CliRunner().invoke(main, ["launch", "missing.py"])
     assert ended.exit_code == 2
     assert said in ended.output
     assert name in ended.output
@@ -76,7 +77,7 @@ def test_an_error_names_the_variable(name: str, value: str, said: str, monkeypat
     ("name", "value"), [("numa-binding", "node"), ("logs-specs", "x"), ("tee", "x"), ("tee", "0:4")]
 )
 def test_an_option_without_a_meaning_says_what_to_use(name: str, value: str) -> None:
-    ended = CliRunner().invoke(launch, [f"--{name}", value, "missing.py"])
+    ended = CliRunner().invoke(main, ["launch", f"--{name}", value, "missing.py"])
     assert ended.exit_code == 2
     assert f"--{name}" in ended.output
 

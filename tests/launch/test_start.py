@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ import pytest
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
-LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", "--no-python"]
+RANKWISE = str(Path(sys.executable).with_name("rankwise"))
+LAUNCH = [RANKWISE, "launch", "-n", "2", "--no-python"]
 # A host's name may have 64 characters, and a label that the name server is asked for 63.
 LONG_NAME = "a" * 64
 
@@ -137,3 +139,18 @@ def test_the_name_of_the_host_is_not_resolved() -> None:
     ended = run(*ELSEWHERE, "--uts", "sh", "-c", script, LONG_NAME, *LAUNCH, "hostname")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert sorted(ended.stdout.splitlines()) == [f"[{rank}] {LONG_NAME}" for rank in range(2)]
+
+
+@pytest.mark.parametrize(("nproc", "number"), [("2", signal.SIGINT), ("2", signal.SIGTERM), ("auto", signal.SIGINT)])
+def test_a_signal_while_the_launcher_imports_torch_is_not_lost(nproc: str, number: int, tmp_path: Path) -> None:
+    """torch imports numpy in compiled code, which drops the exception of the handler."""
+    marker = tmp_path / "imported"
+    (tmp_path / "numpy.py").write_text(
+        "import os, pathlib\n"
+        f"if 'RANKWISE_LAUNCH' not in os.environ and not os.path.exists({str(marker)!r}):\n"
+        f"    pathlib.Path({str(marker)!r}).touch()\n"
+        f"    os.kill(os.getpid(), {number})\n"
+    )
+    ended = run(RANKWISE, "launch", "-n", nproc, "--no-python", "sleep", "1000", PYTHONPATH=str(tmp_path))
+    assert (ended.returncode, marker.exists()) == (128 + number, True)
+    assert "Traceback" not in ended.stderr

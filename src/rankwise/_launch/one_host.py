@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rankwise._dependencies import require_torch
+from rankwise._dependencies import import_torch, require_torch
 from rankwise._launch.console import Console
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import TargetKind
@@ -62,7 +62,8 @@ def run_on_this_host(
         Supervisor(start_server, console=console, hang_dir=hang_dir) as supervisor,
         nullcontext() if forwarded is None else forwarded_signals(supervisor, forwarded),
     ):
-        from rankwise._launch.agent import run_ranks  # noqa: PLC0415 - imports torch while the fork server does
+        import_torch()  # while the fork server does
+        from rankwise._launch.agent import run_ranks  # noqa: PLC0415
 
         try:
             return run_ranks(spec, supervisor, None if rendezvous is None else rendezvous())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankwise._arguments import integer
-from rankwise._dependencies import require_torch
+from rankwise._dependencies import import_torch, require_torch
 from rankwise._environment.facts import OVERRIDES
 from rankwise._environment.nesting import run_variables
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
@@ -138,7 +138,8 @@ def parse_nproc(text: str) -> int:
     """
     if text in {"auto", "gpu"}:
         require_torch(f"-n {text}")
-        import torch  # noqa: PLC0415 - a plain number does not wait for it
+        import_torch()  # a plain number does not wait for it
+        import torch  # noqa: PLC0415
 
         found = torch.accelerator.device_count()
         if found:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankwise._environment.detect import LAUNCHERS
-from rankwise.cli.exit_status import EXIT_USAGE, errors_exit, fail
 from rankwise.cli.printing import echo, output_errors
 from rankwise.errors import InvalidArgumentError, JoinError
 
@@ -67,16 +66,15 @@ def env(
     The exit status is 1 if the variables are an error: the one that rankwise.init() would raise.
     """
     if explain + lists_launchers + all_ranks > 1:
-        fail(InvalidArgumentError("--explain, --launchers and --all exclude each other"), EXIT_USAGE)
-    with errors_exit():
-        if lists_launchers:
-            _show_launchers(as_json=as_json, with_rich=with_rich)
-        elif explain:
-            _show_reasons(launcher, as_json=as_json, with_rich=with_rich)
-        elif all_ranks:
-            _show_all_ranks(launcher, timeout=timeout, as_json=as_json, with_rich=with_rich)
-        else:
-            _show_process(_read(launcher), launcher, as_json=as_json, with_rich=with_rich)
+        raise InvalidArgumentError("--explain, --launchers and --all exclude each other")
+    if lists_launchers:
+        _show_launchers(as_json=as_json, with_rich=with_rich)
+    elif explain:
+        _show_reasons(launcher, as_json=as_json, with_rich=with_rich)
+    elif all_ranks:
+        _show_all_ranks(launcher, timeout=timeout, as_json=as_json, with_rich=with_rich)
+    else:
+        _show_process(_read(launcher), launcher, as_json=as_json, with_rich=with_rich)
 
 
 def _read(launcher: str) -> LaunchEnvironment:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rankwise.cli.exit_status import errors_exit
 from rankwise.cli.printing import echo
 from rankwise.errors import InvalidArgumentError, LaunchError
 
@@ -111,11 +110,10 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
     """
     if target.startswith("-"):  # an unknown one is an argument of the script, but not before the script
         raise click.NoSuchOption(target)
-    with errors_exit():
-        if flags["k8s"]:
-            _print_manifest(target, args, flags)
-        else:
-            _submit(_rank_job(target, args, flags), _slurm(flags), dry_run=flags["dry_run"])
+    if flags["k8s"]:
+        _print_manifest(target, args, flags)
+    else:
+        _submit(_rank_job(target, args, flags), _slurm(flags), dry_run=flags["dry_run"])
 
 
 @click.command(short_help="Show the output of a job's ranks.")
@@ -128,22 +126,20 @@ def logs(job_id: str, rank: int | None, folder: str, *, follow: bool) -> None:
 
     With --follow, a failure of the job is reported at the end, and is the exit status.
     """
-    with errors_exit():
-        engine = _engine(folder)
-        _show_logs(job_id, rank, engine, follow=follow)
-        if follow:
-            _report(job_id, engine)
+    engine = _engine(folder)
+    _show_logs(job_id, rank, engine, follow=follow)
+    if follow:
+        _report(job_id, engine)
 
 
 @click.command(short_help="Cancel a job.")
 @click.argument("job_id", metavar="JOB")
 def cancel(job_id: str) -> None:
     """Cancel JOB in Slurm, with all of its ranks."""
-    with errors_exit():
-        engine = _engine(_FOLDER)
-        if engine.has_ended(job_id):  # scancel says nothing
-            raise LaunchError(f"job {job_id} has ended, or is not one of this cluster")
-        engine.cancel(job_id)
+    engine = _engine(_FOLDER)
+    if engine.has_ended(job_id):  # scancel says nothing
+        raise LaunchError(f"job {job_id} has ended, or is not one of this cluster")
+    engine.cancel(job_id)
 
 
 def _engine(folder: str) -> SlurmEngine:

@@ -9,10 +9,9 @@ import click
 
 from rankwise._launch.forkserver.interpreter_exit import exit_without_teardown
 from rankwise._launch.grace_period import GRACE_SECONDS
-from rankwise.cli.exit_status import EXIT_ERROR, EXIT_USAGE, fail
 from rankwise.cli.launch_defaults import CommandWithDefaults, is_given, sources_text
 from rankwise.cli.torchrun_options import output_settings, torchrun_options
-from rankwise.errors import InvalidArgumentError, RankwiseError
+from rankwise.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from rankwise.launching import Nodes, ScriptLaunch
@@ -31,8 +30,6 @@ def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
         return check_nproc(parse_nproc(value))
     except InvalidArgumentError as error:
         raise click.BadParameter(str(error)) from None
-    except RankwiseError as error:
-        fail(error, EXIT_ERROR)
 
 
 def _number_of_nodes(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
@@ -191,11 +188,8 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
     if flags["shutdown_timeout"] is not None and not is_given(ctx, "grace"):
         flags["grace"] = flags["shutdown_timeout"]
     if flags["module"] and flags["no_python"] and not flags["run_path"]:
-        fail(
-            InvalidArgumentError(
-                "--module and --no-python exclude each other: TARGET is either a module or an executable"
-            ),
-            EXIT_USAGE,
+        raise InvalidArgumentError(
+            "--module and --no-python exclude each other: TARGET is either a module or an executable"
         )
     hosts = None
     try:
@@ -205,9 +199,7 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
             hosts = hosts_of_options(ctx, flags)
         started = _script_launch(target, args, flags, None if hosts is None else hosts[1])
     except InvalidArgumentError as error:
-        fail(InvalidArgumentError(f"{error}{sources_text(ctx)}"), EXIT_USAGE)
-    except RankwiseError as error:
-        fail(error, EXIT_ERROR)
+        raise InvalidArgumentError(f"{error}{sources_text(ctx)}") from None
     if hosts is not None:
         from rankwise._launch.hosts.launching_hosts import run_on_hosts_as_command  # noqa: PLC0415 - likewise
 

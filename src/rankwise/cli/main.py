@@ -1,6 +1,10 @@
-"""The command `rankwise`: parses its arguments, and prints results."""
+"""The command `rankwise`: its subcommands, its errors of one line, and its exit statuses."""
 
 from __future__ import annotations
+
+import signal
+import sys
+from typing import Any, Final
 
 import click
 
@@ -9,9 +13,26 @@ from rankwise.cli.job_commands import cancel, logs, submit
 from rankwise.cli.launch_command import launch
 from rankwise.cli.ps_command import ps, top
 from rankwise.cli.stacks_command import stacks
+from rankwise.errors import InvalidArgumentError, RankwiseError
+
+_FAILED: Final = 1
+_MISUSED: Final = 2
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """Subcommands that raise errors of rankwise, each of which is one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as in click
+        try:
+            return super().invoke(ctx)
+        except RankwiseError as error:
+            click.echo(f"rankwise: {error}", err=True)
+            sys.exit(_MISUSED if isinstance(error, InvalidArgumentError) else _FAILED)
+        except KeyboardInterrupt:  # of which click would make an exit status of 1
+            sys.exit(128 + signal.SIGINT)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rankwise", prog_name="rankwise")
 def main() -> None:
     """Run PyTorch programs on several ranks, and inspect the launcher's variables and running jobs.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rankwise.cli.exit_status import errors_exit
 from rankwise.cli.printing import echo, output_errors
 from rankwise.errors import MissingDependencyError
 
@@ -23,7 +22,6 @@ _HEAD: Final = ("rank", "process", "state", "since", "CPU", "memory", "where")
 
 
 @click.command(short_help="List the jobs of this host, and their ranks.")
-@errors_exit()
 def ps() -> None:
     """List your jobs on this host: their launcher, and for each rank its state, CPU, memory, and where it is.
 
@@ -47,7 +45,6 @@ def ps() -> None:
     help="The time between two updates.",
 )  # fmt: skip
 @click.option("--updates", type=click.IntRange(1), metavar="N", help="End after so many updates.")
-@errors_exit()
 def top(*, interval: float, updates: int | None) -> None:
     """Show the tables of `rankwise ps`, and refresh them until Ctrl-C. Needs rich.
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from rankwise.cli.exit_status import EXIT_ERROR, errors_exit
 from rankwise.cli.printing import echo
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ _INTERVAL: Final = 0.5
     "--interval", type=click.FloatRange(0, min_open=True), default=_INTERVAL, show_default=True, metavar="SECONDS",
     help="The time between two samples.",
 )  # fmt: skip
-@errors_exit()
 def stacks(*, job: int | None, native: bool, watch: int | None, interval: float) -> None:
     """Show the Python stacks of the ranks of a job on this host, equal ones together.
 
@@ -47,7 +45,7 @@ def stacks(*, job: int | None, native: bool, watch: int | None, interval: float)
     echo(summary(samples) if not watch else f"last sample: {summary(samples)}")
     echo(f"\n{details(samples)}")
     if all(sample.process.stack is None for sample in samples):
-        sys.exit(EXIT_ERROR)
+        sys.exit(1)
 
 
 def _sample(job: Job, *, native: bool) -> list[RankSample]:
