@@ -71,13 +71,5 @@ class Topology:
 
 def unknown(reading: LaunchEnvironment, *names: str) -> str:
     """Return the error message for numbers that a launch environment lacks."""
-    if reading.rank.source == OPEN_GROUP:
-        return (
-            f"{' and '.join(names)} cannot be known: other code opened the process group, and no variable agrees "
-            "with it and has them; pass local_rank and local_world_size to rankwise.init(), or set RANK, WORLD_SIZE, "
-            "LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK and NUM_NODES for each process"
-        )
-    return (
-        f"{' and '.join(names)} cannot be known from the variables of launcher {reading.launcher!r}; "
-        "call rankwise.init(), which asks the other ranks"
-    )
+    source = OPEN_GROUP if reading.rank.source == OPEN_GROUP else f"the variables of launcher {reading.launcher!r}"
+    return f"{' and '.join(names)} cannot be known from {source}; call rankwise.init(), which asks the other ranks"

@@ -18,6 +18,7 @@ from rankwise._comm.control.protocol import Call
 from rankwise._comm.control.transports import Prepared
 from rankwise._comm.group import Group, comm_behind
 from rankwise._comm.work import Work
+from rankwise._net.host import host_id
 from rankwise._session.current import joined_session
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import InvalidArgumentError, RankwiseError, shown
@@ -188,12 +189,16 @@ def _made_once(name: str, partition: Callable[[list[list[int]]], list[list[int]]
     if found is not None:
         return found
     node_rank = session.reading.node_rank
-    node = (socket.gethostname() if node_rank is None else str(node_rank.value)).encode()
+    node = "" if node_rank is None else str(node_rank.value)
     call = Call(name)
     with session.comm.collective(call):
+        own = f"{node} {host_id()} {socket.gethostname()}".encode()
+        found_by_rank = [other.partition(b" ") for other in session.comm.all_gather_bytes(call, own)]
+        # Some ranks of a group that other code opened may have a launcher's number, and others none.
+        is_numbered = all(number for number, _, _ in found_by_rank)
         nodes: dict[bytes, list[int]] = {}
-        for rank, other in zip(session.comm.ranks, session.comm.all_gather_bytes(call, node), strict=True):
-            nodes.setdefault(other, []).append(rank)
+        for rank, (number, _, host) in zip(session.comm.ranks, found_by_rank, strict=True):
+            nodes.setdefault(number if is_numbered else host, []).append(rank)
         # Every rank takes part in making every group. torch can also make a group among its members alone, but it then
         # names the group after the number of groups in the process: members with different numbers would deadlock.
         groups = [_opened(session.comm, call, ranks) for ranks in partition(list(nodes.values()))]

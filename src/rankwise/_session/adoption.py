@@ -19,7 +19,9 @@ from rankwise._comm.opening import open_comm, uses_frames
 from rankwise._comm.registry import GroupRegistry
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards
+from rankwise._net.job_secret import JobSecret
 from rankwise._rendezvous.signed_store import part_of, signed
+from rankwise._session.adopted_hosts import AdoptedHosts
 from rankwise._session.environ import read_check, read_environment, read_secret, read_shared_memory
 from rankwise._session.session import SessionState
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, NotJoinedError
@@ -53,6 +55,7 @@ def adopt(
     world.on_hosts = on_hosts
     if on_hosts is not None and not world.one_host and uses_frames(world, world_size):
         world.connect()
+    store = _group_store(group, world.secret)
     return SessionState(
         reading,
         comm=open_comm(group, ranks=ranks, registry=world),
@@ -62,6 +65,7 @@ def adopt(
         close=close,
         pid=pid,
         timeout=world.timeout,
+        hosts=AdoptedHosts(store, rank=group.rank(), world_size=world_size),
     )
 
 
@@ -123,27 +127,21 @@ def _adopted_registry(
     group: dist.ProcessGroup, reading: LaunchEnvironment, ranks: Sequence[int], device: torch.device, *, check: bool
 ) -> GroupRegistry:
     rank = group.rank()
-    group_ref = weakref.ref(group)
     secret = read_secret(one_host=reading.is_one_host)
+    store = _group_store(group, secret)
     counting = threading.Lock()
 
     @functools.cache
     def counted_prefix() -> str:
         # A group can be adopted several times. Each rank counts its adoptions, so each has a key prefix of its own.
-        return f"rankwise/{group_store().add(f'rankwise/adopted/{rank}', 1)}"
+        return f"rankwise/{store().add(f'rankwise/adopted/{rank}', 1)}"
 
     def prefix() -> str:
         with counting:  # two threads would count an adoption twice
             return counted_prefix()
 
-    def group_store() -> dist.Store:
-        adopted = group_ref()
-        if adopted is None:
-            raise NotJoinedError.destroyed()
-        return adopted.get_group_store()
-
     def part() -> dist.Store:
-        return part_of(signed(group_store(), secret), prefix())
+        return part_of(store(), prefix())
 
     def own_address() -> str:
         return socket.gethostname() if reading.host is None else address_towards(reading.host.value, 1)
@@ -160,6 +158,19 @@ def _adopted_registry(
         secret=secret,
         shares_tensors=read_shared_memory(),
     )
+
+
+def _group_store(group: dist.ProcessGroup, secret: JobSecret | None) -> Callable[[], dist.Store]:
+    """Return a function that returns the store of a group, with signed values, as long as the group exists."""
+    group_ref = weakref.ref(group)
+
+    def store() -> dist.Store:
+        adopted = group_ref()
+        if adopted is None:
+            raise NotJoinedError.destroyed()
+        return signed(adopted.get_group_store(), secret)
+
+    return store
 
 
 def _group_device(group: dist.ProcessGroup) -> torch.device:

@@ -50,8 +50,8 @@ def init(
 
     Collective over the world. Works under every launcher that `rankwise env` knows, and alone, where it opens a process
     group of one, so that DDP and FSDP work there too. A process group that is open already is adopted, without
-    communication; a session that is open already is shared, and closing the inner one leaves it open. The session ends
-    with the `with` block, with `finalize()`, or with the process.
+    waiting for the others; a session that is open already is shared, and closing the inner one leaves it open. The
+    session ends with the `with` block, with `finalize()`, or with the process.
 
     Args:
         backend: As torch writes it ("gloo", "cpu:gloo,cuda:nccl"); by default gloo for the CPU, and the accelerator's
@@ -123,6 +123,7 @@ def init(
             )
             comm = session.comm
             check_compatible(session, backend, device, given)
+            session.publish_host()
         else:
             reading = _launch_environment(launcher, environ, given, address)
             checked = read_check(environ) if checks is None else checks

@@ -1,4 +1,8 @@
-"""The getters: rank, topology, device, backend and store of this process. They never communicate."""
+"""The getters: rank, topology, device, backend and store of this process.
+
+They do not communicate; but in a process group that other code opened, the first that needs a number which no variable
+has waits until all ranks have called `init()`.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +66,7 @@ def get_local_rank() -> int:
 
     Raises:
         NotJoinedError: The launcher does not set it; `init()` computes it.
+        JoinTimeoutError: Other code opened the process group, no variable has it, and not all ranks called `init()`.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
     return _known_number("local_rank")
@@ -74,6 +79,7 @@ def get_local_world_size() -> int:
 
     Raises:
         NotJoinedError: The launcher does not set it; `init()` computes it.
+        JoinTimeoutError: Other code opened the process group, no variable has it, and not all ranks called `init()`.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
     return _known_number("local_world_size")
@@ -86,6 +92,7 @@ def get_node_rank() -> int:
 
     Raises:
         NotJoinedError: The launcher does not set it (Open MPI and MPICH on several hosts); `init()` computes it.
+        JoinTimeoutError: Other code opened the process group, no variable has it, and not all ranks called `init()`.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
     return _known_number("node_rank")
@@ -98,6 +105,7 @@ def get_num_nodes() -> int:
 
     Raises:
         NotJoinedError: The launcher does not set it (Open MPI and MPICH on several hosts); `init()` computes it.
+        JoinTimeoutError: Other code opened the process group, no variable has it, and not all ranks called `init()`.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
     """
     return _known_number("num_nodes")
@@ -152,6 +160,7 @@ def topology() -> Topology:
 
     Raises:
         NotJoinedError: The launcher does not set all of it; `init()` computes the rest.
+        JoinTimeoutError: Other code opened the process group, no variable has it, and not all ranks called `init()`.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
 
     Example:
@@ -236,8 +245,8 @@ def fact_lines(facts: dict[str, Fact[int] | Fact[str] | None]) -> list[tuple[str
 
 
 def _known_number(name: str) -> int:
-    reading = current_session().reading
-    fact: Fact[int] | None = getattr(reading, name)
+    session = current_session()
+    fact: Fact[int] | None = getattr(session.reading, name) or getattr(session.complete_topology(), name)
     if fact is None:
-        raise NotJoinedError(unknown(reading, name))
+        raise NotJoinedError(unknown(session.reading, name))
     return fact.value

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from rankwise._dependencies import require_torch
-from rankwise._environment.facts import LaunchEnvironment
+from rankwise._environment.facts import TOPOLOGY_FIELDS, LaunchEnvironment
 from rankwise._user_frames import raised_at
 from rankwise.errors import NotJoinedError, message_of
 from rankwise.topology import Topology
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from rankwise._comm.comm import Comm
     from rankwise._comm.group import Group
+    from rankwise._session.adopted_hosts import AdoptedHosts
     from rankwise._session.key_value_store import Store
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class SessionState:
             hold a reference to a group: see docs/decisions/0006-letting-go-of-a-group.md.
         settled: This session opened the group, and the group exists, so that getters need not check whether it is still
             the default one.
+        hosts: Those of all ranks, in a process group that other code opened; None elsewhere.
         adopted: The comms over process groups that other code made between some of the ranks.
         timeout: Seconds that a collective waits for a rank.
         node_groups: The groups that `node_group()` and `one_per_node_group()` have made, by the name of the function.
@@ -72,6 +74,7 @@ class SessionState:
         "backend",
         "group_ref",
         "has_group",
+        "hosts",
         "joined_comm",
         "node_groups",
         "rank",
@@ -93,6 +96,7 @@ class SessionState:
         pid: int | None = None,
         settled: bool = False,
         timeout: float = JOIN_SECONDS,
+        hosts: AdoptedHosts | None = None,
     ) -> None:
         self.reading = reading
         self.rank = reading.rank.value
@@ -104,6 +108,7 @@ class SessionState:
             self.group_ref = weakref.ref(group, self._clear_settled)
         self.backend = backend
         self.timeout = timeout
+        self.hosts = hosts
         self.node_groups: dict[str, Group] = {}
         self._world_group: Group | None = None
         self.adopted: dict[weakref.ref[dist.ProcessGroup], Comm] = {}
@@ -121,7 +126,31 @@ class SessionState:
     @property
     def topology(self) -> Topology:
         """As that of `Session`."""
-        return Topology.of(self.reading)
+        return Topology.of(self.complete_topology())
+
+    def publish_host(self) -> None:
+        """Let the other ranks of a process group that other code opened know the host of this rank; does not wait."""
+        if self.hosts is not None and self._pid == os.getpid():
+            self.hosts.publish()
+
+    def complete_topology(self, *, local_rank: int | None = None) -> LaunchEnvironment:
+        """Return the launch environment, with all that this process can know of its topology.
+
+        Local; waits for other ranks only in a process group that other code opened, and if numbers are missing.
+
+        Args:
+            local_rank: This process's rank on its node, if the user has said so, and no launcher.
+
+        Raises:
+            JoinTimeoutError: Some ranks have not called `init()`.
+            StoreError: The store of that group has ended.
+        """
+        is_complete = len(self.reading.known_topology()) == len(TOPOLOGY_FIELDS)
+        # A forked process cannot use the store: its connection is that of the rank.
+        if not is_complete and self.hosts is not None and self.hosts.is_published and self._pid == os.getpid():
+            seconds = min(self.timeout, JOIN_SECONDS)
+            self.reading = self.hosts.complete(self.reading, seconds, local_rank=local_rank)
+        return self.reading
 
     @property
     def comm(self) -> Comm:

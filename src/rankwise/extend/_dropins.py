@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from rankwise._arguments import as_integer, integer
-from rankwise._collectives import topology_exchange
 from rankwise._collectives.memory_places import check_writable
 from rankwise._comm.buffers import contents as bytes_of
 from rankwise._comm.buffers import overwrite
@@ -138,7 +137,7 @@ def open_session(open_group: Callable[[], object], environment: LaunchEnvironmen
         environment: The rank and world size, and all else that is known about this process.
 
     Raises:
-        CollectiveError: A rank ended, or did not arrive within the group's timeout.
+        JoinTimeoutError: A rank did not arrive within the group's timeout.
     """
     hook = sys.excepthook  # torch replaces it in init_process_group, and does not restore it
     preload_torch_functional()
@@ -160,7 +159,8 @@ def open_session(open_group: Callable[[], object], environment: LaunchEnvironmen
     comm = session.comm
     current.set_current(session)
     try:
-        topology_exchange.exchange_topology(session)
+        session.publish_host()
+        session.complete_topology()
     except Exception as error:
         session.close(reason=f"could not join: {error}", failed=True)
         raise
@@ -172,7 +172,9 @@ def exchange_topology(session: Session, *, local_rank: int | None) -> None:
 
     Collective over the session.
     """
-    topology_exchange.exchange_topology(state_behind(session), local_rank=local_rank)
+    state = state_behind(session)
+    state.publish_host()
+    state.complete_topology(local_rank=local_rank)
 
 
 def close_with_group(session: Session) -> None:

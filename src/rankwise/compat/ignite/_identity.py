@@ -123,7 +123,7 @@ def sync(temporary: bool = False) -> None:  # noqa: ARG001 - Ignite's signature
         temporary: Ignored: no state is kept that could become stale.
 
     Raises:
-        CollectiveError: A rank ended, or did not arrive within the group's timeout.
+        JoinTimeoutError: A rank did not arrive within the group's timeout.
 
     Example:
         >>> sync()
