@@ -49,6 +49,24 @@ def test_results_can_be_written_to(comm: Group, name: str, length: int) -> None:
     assert weight.grad[-1].item() == (2 * comm.size if rw.get_rank() == 0 or name != "all_gather" else 0)
 
 
+@pytest.mark.parametrize("length", [3, 5000])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_results_require_a_gradient_on_all_ranks_if_any_input_does(comm: Group, name: str, length: int) -> None:
+    """As embeddings where one rank has none, and passes a constant: its backward takes part in those of the others."""
+    call, is_first = COLLECTIVES[name], rw.get_rank() == 0
+    weight = torch.ones(length, requires_grad=is_first)
+    found = call(weight * 2)
+    assert found.requires_grad
+    found.square().sum().backward()
+    assert (weight.grad is not None) == is_first
+    assert rw.all_reduce(1) == comm.size, "no rank waits"
+    assert not call(torch.ones(length)).requires_grad
+    with torch.no_grad():
+        assert not call(weight).requires_grad
+    with torch.set_grad_enabled(not is_first):
+        assert not call(weight).requires_grad, "the only rank that could has turned it off"
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_gradients_need_floats_or_complex_numbers(comm: Group, name: str) -> None:
     call = COLLECTIVES[name]

@@ -63,7 +63,8 @@ def all_gather(
     Args:
         value: This rank's value.
         differentiable: Whether gradients flow back to the rank that a tensor came from. The value must be a dense
-            tensor of floats or complex numbers, and every rank must run backward through the result.
+            tensor of floats or complex numbers, and every rank must run backward through the results, which require a
+            gradient on all ranks if the tensor of any rank does.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
@@ -137,7 +138,8 @@ def all_gather_cat(
         tensor: This rank's tensor.
         dim: The dimension along which the tensors are concatenated; a negative one is counted from the end.
         differentiable: Whether gradients flow back to the rank that a part came from. The tensor must be of floats or
-            complex numbers, and every rank must run backward through the result.
+            complex numbers, and every rank must run backward through the result, which requires a gradient on all
+            ranks if the tensor of any rank does.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 

@@ -29,29 +29,31 @@ T = TypeVar("T")
 
 
 class _Gather(torch.autograd.Function):
-    """all_gather of one tensor; gradients flow back to the ranks that its parts came from."""
+    """The parts of an all_gather of one tensor; gradients flow back to the ranks that the parts came from."""
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 - torch's context
-        tensor: torch.Tensor,
+        _: torch.Tensor | None,
+        __: torch.Tensor,
         comm: Comm,
-        call: Call,
+        parts: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         ctx.comm = comm
         # Autograd forbids in-place operations on the views that a function returns, so these are not views to it.
-        return tuple(map(same_memory, gather_values(comm, call, dense(tensor))))
+        return tuple(map(same_memory, parts))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
-        return _GatherGradient.apply(ctx.comm, *grads), None, None  # type: ignore[no-untyped-call]  # torch's
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, torch.Tensor, None, None]:  # noqa: ANN401
+        root = graph_root(torch.is_grad_enabled())
+        return None, _GatherGradient.apply(root, ctx.comm, *grads), None, None  # type: ignore[no-untyped-call]  # torch's
 
 
 class _GatherGradient(torch.autograd.Function):
     """The gradient of `_Gather`: each rank gets the sum of the gradients of its part. Its own gradient is `_Gather`."""
 
     @staticmethod
-    def forward(ctx: Any, comm: Comm, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, _: torch.Tensor | None, comm: Comm, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         ctx.comm = comm
         call = Call("the gradient of all_gather", content=str([describe(grad) for grad in grads]))
         with comm.collective(call):
@@ -63,12 +65,25 @@ class _GatherGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         call = Call("the gradient of the gradient of all_gather")
-        return None, *gather_tensors(ctx.comm, call, grad)
+        return None, None, *gather_tensors(ctx.comm, call, grad)
+
+
+def graph_root(is_needed: bool) -> torch.Tensor | None:
+    """Return an input of functions whose results require a gradient, if any rank needs them to; it gets none itself.
+
+    Without it, autograd leaves out the functions of a rank whose own inputs require no gradient. The other ranks would
+    wait for it in backward.
+    """
+    return torch.empty(0, device="cpu", requires_grad=True) if is_needed else None
 
 
 def gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Gather tensors with gradients."""
-    gathered: list[torch.Tensor] = list(_Gather.apply(tensor, comm, call))  # type: ignore[no-untyped-call]  # torch's
+    """Gather tensors with gradients: all of them require one if any rank's tensor does."""
+    own = dense(tensor).requires_grad_(tensor.requires_grad and torch.is_grad_enabled())
+    parts = gather_values(comm, call, own)  # which keeps whether they require a gradient
+    root = graph_root(torch.is_grad_enabled() and any(part.requires_grad for part in parts))
+    plain = [part.detach() for part in parts]
+    gathered: list[torch.Tensor] = list(_Gather.apply(root, tensor, comm, plain))  # type: ignore[no-untyped-call]  # torch's
     return gathered
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
 
 from rankwise._arguments import as_bool
+from rankwise._collectives.gathering import graph_root
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.in_place import InPlaceReduction, described, descriptions
 from rankwise._collectives.non_blocking import start
@@ -112,8 +114,8 @@ def all_reduce(
         value: This rank's value.
         op: "sum", "mean", "product", "min", "max"; "and", "or" for bools.
         differentiable: Whether gradients flow back through the sum or mean of tensors of floats or complex numbers;
-            every rank must run backward through the result. Numbers and arrays in the value have no gradients. If
-            False, results are detached.
+            every rank must run backward through the result, which requires a gradient on all ranks if the tensor of
+            any rank does. Numbers and arrays in the value have no gradients. If False, results are detached.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
@@ -146,11 +148,9 @@ def all_reduce(
         request = ReduceRequest.of(comm, call, value, parsed)
         if differentiable:
             request.require_gradient()
-        else:
-            finish = request.exchange()
-    # torch's Function.apply has no types.
-    leaves = list(_Reduce.apply(request, *request.tensors())) if differentiable else finish()  # type: ignore[no-untyped-call]
-    result: T = request.tree.rebuild(leaves)
+        finish = request.exchange()
+    leaves = finish()
+    result: T = request.tree.rebuild(_with_graph(request, leaves) if differentiable else leaves)
     return result
 
 
@@ -234,14 +234,19 @@ def _only_tensors(tree: PyTree) -> list[torch.Tensor]:
     return tree.leaves
 
 
-class _Reduce(torch.autograd.Function):
-    """A reduction. Its gradient is the same reduction of the gradients."""
+class _Reduced(torch.autograd.Function):
+    """The leaves of a reduction. Its gradient is the same reduction of the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, request: ReduceRequest, *tensors: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401, ARG004
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context
+        request: ReduceRequest,
+        leaves: Sequence[Any],
+        *_: torch.Tensor | None,
+    ) -> tuple[Any, ...]:
         ctx.request = request
         # Autograd forbids in-place operations on the views that a function returns, so these are not views to it.
-        return tuple(same_memory(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in request.run())
+        return tuple(same_memory(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
@@ -249,4 +254,12 @@ class _Reduce(torch.autograd.Function):
         call = Call("the gradient of all_reduce", {"op": request.op.name})
         tensor_grads = [grads[index] for index in request.tensor_indices()]
         gradient = ReduceRequest.of(request.comm, call, tensor_grads, request.op)
-        return None, *_Reduce.apply(gradient, *gradient.tensors())  # type: ignore[no-untyped-call]  # torch's
+        leaves = gradient.run()
+        gradient.requires_gradient = True  # if backward has create_graph, which all ranks give
+        return None, None, None, *_with_graph(gradient, leaves)
+
+
+def _with_graph(request: ReduceRequest, leaves: Sequence[Any]) -> list[Any]:
+    """Return the leaves of a reduction, through whose tensors gradients flow if they do on any rank."""
+    root = graph_root(torch.is_grad_enabled() and bool(request.requires_gradient))
+    return list(_Reduced.apply(request, leaves, root, *request.tensors()))  # type: ignore[no-untyped-call]  # torch's

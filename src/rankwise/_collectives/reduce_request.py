@@ -76,6 +76,8 @@ class ReduceRequest:
         arrays: The indices of its arrays, which are tensors in the tree.
         buckets: Its tensors and arrays.
         is_inline: Whether the contents of the tensors are sent with the frame.
+        requires_gradient: Whether results require a gradient: before the exchange, since a tensor of this rank does;
+            after it, since one of any rank does. None if gradients do not flow.
     """
 
     comm: Comm
@@ -86,6 +88,7 @@ class ReduceRequest:
     arrays: set[int]
     buckets: list[_Bucket]
     is_inline: bool
+    requires_gradient: bool | None = None
 
     @classmethod
     def of(cls, comm: Comm, call: Call, value: object, op: Op) -> ReduceRequest:
@@ -130,7 +133,7 @@ class ReduceRequest:
         return [self.tree.leaves[index] for index in self.tensor_indices()]
 
     def require_gradient(self) -> None:
-        """Check that gradients can flow through the reduction.
+        """Let gradients flow through the reduction.
 
         Raises:
             InvalidArgumentError: The operation is not differentiable.
@@ -144,6 +147,7 @@ class ReduceRequest:
             raise PayloadTypeError("gradients flow through tensors of floats, and there is no tensor in the value")
         for tensor in tensors:
             require_differentiable(tensor)
+        self.requires_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
     def run(self) -> list[Any]:
         """Reduce the value, and return the leaves of the result.
@@ -163,6 +167,11 @@ class ReduceRequest:
         comm = self.comm
         is_receiver = dst is None or dst == comm.rank
         numbers: list[Any] = list(self.numbers.values())
+        if self.requires_gradient is not None:
+            if self._is_checked():
+                numbers.append(int(self.requires_gradient))
+            else:
+                self.requires_gradient = True  # to ask the other ranks would wait for the device
         moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
         reduced: bytes | None = None
         if not self.is_inline and not numbers:
@@ -186,7 +195,7 @@ class ReduceRequest:
         for index, bucket in enumerate(self.buckets if self.is_inline else ()):
             parts = [_from_contents(row[1][index], bucket.wire.dtype) for row in rows]
             tensors.append(_contents(fold(parts, self.op, out=parts[0])))
-        return pickle.dumps((fold_numbers([row[0] for row in rows], self.op) if self.numbers else (), tensors))
+        return pickle.dumps((fold_numbers([row[0] for row in rows], self.op) if rows[0][0] else (), tensors))
 
     def _leaves(self, reduced: bytes, numbers: Sequence[Any] = ()) -> list[Any]:
         """Return the leaves of the result.
@@ -201,6 +210,9 @@ class ReduceRequest:
                 for bucket, data in zip(self.buckets, tensors, strict=True):
                     bucket.wire = _from_contents(data, bucket.wire.dtype)
         leaves = list(self.tree.leaves)
+        if len(numbers) > len(self.numbers):
+            *numbers, flag = numbers
+            self.requires_gradient = flag > 0
         for index, number in zip(self.numbers, numbers, strict=True):
             leaves[index] = number
         for bucket in self.buckets:

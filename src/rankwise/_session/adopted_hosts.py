@@ -89,5 +89,6 @@ class AdoptedHosts:
         except RuntimeError as error:
             if isinstance(error, JoinTimeoutError):
                 raise
-            raise StoreError(f"the store of the process group that other code opened cannot be used: {error}") from error
-
+            raise StoreError(
+                f"the store of the process group that other code opened cannot be used: {error}"
+            ) from error
