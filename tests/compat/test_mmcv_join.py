@@ -109,7 +109,12 @@ def test_none_joins_nothing() -> None:
 @pytest.mark.parametrize(
     ("launcher", "environ", "options", "message"),
     [
-        ("torchrun", {}, {}, "InvalidArgumentError: launcher='torchrun' is none of pytorch, mpi, slurm, auto, none"),
+        (
+            "torchrun",
+            {},
+            {},
+            "InvalidArgumentError: Invalid launcher type: torchrun; it is none of pytorch, mpi, slurm, auto, none",
+        ),
         ("pytorch", {}, {}, "launcher='pytorch', but this process shows no sign of it, and was started by 'none'"),
         ("pytorch", {"OMPI_COMM_WORLD_RANK": "0"}, {}, "started by 'openmpi'; start it with torchrun, or set RANK"),
         ("mpi", {"RANK": "0", "WORLD_SIZE": "1"}, {}, "start it with mpirun or mpiexec, or pass launcher='auto'"),

@@ -67,7 +67,9 @@ def init_dist(launcher: str, backend: str | None = "nccl", **kwargs: Any) -> Non
     if launcher == "none":
         return
     if launcher != "auto" and launcher not in _LAUNCHERS:
-        raise InvalidArgumentError(f"launcher={launcher!r} is none of {', '.join(_LAUNCHERS)}, auto, none")
+        raise InvalidArgumentError(
+            f"Invalid launcher type: {launcher}; it is none of {', '.join(_LAUNCHERS)}, auto, none"
+        )
     _join(launcher, backend, **kwargs)
 
 

@@ -121,6 +121,8 @@ def test_a_model_joins_and_leaves() -> None:
     assert isinstance(_NativeDistModel.create_from_context(), _NativeDistModel)
     with pytest.raises(RuntimeError, match="Can not create new distributed process group if default one is"):
         _NativeDistModel.create_from_backend("gloo")
+    with pytest.raises(ValueError, match="trying to initialize the default process group twice!"):
+        idist.initialize("gloo")
     model.finalize()
     assert not dist.is_initialized()
     assert idist.model_name() == "serial"

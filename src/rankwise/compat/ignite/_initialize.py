@@ -35,6 +35,10 @@ class UnusableEnvironmentError(LauncherEnvironmentError, RuntimeError):
     """A launcher's variables cannot be used. It is a RuntimeError too, which Ignite raises for missing variables."""
 
 
+class AlreadyJoinedError(JoinError, ValueError):
+    """A process group is open. It is a ValueError too, which torch raises below the original's `initialize`."""
+
+
 def initialize(backend: str, **kwargs: Any) -> None:  # noqa: ANN401 - Ignite's signature
     """Join the world that this process was launched into, by any launcher that rankwise supports, or a world of one.
 
@@ -86,9 +90,10 @@ def join(backend: str, kwargs: Mapping[str, Any]) -> Session:
         raise InvalidArgumentError(f"initialize takes no {', '.join(unknown)}; it takes {', '.join(_ACCEPTED)}")
     check_backend(backend)
     if current_session() is not None:
-        raise JoinError(
-            "Can not create new distributed process group if default one is already initialized: call finalize() "
-            "first, or leave initialize() out: a process group that other code has opened is used without it"
+        raise AlreadyJoinedError(
+            "Can not create new distributed process group if default one is already initialized (trying to initialize "
+            "the default process group twice!): call finalize() first, or leave initialize() out: a process group that "
+            "other code has opened is used without it"
         )
     session = _join_devices(kwargs) if backend == XLA_TPU else _join_processes(backend, kwargs)
     record_init_method(session, kwargs.get("init_method"))
@@ -131,7 +136,7 @@ def check_backend(backend: str) -> None:
     """
     if not is_usable(backend):
         raise InvalidArgumentError(
-            f"Backend should be one of {available_backends()}, which this host can use; got {backend!r}"
+            f"Backend should be one of '{available_backends()}', which this host can use; got {backend!r}"
             f"{advice(backend)}"
         )
 
