@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,41 @@ def test_values_that_are_the_same(comm: Any) -> None:
     rw.assert_synced({"step": 3, "text": "a", "none": None, "array": np.ones(2), "nan": [torch.tensor(float("nan"))]})
     rw.assert_synced(torch.ones(2, 3).t())
     rw.assert_synced({})
+    rw.assert_synced(np.float32(2))
+
+
+class Phase(Enum):
+    TRAIN = "train"
+    TEST = "test"
+
+    def __reduce_ex__(self, _: object) -> str:
+        raise TypeError("cannot be pickled")
+
+
+def test_configurations_are_compared(comm: Any) -> None:
+    config = argparse.Namespace(
+        lr=np.float32(0.1), layers={"b", "a", ("c", 1)}, steps=range(0, 10, 2), data=Path("x"), phase=Phase.TRAIN,
+        inner=argparse.Namespace(dtype=torch.float16, device=torch.device("cpu"), kind=torch.nn.Linear),
+    )  # fmt: skip
+    rw.assert_synced(config)
+    rw.assert_synced([config, {"args": config}])
+    if comm.size == 1:
+        return
+    odd = comm.rank == comm.size - 1
+    for owner, name, other, seen in (
+        (config, "steps", range(0, 10, 3), r": range\(0, 10, 2\), and range\(0, 10, 3\) on rank"),
+        (config, "data", Path("y"), r"PosixPath\('x'\), and PosixPath\('y'\) on rank"),
+        (config, "phase", Phase.TEST, "TEST"),
+        (config.inner, "dtype", torch.float32, ": torch.float16, and torch.float32 on rank"),
+        (config.inner, "kind", torch.nn.Conv2d, "Conv2d"),
+    ):
+        before = getattr(owner, name)
+        setattr(owner, name, other if odd else before)
+        with pytest.raises(rw.MismatchError, match=rf"\['{name}'\], .* differs on rank {comm.size - 1} .*{seen}"):
+            rw.assert_synced({"config": config})
+        setattr(owner, name, before)
+    with pytest.raises(rw.MismatchError, match=r"\['layers'\]"):
+        rw.assert_synced({"layers": {1, 2, 3} if odd else {1, 2}})
 
 
 def test_values_that_differ_are_named(comm: Any) -> None:
@@ -118,9 +155,13 @@ def test_values_that_differ_are_named(comm: Any) -> None:
     text = rf"0\.bias, float32\[1\] on \w+, {where}, by at most 0\.25; 2 of 7 values differ"
     with pytest.raises(rw.MismatchError, match=text):
         rw.assert_synced(model)
-    with pytest.raises(rw.MismatchError, match=rf"\['b'\]\[1\], a number, {where}, by at most 2; 1 of 3"):
+    with pytest.raises(
+        rw.MismatchError, match=rf"\['b'\]\[1\], a number, {where}, by at most 2: 1\.0, and 3\.0 on rank \d; 1 of 3"
+    ):
         rw.assert_synced({"a": "x", "b": [0.0, 1.0 + 2 * odd]})
-    with pytest.raises(rw.MismatchError, match=rf"\['a'\], a str, {where}; 1 of 1"):
+    with pytest.raises(
+        rw.MismatchError, match=rf"\['a'\], a str, {where}: 'y', and 'x' on rank {comm.size - 1}; 1 of 1"
+    ):
         rw.assert_synced({"a": "x" if odd else "y"})
     with pytest.raises(rw.MismatchError, match=r"the value, float32.*, by at most nan"):
         rw.assert_synced(torch.tensor(float("nan") if odd else 1.0))

@@ -89,7 +89,7 @@ def test_what_was_destroyed_or_opened_by_others_is_noticed(own_group: None) -> N
 def test_a_session_of_rankwise_is_one_of_ignite(own_group: None) -> None:
     with rw.init():
         assert (idist.model_name(), idist.backend()) == ("native-dist", "gloo")
-        with pytest.raises(RuntimeError, match="default one is already initialized .*call finalize"):
+        with pytest.raises(RuntimeError, match=r"default one is already initialized .*call finalize"):
             idist.initialize("gloo")
     assert idist.model_name() == "serial"
     open_group()
