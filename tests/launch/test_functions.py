@@ -63,6 +63,18 @@ def test_the_original_exception_is_the_cause() -> None:
     assert str(error).startswith("rank 1 of 2 on ")
 
 
+def test_an_exception_that_the_caller_handles_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """As that of a pruned trial, of which a search has hundreds."""
+
+    def prune() -> None:
+        with rw.init():
+            raise LookupError("pruned")
+
+    with pytest.raises(rw.RankFailedError, match="LookupError: pruned"):
+        rw.launch(prune, nproc=2)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_an_exception_that_cannot_travel_comes_as_text() -> None:
     def fail() -> None:
         raise Unreadable(1, 2)

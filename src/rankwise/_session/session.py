@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rankwise._session.adopted_hosts import AdoptedHosts
     from rankwise._session.key_value_store import Store
 
-log = logging.getLogger(__name__)
-
 # Seconds.
 JOIN_SECONDS: Final = 300.0
 # How long the thread of a pending collective may take to notice that the connections are closed. It should not run when
@@ -229,7 +227,11 @@ class SessionState:
         if failed and self._close is not None and self.world_size > 1 and self._pid == os.getpid():
             # Closing aborts the collectives of the others, and their errors may end this process before Python prints
             # this one, which is the cause. So it is logged first.
-            log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary_with_location(error))
+            # In a rank of a function the caller gets the error, and this logger is off.
+            text = summary_with_location(error)
+            logging.getLogger("rankwise.leaving").error(
+                "rank %d of %d leaves with %s", self.rank, self.world_size, text
+            )
         self.close(reason=f"left with {summary_with_location(error)}" if failed else "left the session", failed=failed)
 
     def _clear_settled(self, _: weakref.ref[dist.ProcessGroup]) -> None:
@@ -331,4 +333,5 @@ def summary_with_location(error: BaseException | None) -> str:
     """Return an error with the line of the user's program that raised it: "ValueError: no data (train.py:12)"."""
     location = "" if error is None else raised_at(error)
     suffix = f" ({location})" if location else ""
-    return f"{type(error).__name__}: {message_of(error).partition(chr(10))[0]}{suffix}"
+    message = message_of(error).partition("\n")[0]
+    return f"{type(error).__name__}{f': {message}' if message else ''}{suffix}"
