@@ -61,12 +61,25 @@ _NONE: Final = Definitions()
 _unpicklable: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
+def _reduce_file(file: io.TextIOWrapper) -> Any:  # noqa: ANN401 - what pickle takes
+    """Refuse an open file, of which cloudpickle would send the contents; not the standard streams."""
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError(f"cannot pickle the open file {getattr(file, 'name', '')!r}: pass its name, or what is in it")
+
+
+_DISPATCH_TABLE: Final = cloudpickle.Pickler.dispatch_table.new_child({io.TextIOWrapper: _reduce_file})
+
+
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """Pickles the definitions of `__main__` by value, for processes where it does not define those names.
 
     Attributes:
         referenced: The definitions of `__main__` that it has pickled by reference, by name.
     """
+
+    dispatch_table = _DISPATCH_TABLE
 
     def __init__(self, file: IO[bytes], *, single: object = None) -> None:
         """Write to a file.
@@ -103,6 +116,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     Attributes:
         referenced: The definitions of `__main__` that it has pickled, by name.
     """
+
+    dispatch_table = _DISPATCH_TABLE
 
     def __init__(self, file: IO[bytes], *, protocol: int = _PROTOCOL, **options: Any) -> None:  # noqa: ANN401 - pickle's
         self.referenced: dict[str, object] = {}

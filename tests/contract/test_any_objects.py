@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import collections
 import enum
+import io
+import sys
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -64,3 +67,15 @@ def test_short_values_of_plain_types_and_those_that_are_nearly_so(comm: Group) -
             assert found == value
             assert type(found) is type(value)
             assert repr(found) == repr(value)
+
+
+def test_open_files_are_refused_and_standard_streams_are_not(
+    comm: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contents of a file would be sent, and the others would write to copies of it in memory."""
+    file = tmp_path / "train.log"
+    file.write_text("line\n")
+    with file.open("a") as log, pytest.raises(rw.PayloadTypeError, match=r"open file .*train\.log'"):
+        rw.all_gather({"log": log})
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO()))  # pytest's own cannot be pickled
+    assert rw.broadcast(sys.stderr) is sys.stderr

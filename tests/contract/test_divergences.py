@@ -105,8 +105,14 @@ MISMATCHES: dict[str, tuple[Talk, Talk, str]] = {
         r"\['a'\] is .*float32\[2\].*float32\[3\]",
     ),
     "length of a list": (reduce([1, 1]), reduce([1, 1, 1]), r"\[2\] is .*nothing on.*a number on"),
-    "list and tuple": (reduce([1, 1]), reduce((1, 1)), "containers"),
-    "depth": (reduce({"a": [1]}), reduce({"a": 1}), r"\['a'\](\[0\])? is .*a number on.*nothing"),
+    "list and tuple": (reduce([1, 1]), reduce((1, 1)), r"the value is .*a list on.*a tuple on"),
+    "a value and a list": (reduce(1), reduce([1]), r"the value is .*a list on.*a number on"),
+    "dict and OrderedDict": (
+        reduce({"x": {"a": 1}}),
+        reduce({"x": OrderedDict(a=1)}),
+        r"\['x'\] is .*a dict on.*an OrderedDict on",
+    ),
+    "depth": (reduce({"a": [1]}), reduce({"a": 1}), r"\['a'\] is .*a number on.*a list on"),
     "shape deep in a tree": (
         reduce({"a": {"b": [torch.ones(2), 1]}}),
         reduce({"a": {"b": [torch.ones(2, 1), 1]}}),

@@ -57,8 +57,9 @@ def all_gather(
 
     Collective over the session, or over `group`. Values are tensors of any dtype and shape, or any objects that can be
     pickled; those of different ranks may be of different types. Tensors, also inside of other values, come back as from
-    `torch.load` after `torch.save`: they are new leaves, and require gradients if the originals do. They are on this
-    rank's device if the originals are on a device of the same type, otherwise on the CPU.
+    `torch.load` after `torch.save`: they are new leaves, and require gradients if the originals do; but views that
+    share memory, such as tied weights in a state_dict, are then apart. They are on this rank's device if the originals
+    are on a device of the same type, otherwise on the CPU.
 
     Args:
         value: This rank's value.

@@ -77,6 +77,36 @@ class PyTree:
             for path in self.spec.paths()
         ]
 
+    def parts(self, described: Iterable[str]) -> dict[str, str]:
+        """Return a description of each container and leaf, by path, given those of the leaves: for error messages."""
+        parts: dict[str, str] = {}
+        waiting: list[tuple[str, Any]] = [("", self.rebuild(map(_Description, described)))]
+        while waiting:
+            path, value = waiting.pop()
+            if isinstance(value, _Description):
+                parts[path] = str(value)
+            else:
+                name = type(value).__qualname__
+                parts[path] = f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+                waiting += reversed([(f"{path}{key}", child) for key, child in _children(value)])
+        return parts
+
+
+class _Description(str):
+    """The description of a leaf, in its place."""
+
+    __slots__ = ()
+
+
+def _children(value: Any) -> Iterable[tuple[str, Any]]:  # noqa: ANN401 - any container
+    """Return the children of a container, each with the end of its path."""
+    if isinstance(value, dict):
+        return [(f"[{_canonical_key(key)!r}]", child) for key, child in value.items()]
+    if dataclasses.is_dataclass(value):
+        return [(f".{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value)]
+    children, _, entries, _ = optree.tree_flatten_one_level(value, none_is_leaf=True, namespace=_NAMESPACE)
+    return zip((f"[{entry!r}]" for entry in entries), children, strict=True)
+
 
 def describe(value: object) -> str:
     """Return a description of a tensor, or of another leaf, that has to be the same on all ranks.

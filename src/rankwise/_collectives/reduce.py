@@ -212,7 +212,7 @@ def all_reduce_(
         place = common_place(tensors)
         reduction = InPlaceReduction(comm, tensors, parsed, place=place, name=lambda index: tree.paths()[index])
         call.content = f"{tree.text} {described(tensors, place)} {reduction.same}"
-        call.parts = lambda: descriptions(tree.paths(), tensors, reduction.same)
+        call.parts = lambda: tree.parts(descriptions(tree.paths(), tensors, reduction.same).values())
         # For a single tensor on an accelerator the user decides, as in `all_reduce`.
         if comm.check or len(tensors) != 1 or tensors[0].device.type == "cpu":
             reduction.agree(call)

@@ -234,7 +234,7 @@ class ReduceRequest:
 def set_content(call: Call, tree: PyTree, described: Sequence[str]) -> None:
     """Describe a value in its call: its containers, and its leaves, given as `describe` returns them."""
     call.content = f"{tree.text} {' '.join(described)}"
-    call.parts = lambda: dict(zip(tree.paths(), described, strict=True))
+    call.parts = lambda: tree.parts(described)
 
 
 def _contents(wire: torch.Tensor) -> bytes:

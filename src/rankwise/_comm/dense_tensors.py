@@ -50,8 +50,9 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         tensor = _plain(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
-        form = "nested" if tensor.is_nested else str(tensor.layout)
-        raise PayloadTypeError(f"only dense tensors can be reduced, got {form} on {tensor.device}")
+        form = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
+        remedy = "; convert it, as in tensor.dequantize()" if tensor.is_quantized else ""
+        raise PayloadTypeError(f"only dense tensors can be reduced, got {form} on {tensor.device}{remedy}")
     require_memory(tensor)
     return tensor.detach().resolve_conj().resolve_neg()
 

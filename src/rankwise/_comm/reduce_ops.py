@@ -173,6 +173,11 @@ _LOW_WORD: Final = (1 << _WORD_BITS) - 1
 _EXACT_HIGH_WORD: Final = 1 << (53 - _WORD_BITS)
 # No backend reduces these dtypes natively: they are sent in one that holds them exactly.
 _WIDENED: Final = {torch.int16: torch.int32, torch.uint16: torch.int64, torch.uint32: torch.int64}
+# What keeps the values of other dtypes; quantized tensors and 8-bit floats become floats.
+_REMEDIES: Final = {
+    torch.uint64: "tensor.to(torch.int64), which holds values below 2 to the power of 63",
+    torch.complex32: "tensor.to(torch.complex64)",
+}
 
 
 @functools.cache
@@ -195,7 +200,8 @@ def plan(dtype: torch.dtype, op: Op) -> ReductionRecipe:
         if op.absorbing is not None:
             raise PayloadTypeError(f"op={op.name!r} is not defined for {dtype}: complex numbers have no order")
     elif dtype not in (*_INTEGERS, *_FLOATS, *_WIDENED):
-        raise PayloadTypeError(f"op={op.name!r} is not defined for {dtype}; convert it, as in tensor.float()")
+        remedy = _REMEDIES.get(dtype, "tensor.float()")
+        raise PayloadTypeError(f"op={op.name!r} is not defined for {dtype}; convert it, as in {remedy}")
 
     if op.is_mean:
         if dtype == torch.int64:
