@@ -585,6 +585,29 @@ def poisoned_memory() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_step_that_a_rank_has_left_out_is_an_error(comm: Any) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    rw.sync_grads([weight], step=0)
+    step = 1 + (comm.rank == 0)  # rank 0 has left out step 1: its loss was not a number
+    if comm.size == 1:
+        return rw.sync_grads([weight], step=step)
+    with pytest.raises(rw.MismatchError, match=r"sync_grads\(step=2\) on rank 0, sync_grads\(step=1\) on rank"):
+        rw.sync_grads([weight], step=step)
+    assert (weight.grad == 1).all()
+    return None
+
+
+def test_results_of_operations_are_refused(comm: Any) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    kept = weight * 2
+    kept.retain_grad()
+    kept.sum().backward()
+    rw.sync_grads([weight, kept])
+    with pytest.raises(rw.InvalidArgumentError, match="result of an operation"):
+        rw.sync_grads([weight, weight * 2])
+
+
 def test_groups_without_frames(comm: Any) -> None:
     with without_frames(comm):
         model = filled(Net())

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from rankwise._arguments import as_integer
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.pytree import describe
@@ -26,6 +27,7 @@ def sync_grads(
     *,
     op: str = "mean",
     missing: str = "zeros",
+    step: int | None = None,
     group: GroupLike | None = None,
 ) -> None:
     """Replace every gradient by its mean over all ranks, in place.
@@ -47,6 +49,9 @@ def sync_grads(
         op: "mean" or "sum".
         missing: "zeros": a missing gradient counts as zero, but remains missing if no rank has one. "error": it is an
             error, which names the parameters and ranks.
+        step: The number of this step, which has to be the same on all ranks. Then a rank that has left out a step, as
+            by `continue` where the loss is not a number, is an error in the next one; without it, its gradients of
+            that step are averaged with those that the others have of the step before.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
 
     Raises:
@@ -55,8 +60,8 @@ def sync_grads(
         PayloadTypeError: A gradient cannot be averaged: it is of 8-bit floats, or a DTensor, or has a part of its
             memory in common with another one, for example.
         RemoteRankError: One of these errors occurred on another rank.
-        MismatchError: The parameters differ in name, number, shape or dtype, or another rank calls another
-            collective.
+        MismatchError: The parameters differ in name, number, shape or dtype, or the steps differ, or another rank calls
+            another collective.
         CollectiveError: A gradient is missing, with missing="error"; or a rank is dead, or did not call within the
             session's timeout.
         NotJoinedError: The world has more than one rank, and this process has not joined it.
@@ -79,6 +84,8 @@ def sync_grads(
             call.settings = {} if parsed is Op.MEAN else {"op": parsed.name}
             if needs_all:
                 call.settings = {**call.settings, "missing": "error"}
+            if step is not None:
+                call.settings = {**call.settings, "step": as_integer(step, "step")}
             sync = GradientSync(
                 comm, call, parsed, needs_all, trained, lambda: names or [f"parameter {i}" for i in range(len(trained))]
             )
@@ -93,6 +100,10 @@ def _selected(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> tuple[lis
         named = [(name, one) for name, one in uncompiled(parameters).named_parameters() if one.requires_grad]
         return [one for _, one in named], [name.replace(_COMPILED, "") for name, _ in named]
     trained = [one for one in listed_parameters(parameters, "sync_grads") if one.requires_grad]
+    if not all(one.is_leaf or one.retains_grad for one in trained):
+        raise InvalidArgumentError(
+            "sync_grads got the result of an operation, which keeps no gradient: pass the parameter itself"
+        )
     is_unique = len(set(map(id, trained))) == len(trained)
     return trained if is_unique else list({id(one): one for one in trained}.values()), []
 
