@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch.distributed as dist
 import rankwise as rw
 from rankwise._session.current import opened_session
 from rankwise._session.session import state_behind
+from rankwise._session.shutdown import OpenedResources
 from tests.lanes import variants
 from tests.session.worlds import PROGRAMS, clean_environ, free_port, plain, run_ranks
 
@@ -286,3 +288,29 @@ def test_arguments_that_cannot_be_used_are_named(options: dict[str, object], nam
     with pytest.raises(rw.RankwiseError, match=named):
         rw.init(**options)  # type: ignore[arg-type]  # that is the point
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("is_failing", [True, False])
+def test_an_error_of_a_data_worker_does_not_interrupt_the_closing(
+    monkeypatch: pytest.MonkeyPatch, *, is_failing: bool
+) -> None:
+    """torch's handler raises when a worker was killed; it comes last, and not in place of the program's own error."""
+
+    def worker_is_gone(*_: object) -> None:
+        raise RuntimeError("a worker was killed")
+
+    def close(self: OpenedResources, reason: str, failed: bool) -> None:
+        os.kill(os.getpid(), signal.SIGCHLD)
+        real_close(self, reason, failed)
+
+    real_close = OpenedResources.close
+    monkeypatch.setattr(OpenedResources, "close", close)
+    before = signal.signal(signal.SIGCHLD, worker_is_gone)
+    try:
+        with pytest.raises(ValueError if is_failing else RuntimeError, match="of the program|was killed"), rw.init():
+            if is_failing:
+                raise ValueError("of the program")
+        assert not dist.is_initialized()
+        assert signal.getsignal(signal.SIGCHLD) is worker_is_gone
+    finally:
+        signal.signal(signal.SIGCHLD, before)

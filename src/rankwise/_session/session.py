@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Final
 
 from rankwise._dependencies import require_torch
@@ -209,29 +211,30 @@ class SessionState:
             return
         close, self._close = self._close, None
         if close is not None:
-            comm = self.joined_comm
-            if comm is not None:
-                comm.finish_works(0 if failed else self.timeout)
-            self.group_ref, self.settled = _no_group, False
-            self.joined_comm = self._store = None
-            self.node_groups.clear()
-            close(reason, failed)
-            self._world_group = None  # not before: groups that other code has stored for this one are closed first
-            self.adopted.clear()
-            if comm is not None:
-                comm.finish_works(_CLOSED_SECONDS)
+            with _later_errors_of_children(is_wanted=not failed):
+                self._close_resources(close, reason, failed=failed)
+
+    def _close_resources(self, close: Callable[[str, bool], None], reason: str, *, failed: bool) -> None:
+        comm = self.joined_comm
+        if comm is not None:
+            comm.finish_works(0 if failed else self.timeout)
+        self.group_ref, self.settled = _no_group, False
+        self.joined_comm = self._store = None
+        self.node_groups.clear()
+        close(reason, failed)
+        self._world_group = None  # not before: groups that other code has stored for this one are closed first
+        self.adopted.clear()
+        if comm is not None:
+            comm.finish_works(_CLOSED_SECONDS)
 
     def leave(self, error: BaseException | None) -> None:
         """Close the session at the end of its block, which may have raised an error."""
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if failed and self._close is not None and self.world_size > 1 and self._pid == os.getpid():
             # Closing aborts the collectives of the others, and their errors may end this process before Python prints
-            # this one, which is the cause. So it is logged first.
-            # In a rank of a function the caller gets the error, and this logger is off.
-            text = summary_with_location(error)
-            logging.getLogger("rankwise.leaving").error(
-                "rank %d of %d leaves with %s", self.rank, self.world_size, text
-            )
+            # this one, which is the cause. So it is logged first; in a rank of a function, whose caller gets it, not.
+            log = logging.getLogger("rankwise.leaving")
+            log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary_with_location(error))
         self.close(reason=f"left with {summary_with_location(error)}" if failed else "left the session", failed=failed)
 
     def _clear_settled(self, _: weakref.ref[dist.ProcessGroup]) -> None:
@@ -323,6 +326,27 @@ class Session:
 def state_behind(session: Session) -> SessionState:
     """Return the state of a session that a user has."""
     return session._state  # noqa: SLF001 - the reason for this function
+
+
+@contextmanager
+def _later_errors_of_children(*, is_wanted: bool) -> Iterator[None]:
+    """Call the handler of SIGCHLD at the end of this block if one has arrived; not at all if it is not wanted.
+
+    torch's handler raises when a data worker was killed, wherever the program is then: the closing of a session would
+    be left half done, and the other ranks would hear of a lost connection and not of the cause.
+    """
+    handler = signal.getsignal(signal.SIGCHLD) if threading.current_thread() is threading.main_thread() else None
+    if not callable(handler):
+        yield
+        return
+    arrived: list[FrameType | None] = []
+    signal.signal(signal.SIGCHLD, lambda _, frame: arrived.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    if arrived and is_wanted:
+        handler(signal.SIGCHLD, arrived[-1])
 
 
 def _no_group() -> None:
