@@ -307,7 +307,7 @@ def test_an_error_of_a_data_worker_does_not_interrupt_the_closing(
     monkeypatch.setattr(OpenedResources, "close", close)
     before = signal.signal(signal.SIGCHLD, worker_is_gone)
     try:
-        with pytest.raises(ValueError if is_failing else RuntimeError, match="of the program|was killed"), rw.init():
+        with pytest.raises(ValueError if is_failing else RuntimeError, match=r"of the program|was killed"), rw.init():
             if is_failing:
                 raise ValueError("of the program")
         assert not dist.is_initialized()

@@ -288,8 +288,15 @@ class Channel(ABC):
                 exchange.frame.call,
                 exchange.waited,
                 exchange.timeout,
-                "; ".join(map(self._name_and_calls, missing)),
+                self._names_and_calls(missing),
             )
+
+    def _names_and_calls(self, members: Sequence[int]) -> str:
+        """Return the missing members, each with its last call, and what may not be seen of them."""
+        texts = "; ".join(map(self._name_and_calls, members))
+        is_somewhere = any(self._links.state(self.ranks[member]).calls for member in members)
+        hint = "" if is_somewhere else ". Collectives of torch, such as those of DDP in backward, are not seen here"
+        return f"{texts}{hint}"
 
     def _name_and_calls(self, member: int) -> str:
         """Return a missing member, its last call in this group, and the calls of other groups that it is in now."""
@@ -311,7 +318,7 @@ class Channel(ABC):
     def _timeout_error(self, exchange: Exchange, missing: Sequence[int]) -> CollectiveTimeoutError:
         return CollectiveTimeoutError(
             f"{exchange.frame.call}: not all ranks came within {exchange.timeout:g} s. "
-            f"Missing: {'; '.join(map(self._name_and_calls, missing))}"
+            f"Missing: {self._names_and_calls(missing)}"
         )
 
 
