@@ -85,7 +85,8 @@ def test_every_fact_names_its_variable() -> None:
     [
         (SLURM, "slurm", 1),
         (SLURM | PMI, "mpich", 2),
-        (SLURM | PMI | OPENMPI, "openmpi", 5),
+        (SLURM | OPENMPI, "openmpi", 5),
+        (OPENMPI | PMI | {"PMI_RANK": "0", "PMI_SIZE": "1"}, "openmpi", 5),  # mpiexec.hydra -n 1 mpirun
         (SLURM | PMI | OPENMPI | PLAIN | {"LOCAL_RANK": "0"}, "plain", 1),
         (SLURM | {"RANK": "0", "WORLD_SIZE": "1"}, "plain", 0),
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, "pmi", 0),
@@ -100,6 +101,15 @@ def test_every_fact_names_its_variable() -> None:
 def test_the_innermost_launcher_is_believed(environ: dict[str, str], launcher: str, rank: int) -> None:
     reading = detect(environ)
     assert (reading.launcher, reading.rank.value) == (launcher, rank)
+
+
+def test_an_mpi_that_has_started_another_one_is_refused() -> None:
+    """Neither of them says that it is the inner one."""
+    with pytest.raises(LauncherEnvironmentError, match=r"OMPI_COMM_WORLD_RANK=5 .*PMI_RANK=2 .*launcher='openmpi'"):
+        detect(OPENMPI | PMI)
+    assert detect(OPENMPI | PMI, "mpich").rank.value == 2
+    agreeing = {"PMI_RANK": OPENMPI["OMPI_COMM_WORLD_RANK"], "PMI_SIZE": OPENMPI["OMPI_COMM_WORLD_SIZE"]}
+    assert detect(OPENMPI | PMI | agreeing).launcher == "openmpi"
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,8 @@ def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
         refuse_incomplete(environ)
         refuse_task_without_step(environ)
     reading = chosen.read(environ)
+    if isinstance(chosen, OpenMpi):
+        _refuse_another_mpi(reading, environ)
     if isinstance(chosen, TorchVariables):
         if chosen is not _OVERRIDE:
             _refuse_another_world(reading, environ)
@@ -204,12 +206,40 @@ def _refuse_another_world(reading: LaunchEnvironment, environ: Environ) -> None:
             continue  # unreadable variables cannot contradict
         if outer.world_size.value not in {1, reading.world_size.value}:
             raise LauncherEnvironmentError(
-                f"RANK={reading.rank.value} and WORLD_SIZE={reading.world_size.value} are set, but "
-                f"{outer.rank.source}={outer.rank.value} and {outer.world_size.source}={outer.world_size.value}; "
-                "unset RANK and WORLD_SIZE to use the launcher's, or set LOCAL_RANK too where each process that it "
-                "started has started several"
+                f"{_place_text(reading)} are set, but {_place_text(outer)}; unset RANK and WORLD_SIZE to use the "
+                "launcher's, or set LOCAL_RANK too where each process that it started has started several"
             )
         return
+
+
+def _refuse_another_mpi(reading: LaunchEnvironment, environ: Environ) -> None:
+    """Refuse the variables of two MPIs: one has started the other, and they do not say which of them is the inner one.
+
+    Raises:
+        LauncherEnvironmentError: Their ranks or world sizes differ.
+    """
+    for launcher in LAUNCHERS:
+        if not isinstance(launcher, Hydra) or not launcher.present(environ):
+            continue
+        try:
+            other = launcher.read(environ)
+        except LauncherEnvironmentError:
+            continue  # unreadable variables cannot contradict
+        if other.world_size.value > 1 and _place(other) != _place(reading):
+            raise LauncherEnvironmentError(
+                f"{_place_text(reading)} are set, but {_place_text(other)}: one mpirun has started the other; unset the "
+                f"variables of the outer one, or pass launcher='openmpi' or {launcher.name!r} to rankwise.init()"
+            )
+        return
+
+
+def _place(reading: LaunchEnvironment) -> tuple[int, int]:
+    return reading.rank.value, reading.world_size.value
+
+
+def _place_text(reading: LaunchEnvironment) -> str:
+    rank, size = reading.rank, reading.world_size
+    return f"{rank.source}={rank.value} and {size.source}={size.value}"
 
 
 def _completed(reading: LaunchEnvironment, environ: Environ) -> LaunchEnvironment:
