@@ -227,8 +227,8 @@ def _refuse_another_mpi(reading: LaunchEnvironment, environ: Environ) -> None:
             continue  # unreadable variables cannot contradict
         if other.world_size.value > 1 and _place(other) != _place(reading):
             raise LauncherEnvironmentError(
-                f"{_place_text(reading)} are set, but {_place_text(other)}: one mpirun has started the other; unset the "
-                f"variables of the outer one, or pass launcher='openmpi' or {launcher.name!r} to rankwise.init()"
+                f"{_place_text(reading)} are set, but {_place_text(other)}: one mpirun has started the other; unset "
+                f"the variables of the outer one, or pass launcher='openmpi' or {launcher.name!r} to rankwise.init()"
             )
         return
 
