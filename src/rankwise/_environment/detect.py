@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -197,13 +198,7 @@ def _refuse_another_world(reading: LaunchEnvironment, environ: Environ) -> None:
     """
     if reading.world_size.value == 1 or reading.local_rank is not None:
         return
-    for launcher in LAUNCHERS:
-        if not isinstance(launcher, _CLUSTER_LAUNCHERS) or not launcher.present(environ):
-            continue
-        try:
-            outer = launcher.read(environ)
-        except LauncherEnvironmentError:
-            continue  # unreadable variables cannot contradict
+    for _, outer in _readings(environ, (each for each in LAUNCHERS if isinstance(each, _CLUSTER_LAUNCHERS))):
         if outer.world_size.value not in {1, reading.world_size.value}:
             raise LauncherEnvironmentError(
                 f"{_place_text(reading)} are set, but {_place_text(outer)}; unset RANK and WORLD_SIZE to use the "
@@ -218,19 +213,21 @@ def _refuse_another_mpi(reading: LaunchEnvironment, environ: Environ) -> None:
     Raises:
         LauncherEnvironmentError: Their ranks or world sizes differ.
     """
-    for launcher in LAUNCHERS:
-        if not isinstance(launcher, Hydra) or not launcher.present(environ):
-            continue
-        try:
-            other = launcher.read(environ)
-        except LauncherEnvironmentError:
-            continue  # unreadable variables cannot contradict
+    for launcher, other in _readings(environ, (each for each in LAUNCHERS if isinstance(each, Hydra))):
         if other.world_size.value > 1 and _place(other) != _place(reading):
             raise LauncherEnvironmentError(
                 f"{_place_text(reading)} are set, but {_place_text(other)}: one mpirun has started the other; unset "
                 f"the variables of the outer one, or pass launcher='openmpi' or {launcher.name!r} to rankwise.init()"
             )
         return
+
+
+def _readings(environ: Environ, candidates: Iterable[Launcher]) -> Iterator[tuple[Launcher, LaunchEnvironment]]:
+    """Yield the launchers that are present, but for those whose variables cannot be read: these contradict nothing."""
+    for launcher in candidates:
+        if launcher.present(environ):
+            with suppress(LauncherEnvironmentError):
+                yield launcher, launcher.read(environ)
 
 
 def _place(reading: LaunchEnvironment) -> tuple[int, int]:
@@ -250,13 +247,8 @@ def _completed(reading: LaunchEnvironment, environ: Environ) -> LaunchEnvironmen
     rank and world size. If their local ranks differ, they also divide the ranks into nodes differently: then the other
     numbers of nodes and local ranks are not used either.
     """
-    for launcher in launchers():
-        if isinstance(launcher, (TorchVariables, SingleProcess)) or not launcher.present(environ):
-            continue
-        try:
-            outer = launcher.read(environ)
-        except LauncherEnvironmentError:
-            continue  # the variables set by hand are sufficient
+    others = (each for each in launchers() if not isinstance(each, (TorchVariables, SingleProcess)))
+    for _, outer in _readings(environ, others):
         if outer.world_size.value != reading.world_size.value:
             continue
         if outer.rank.value != reading.rank.value:
