@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+import rankwise as rw
 from rankwise._rendezvous import waiting
+from rankwise._rendezvous.elastic import multi_node_rendezvous
 from rankwise._rendezvous.nodes import Nodes
 from rankwise._rendezvous.waiting import WaitingReport
+from tests.session.worlds import free_port
 
 THREE = Nodes(num_nodes=3, address="left:29500")
 ELASTIC = Nodes(num_nodes=4, min_nodes=2, address="left:29500", backend="c10d")
@@ -39,6 +42,16 @@ def test_a_host_that_is_started_before_the_first_says_what_is_missing(told: list
     assert told == [
         "rankwise: host 0 was not found at left:29500 yet. Run on host 0: rankwise launch --node-rank=0 a.py"
     ]
+
+
+def test_a_host_that_is_started_before_that_of_the_endpoint_says_so(told: list[str]) -> None:
+    nodes = Nodes(
+        num_nodes=2, address=f"127.0.0.1:{free_port()}", backend="c10d", options={"is_host": "0", "read_timeout": "1"}
+    )
+    report = WaitingReport(told.append, nodes, ("rankwise", "launch", "a.py"), needs_secret=False)
+    with pytest.raises(rw.LaunchError, match="did not reach the rendezvous at"):
+        multi_node_rendezvous(nodes, None, report)
+    assert told == [f"rankwise: no launcher was found at {nodes.address} yet. Run on that host: rankwise launch a.py"]
 
 
 def test_a_command_without_a_number_gets_one_before_its_other_options(told: list[str]) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from rankwise._net.addresses import is_loopback
 from rankwise._net.connecting import connect_to_any, resolve, resolved_text
 from rankwise._net.host import own_addresses
+from rankwise._rendezvous.waiting import WaitingReport
 from rankwise.errors import LaunchError
 
 T = TypeVar("T")
@@ -28,12 +29,15 @@ _CONNECT_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.2
 
 
-def at_endpoint(parameters: RendezvousParameters, make: Callable[[RendezvousParameters], T]) -> T:
+def at_endpoint(
+    parameters: RendezvousParameters, make: Callable[[RendezvousParameters], T], waiting: WaitingReport
+) -> T:
     """Return what a function makes that serves the store of the rendezvous here, or connects to it.
 
     Args:
         parameters: Those of the rendezvous; the address of the store, and that of this host, are set in them.
         make: The function.
+        waiting: Tells the user that nothing answers yet.
 
     Raises:
         LaunchError: The store cannot be reached.
@@ -51,7 +55,8 @@ def at_endpoint(parameters: RendezvousParameters, make: Callable[[RendezvousPara
                 raise
         # Another launcher on this host may serve it.
     parameters.config["is_host"] = False
-    address, own = _reach(host, port, float(parameters.get_as_int("read_timeout", _READ_SECONDS) or _READ_SECONDS))
+    seconds = float(parameters.get_as_int("read_timeout", _READ_SECONDS) or _READ_SECONDS)
+    address, own = _reach(host, port, seconds, waiting)
     parameters.endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     if own != address and not _has_own_name(own):  # if they are equal, the store is on this host
         parameters.local_addr = parameters.local_addr or own
@@ -87,9 +92,10 @@ def _has_own_name(address: str = "") -> bool:
     return first in own_addresses() and address in {"", first}
 
 
-def _reach(host: str, port: int, seconds: float) -> tuple[str, str]:
+def _reach(host: str, port: int, seconds: float, waiting: WaitingReport) -> tuple[str, str]:
     """Wait until the store listens; return the address at which it has answered, and that of this host on the way."""
     deadline = time.monotonic() + seconds
+    waiting.begin()
     while True:
         try:
             with connect_to_any(host, port, _CONNECT_SECONDS) as connection:
@@ -102,4 +108,5 @@ def _reach(host: str, port: int, seconds: float) -> tuple[str, str]:
                     f"{seconds:g} s: {why}{resolved_text(host)}; is a launcher running on that host, and is the port "
                     "open there?"
                 ) from error
+        waiting.show_endpoint(f"{host}:{port}")
         time.sleep(_PAUSE_SECONDS)

@@ -85,7 +85,7 @@ def multi_node_rendezvous(nodes: Nodes, secret: JobSecret | None, waiting: Waiti
     """
     if nodes.backend == STATIC:
         return StaticRendezvous(nodes, secret, waiting)
-    handler = _asked_without_waiting(announced_each_round(_of_torch(nodes, secret)))
+    handler = _asked_without_waiting(announced_each_round(_of_torch(nodes, secret, waiting)))
     return _shown_while_waiting(handler, waiting) if nodes.backend == _C10D else handler
 
 
@@ -114,7 +114,7 @@ def _shown_while_waiting(handler: RendezvousHandler, waiting: WaitingReport) -> 
     return handler
 
 
-def _of_torch(nodes: Nodes, secret: JobSecret | None) -> RendezvousHandler:
+def _of_torch(nodes: Nodes, secret: JobSecret | None, waiting: WaitingReport) -> RendezvousHandler:
     options: dict[str, Any] = {**nodes.options}
     parameters = RendezvousParameters(
         backend=nodes.backend,
@@ -128,10 +128,10 @@ def _of_torch(nodes: Nodes, secret: JobSecret | None) -> RendezvousHandler:
     if nodes.backend != _C10D:
         return registry.get_rendezvous_handler(parameters)
     if secret is None:
-        return at_endpoint(parameters, registry.get_rendezvous_handler)
+        return at_endpoint(parameters, registry.get_rendezvous_handler, waiting)
     # Torch unpickles the state that is in the store, so only launchers with the secret may have written it.
     parameters.run_id = f"{nodes.run_id}/unsigned"  # the backend writes an empty state, without a code
-    _, store = at_endpoint(parameters, create_backend)
+    _, store = at_endpoint(parameters, create_backend, waiting)
     parameters.run_id = nodes.run_id
     signed_store = SignedStore(store, secret)
     return create_handler(signed_store, C10dRendezvousBackend(signed_store, nodes.run_id), parameters)

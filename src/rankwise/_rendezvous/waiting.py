@@ -46,6 +46,10 @@ class WaitingReport:
         """Tell that the first host was not found yet, after some seconds, once."""
         self._show(f"host 0 was not found at {address} yet. {self._to_run('on host 0', 0)}")
 
+    def show_endpoint(self, address: str) -> None:
+        """Tell that nothing answers at the endpoint yet, after some seconds, once."""
+        self._show(f"no launcher was found at {address} yet. {self._to_run('on that host')}")
+
     def show_numbered(self, names: dict[int, str]) -> None:
         """Tell which numbered hosts have joined, after some seconds, and whenever that changes.
 
