@@ -18,6 +18,7 @@ from rankwise._training.gradient_sync import GradientSync
 from rankwise._training.module_wrappers import refuse_wrappers
 from rankwise.errors import InvalidArgumentError, shown
 
+_LARGEST_STEP: Final = (1 << 63) - 1
 # In the names of parameters of compiled modules.
 _COMPILED: Final = "_orig_mod."
 
@@ -85,7 +86,7 @@ def sync_grads(
             if needs_all:
                 call.settings = {**call.settings, "missing": "error"}
             if step is not None:
-                call.settings = {**call.settings, "step": as_integer(step, "step")}
+                call.settings = {**call.settings, "step": _checked_step(step)}
             sync = GradientSync(
                 comm, call, parsed, needs_all, trained, lambda: names or [f"parameter {i}" for i in range(len(trained))]
             )
@@ -128,6 +129,13 @@ def _checked_op(op: str) -> Op:
     if parsed in {Op.MEAN, Op.SUM}:
         return parsed
     raise InvalidArgumentError(f"op={op!r} is not for gradients: pass 'mean' or 'sum'")
+
+
+def _checked_step(step: object) -> int:
+    number = as_integer(step, "step")
+    if abs(number) > _LARGEST_STEP:
+        raise InvalidArgumentError(f"step={shown(number)} does not fit into 64 bits")
+    return number
 
 
 def _needs_all(missing: object) -> bool:
