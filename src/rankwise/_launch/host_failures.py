@@ -6,19 +6,19 @@ So all hosts count the same attempts, restart together, and give up together: th
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Final
 
 from torch.distributed import Store
 
 from rankwise._launch.watched_hosts import WatchedHosts
+from rankwise._net.json_lines import decode_line, encode_line
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._rendezvous.store import wait_for
-from rankwise.errors import RankFailure, printable
+from rankwise.errors import RankFailure
 
 _POLL_SECONDS: Final = 0.3
 # How long the failures of other hosts are waited for, which stop their ranks before.
@@ -27,6 +27,21 @@ _CLOSE_SECONDS: Final = 1.0
 # How long the store may take to answer when a host is lost, that of the store perhaps.
 _ANSWER_SECONDS: Final = 1.0
 _FAILED: Final = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """How an attempt has ended on one host.
+
+    Attributes:
+        failures: Of its ranks.
+        consequence: They are consequences of failures elsewhere.
+        step: The highest step that a rank has reported.
+    """
+
+    failures: tuple[RankFailure, ...] = ()
+    consequence: bool = True
+    step: int | None = None
 
 
 class HostFailures:
@@ -107,9 +122,9 @@ class HostFailures:
     def _exchange(
         self, failures: Sequence[RankFailure], *, consequence: bool, step: int | None
     ) -> tuple[list[RankFailure], int | None]:
-        own = {"failures": [asdict(failure) for failure in failures], "consequence": consequence, "step": step}
+        own = _Attempt(failures=tuple(failures), consequence=consequence, step=step)
         try:
-            self._store.set(f"failures/{self._host}", json.dumps(own))
+            self._store.set(f"failures/{self._host}", encode_line(own))
             wait_for(self._store, [f"failures/{host}" for host in self._hosts], timeout=_EXCHANGE_SECONDS)
             received = [self._received(host) for host in self._hosts if host != self._host]
         except RuntimeError:
@@ -118,9 +133,9 @@ class HostFailures:
         with contextlib.suppress(RuntimeError):  # the launcher of the first host has ended, and the store with it
             self._store.set(f"read/{self._host}", "")
             wait_for(self._store, [f"read/{host}" for host in self._hosts], timeout=_CLOSE_SECONDS)
-        steps = [reached for reached in (step, *(reached for *_, reached in received)) if reached is not None]
-        ordered = sorted((each for each in received if each[1]), key=lambda each: each[0])
-        return [failure for _, there, _ in ordered for failure in there], max(steps, default=None)
+        steps = [each.step for each in (own, *received) if each.step is not None]
+        causes_first = sorted(received, key=lambda each: each.consequence)
+        return [failure for each in causes_first for failure in each.failures], max(steps, default=None)
 
     def close(self) -> None:
         """Watch the others no longer."""
@@ -158,26 +173,10 @@ class HostFailures:
         except RuntimeError:
             self._have_failed = True
 
-    def _received(self, host: int) -> tuple[bool, list[RankFailure], int | None]:
-        """Return whether the failures of a host are consequences, the failures, and its step."""
+    def _received(self, host: int) -> _Attempt:
+        """Return the end of the attempt on another host; nothing where it has told none that can be read."""
         key = f"failures/{host}"
-        if not self._store.check([key]):
-            return True, [], None
-        try:
-            sent = json.loads(self._store.get(key))
-            failures = [
-                RankFailure(
-                    rank=int(failure["rank"]),
-                    host=printable(str(failure["host"])),
-                    exitcode=int(failure["exitcode"]),
-                    raised=printable(str(failure["raised"])),
-                    traceback=printable(str(failure["traceback"])),
-                    stopped=bool(failure["stopped"]),
-                )
-                for failure in sent["failures"]
-            ]
-            step = None if sent["step"] is None else int(sent["step"])
-            consequence = bool(sent["consequence"])
-        except (ValueError, TypeError, KeyError):  # of a launcher of another version
-            return True, [], None
-        return consequence, failures, step
+        with contextlib.suppress(ValueError):  # of a launcher of another version
+            if self._store.check([key]):
+                return decode_line(_Attempt, self._store.get(key))
+        return _Attempt()

@@ -7,12 +7,11 @@ the launcher on; it writes what the launcher sends, and adds its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rankwise._net.json_lines import decode_line
+from rankwise._net.json_lines import decode_line, encode_line
 from rankwise.errors import RankwiseError
 
 # What shells print when they start comes before it.
@@ -43,7 +42,7 @@ class Hello:
 
     def line(self) -> bytes:
         """Return the line."""
-        return HELLO_MARK + json.dumps(asdict(self)).encode() + b"\n"
+        return HELLO_MARK + encode_line(self).encode() + b"\n"
 
     @classmethod
     def of(cls, line: bytes) -> Hello:

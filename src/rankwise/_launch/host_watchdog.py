@@ -20,7 +20,6 @@ How a launch has begun decides where the hub is, and who starts whom:
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -41,9 +40,10 @@ from rankwise._launch.reaper import become_subreaper, kill_descendants, kill_lau
 from rankwise._launch.spec import own_environ
 from rankwise._net.acceptor import Client
 from rankwise._net.connecting import connect_to_any, resolved_text
+from rankwise._net.json_lines import decode_line, encode_line
 from rankwise._net.polling import READABLE, WRITABLE, EventLoop, poll, wait_readable
 from rankwise._net.rank_proof import AcceptedProofs, send_hello, send_proof
-from rankwise.errors import LaunchError, printable
+from rankwise.errors import LaunchError
 
 BEAT_SECONDS: Final = 0.5
 # How long the ranks wait for each other, until one has reported the timeout of its session: that of `init()`.
@@ -67,6 +67,63 @@ _PAUSE_SECONDS: Final = 0.1
 _IDENTIFY_SECONDS: Final = 5.0
 _LONGEST_LINE: Final = 4096
 _MOST_STRANGERS: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """From a launcher, first: what its watchdog needs.
+
+    Attributes:
+        host, num_hosts: The number of the host, and of all.
+        address, port: Those at which the watchdog of the first host listens.
+        key: The secret that the connections prove to know.
+        listener: The descriptor of the listening socket on the first host; -1 on others.
+        launch_id: The id of the launch, by which its processes are found.
+        launcher: The process that has started the watchdog.
+    """
+
+    host: int
+    num_hosts: int
+    address: str
+    port: int
+    key: bytes
+    listener: int
+    launch_id: str
+    launcher: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromLauncher:
+    """From a launcher to its watchdog: what has changed."""
+
+    seconds: float | None = None  # how long the ranks wait for each other
+    failed: bool = False  # a rank has
+    restarts: bool = False  # the launcher goes on without the host that is lost
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToLauncher:
+    """From a watchdog to its launcher: all have met; or which host is lost, and why."""
+
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromPeer:
+    """Between the watchdogs of two hosts: this one is there.
+
+    Attributes:
+        name: The name of the host.
+        end: It ends as it should.
+        lost: The number of a host that is lost, with the name of that host, and why; None if none is.
+    """
+
+    name: str
+    end: bool = False
+    lost: int | None = None
+    of: str = ""
+    why: str = ""
 
 
 class Heartbeats:
@@ -115,10 +172,10 @@ class WatchedPeer:
 class PeerWatchdog:
     """A watchdog among those of all hosts."""
 
-    def __init__(self, launcher: socket.socket, settings: dict[str, Any]) -> None:
+    def __init__(self, launcher: socket.socket, settings: WatchSettings) -> None:
         self._launcher = launcher
         self._settings = settings
-        self._host: int = settings["host"]
+        self._host = settings.host
         self._beats = Heartbeats(time.monotonic())
         self._have_met = False
         self._meet_until = time.monotonic() + _MEET_SECONDS
@@ -130,12 +187,12 @@ class PeerWatchdog:
         self._loop.register(launcher, self._hear_launcher)
         self._peers: dict[int, WatchedPeer] = {}
         self._strangers: dict[Client, float] = {}
-        self._proofs = AcceptedProofs(bytes.fromhex(settings["key"]))
+        self._proofs = AcceptedProofs(settings.key)
 
     def run(self) -> None:
         """Watch until the launcher ends."""
-        if self._settings["listener"] >= 0:
-            listener = socket.socket(fileno=self._settings["listener"])
+        if self._settings.listener >= 0:
+            listener = socket.socket(fileno=self._settings.listener)
             listener.setblocking(False)
             self._loop.register(listener, lambda: self._accept(listener))
         else:
@@ -150,11 +207,11 @@ class PeerWatchdog:
             if now >= self._kill_at:
                 self._kill()
                 return
-        self._tell({"end": True})
+        self._tell(end=True)
 
     def _connect(self) -> None:
         """Connect to the watchdog of the first host."""
-        address, port, key = self._settings["address"], self._settings["port"], bytes.fromhex(self._settings["key"])
+        address, port, key = self._settings.address, self._settings.port, self._settings.key
         why = ""
         while time.monotonic() < self._meet_until:
             try:
@@ -180,10 +237,10 @@ class PeerWatchdog:
         self._peers[peer.number] = peer
         self._beats.note(peer.number, time.monotonic())
         self._loop.register(peer.connection, lambda: self._hear(peer))
-        self._tell({"name": socket.gethostname()})
-        if self._host or len(self._peers) == self._settings["hosts"] - 1:
+        self._tell()
+        if self._host or len(self._peers) == self._settings.num_hosts - 1:
             self._have_met = True
-            self._report({"met": True})
+            self._report(ToLauncher())
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -200,7 +257,7 @@ class PeerWatchdog:
     def _identify(self, client: Client) -> None:
         is_connected = client.read(self._proofs.missing(client))
         number = self._proofs.rank_of(client)
-        if number is not None and 0 < number < self._settings["hosts"] and number not in self._peers:
+        if number is not None and 0 < number < self._settings.num_hosts and number not in self._peers:
             self._forget(client)
             self._add(WatchedPeer(client.connection, number))
         elif not is_connected or number is not None:
@@ -235,14 +292,14 @@ class PeerWatchdog:
 
     def _handle(self, peer: WatchedPeer, line: bytes) -> None:
         try:
-            message = json.loads(line)
-            peer.name = printable(str(message.get("name", peer.name)))[:64]
-            if message.get("end"):
-                self._remove(peer)
-            elif "lost" in message:
-                self._lose(int(message["lost"]), printable(str(message["why"])), printable(str(message["of"])))
-        except (ValueError, TypeError, AttributeError, KeyError):  # of a watchdog of another version
+            message = decode_line(FromPeer, line)
+        except ValueError:  # of a watchdog of another version
             return
+        peer.name = message.name[:64]
+        if message.end:
+            self._remove(peer)
+        elif message.lost is not None:
+            self._lose(message.lost, message.why, message.of)
 
     def _remove(self, peer: WatchedPeer) -> None:
         if self._peers.pop(peer.number, None) is not None:
@@ -255,20 +312,22 @@ class PeerWatchdog:
         for client, since in list(self._strangers.items()):
             if now - since > _IDENTIFY_SECONDS:
                 self._drop(client)
-        self._tell({"name": socket.gethostname()})
+        self._tell()
         for number, silence in self._beats.silent(now).items():
             peer = self._peers[number]
             self._remove(peer)
             self._lose(number, f"is lost: nothing was heard of it for {silence:.0f} s", peer.name)
         if not self._have_met and now > self._meet_until:
-            absent = min(set(range(1, self._settings["hosts"])) - set(self._peers))
+            absent = min(set(range(1, self._settings.num_hosts)) - set(self._peers))
             self._lose(absent, f"is lost: its watchdog did not connect within {_MEET_SECONDS:g} s")
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, **more: Any) -> None:  # noqa: ANN401 - fields of the message
+        """Tell the other hosts that this one is there, and more."""
+        line = encode_line(FromPeer(name=socket.gethostname(), **more)).encode() + b"\n"
         for peer in list(self._peers.values()):
             # A connection that is full has heard nothing for long, and is about to be lost.
             with contextlib.suppress(OSError):
-                peer.connection.send(json.dumps(message).encode() + b"\n")
+                peer.connection.send(line)
 
     def _lose(self, number: int, why: str, name: str = "") -> None:
         """Tell the launcher, and the other hosts, that one is lost."""
@@ -276,14 +335,14 @@ class PeerWatchdog:
             return
         self._kill_at = time.monotonic() + END_SECONDS
         text = f"host {number}{f' ({name})' if name else ''} {why}"
-        self._report({"lost": text})
-        self._tell({"lost": number, "why": why, "of": name})
+        self._report(ToLauncher(lost=text))
+        self._tell(lost=number, why=why, of=name)
         self._lost = text
 
-    def _report(self, message: dict[str, Any]) -> None:
+    def _report(self, message: ToLauncher) -> None:
         """Tell the launcher."""
         with contextlib.suppress(OSError):
-            self._launcher.send(json.dumps(message).encode() + b"\n")
+            self._launcher.send(encode_line(message).encode() + b"\n")
 
     def _hear_launcher(self) -> None:
         try:
@@ -295,20 +354,20 @@ class PeerWatchdog:
         self._from_launcher += piece
         *lines, self._from_launcher = self._from_launcher.split(b"\n")
         for line in lines:
-            message = json.loads(line)
-            self._beats.seconds = float(message.get("seconds", self._beats.seconds))
-            self._beats.has_failed |= "failed" in message
-            self._has_ended = self._has_ended or "end" in message
-            if "restarts" in message:
+            message = decode_line(FromLauncher, line)
+            self._beats.seconds = self._beats.seconds if message.seconds is None else message.seconds
+            self._beats.has_failed |= message.failed
+            self._has_ended |= message.end
+            if message.restarts:
                 self._kill_at = float("inf")
 
     def _kill(self) -> None:
         """Kill the ranks of this host and its launcher, which waits in compiled code."""
         sys.stderr.write(f"rankwise: {self._lost}; the launcher of this host did not end, and is killed\n")
         sys.stderr.flush()
-        kill_launch(self._settings["launch_id"])
+        kill_launch(self._settings.launch_id)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._settings["launcher"], signal.SIGKILL)
+            os.kill(self._settings.launcher, signal.SIGKILL)
 
 
 class TerminalWatchdog:
@@ -470,7 +529,7 @@ def _watch_peers(launcher: socket.socket) -> None:
         if not piece:
             return
         received += piece
-    PeerWatchdog(launcher, json.loads(received)).run()
+    PeerWatchdog(launcher, decode_line(WatchSettings, received)).run()
 
 
 def _watch_for_terminal() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import socket
@@ -15,10 +14,12 @@ from typing import Any, Final
 
 from torch.distributed import Store
 
+from rankwise._launch.host_watchdog import FromLauncher, ToLauncher, WatchSettings
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._net.acceptor import listen
 from rankwise._net.addresses import is_loopback
 from rankwise._net.job_secret import JobSecret
+from rankwise._net.json_lines import decode_line, encode_line
 from rankwise._net.rank_proof import connection_key
 from rankwise._rendezvous.store import wait_for
 from rankwise.errors import printable
@@ -72,7 +73,7 @@ class WatchedHosts:
         self._over.set()
         self._relay.join(_END_SECONDS)  # it reads memory that is released afterwards
 
-    def _send(self, **told: Any) -> None:  # noqa: ANN401 - as JSON
+    def _send(self, **told: Any) -> None:  # noqa: ANN401 - the fields of `FromLauncher`
         raise NotImplementedError
 
     def _send_timeouts(self) -> None:
@@ -112,16 +113,16 @@ class HostsOfWatchdog(WatchedHosts):
         self._lost = ""
         listener = listen(0, one_host=is_loopback(address)) if host == 0 else None
         port, key = _publish(store, listener) if listener is not None else _read(store)
-        settings = {
-            "host": host,
-            "hosts": num_hosts,
-            "address": address,
-            "port": port,
-            "key": connection_key(secret, key).hex(),
-            "listener": -1 if listener is None else listener.fileno(),
-            "launch_id": launch_id,
-            "launcher": os.getpid(),
-        }
+        settings = WatchSettings(
+            host=host,
+            num_hosts=num_hosts,
+            address=address,
+            port=port,
+            key=connection_key(secret, key),
+            listener=-1 if listener is None else listener.fileno(),
+            launch_id=launch_id,
+            launcher=os.getpid(),
+        )
         self._connection, theirs = socket.socketpair()
         passed = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter
@@ -133,7 +134,7 @@ class HostsOfWatchdog(WatchedHosts):
         theirs.close()
         if listener is not None:
             listener.close()
-        self._send(**settings)
+        self._write(encode_line(settings))
         self._has_reported = threading.Event()
         threading.Thread(target=self._listen, daemon=True, name="rankwise-watched-hosts").start()
         super().__init__(timeout)
@@ -164,14 +165,17 @@ class HostsOfWatchdog(WatchedHosts):
             self._process.wait()
         self._connection.close()
 
-    def _send(self, **told: Any) -> None:  # noqa: ANN401 - as JSON
+    def _send(self, **told: Any) -> None:  # noqa: ANN401 - the fields of `FromLauncher`
+        self._write(encode_line(FromLauncher(**told)))
+
+    def _write(self, line: str) -> None:
         with contextlib.suppress(OSError):
-            self._connection.sendall(json.dumps(told).encode() + b"\n")
+            self._connection.sendall(line.encode() + b"\n")
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._connection.makefile("r") as lines:
             for line in lines:
-                self._lost = self._lost or str(json.loads(line).get("lost", ""))
+                self._lost = self._lost or decode_line(ToLauncher, line).lost
                 self._has_reported.set()
 
 

@@ -1,12 +1,18 @@
-"""Dataclasses as lines of JSON, which are validated when read: any process can send them to a listening socket."""
+"""Dataclasses as lines of JSON, which are validated when read: any process can send them to a listening socket.
+
+A field is an int, a float, a bool, a text, bytes, another dataclass, a tuple of one of these ("tuple[int, ...]"), or
+one of these or None. A line has all fields of its dataclass and no others: a message of another version is an error.
+"""
 
 from __future__ import annotations
 
+import base64
+import functools
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+import math
+from dataclasses import asdict, fields, is_dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from rankwise.errors import printable
 
@@ -15,52 +21,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
-# The accepted types by annotation. A bool is not accepted as an int.
-_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "int": (int,),
-    "int | None": (int, NoneType),
-    "str": (str,),
-    "bool": (bool,),
-}
 _INT_LIMIT: Final = 1 << 63
 
 
 def encode_line(value: DataclassInstance) -> str:
-    """Return a dataclass of numbers and strings as a line."""
-    return json.dumps(asdict(value))
+    """Return a dataclass as a line."""
+    return json.dumps(asdict(value), default=_encode_bytes)
 
 
 def decode_line(kind: type[T], line: str | bytes) -> T:
-    """Return the dataclass in a line, with the control characters in its strings escaped.
+    """Return the dataclass in a line, with the control characters in its texts escaped.
 
     Raises:
         ValueError: The line does not hold such a dataclass.
     """
-    return kind(**decode_fields({field.name: str(field.type) for field in fields(kind)}, line, of=kind))
-
-
-def decode_fields(types: Mapping[str, str], line: str | bytes, *, of: type) -> dict[str, Any]:
-    """Return the fields in a line, with the control characters in strings escaped.
-
-    Args:
-        types: Their types by name: "int", "int | None", "str" or "bool".
-        line: The line.
-        of: Their class, for error messages.
-
-    Raises:
-        ValueError: The line does not hold such fields.
-    """
-    value_by_name = parse_object(line)
-    if value_by_name.keys() != types.keys():
-        raise ValueError(f"its fields are not those of {of.__name__}")
-    for name, value in value_by_name.items():
-        if type(value) not in _TYPES[types[name]]:
-            raise ValueError(f"{name} is a {type(value).__name__}")
-        if isinstance(value, int) and not -_INT_LIMIT <= value < _INT_LIMIT:
-            raise ValueError(f"{name} is out of range")
-        if isinstance(value, str):
-            value_by_name[name] = printable(value)
-    return value_by_name
+    return _decode_fields(kind, parse_object(line))
 
 
 def parse_object(line: str | bytes) -> dict[str, Any]:
@@ -76,3 +51,49 @@ def parse_object(line: str | bytes) -> dict[str, Any]:
     if isinstance(value_by_name, dict):
         return value_by_name
     raise ValueError("it is not an object")
+
+
+def _encode_bytes(value: object) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"a message has a {type(value).__name__}")
+
+
+@functools.cache
+def _types(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _decode_fields(kind: type[T], value_by_name: dict[str, Any]) -> T:
+    types = _types(kind)
+    if value_by_name.keys() != types.keys():
+        raise ValueError(f"its fields are not those of {kind.__name__}")
+    return kind(**{name: _decode(types[name], value, name) for name, value in value_by_name.items()})
+
+
+def _decode(kind: Any, value: Any, name: str) -> Any:  # noqa: ANN401 - a type, and what JSON has
+    """Return the value of a field, or of a part of one.
+
+    Raises:
+        ValueError: It is not of that type. A bool is not an int.
+    """
+    allowed = get_args(kind) if get_origin(kind) is not tuple else (kind,)
+    if NoneType in allowed and value is None:
+        return None
+    (kind,) = (each for each in allowed or (kind,) if each is not NoneType)
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+        return _decode_fields(kind, value)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(_decode(get_args(kind)[0], each, name) for each in value)
+    if kind is bytes and isinstance(value, str):
+        return base64.b64decode(value, validate=True)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{name} is a {type(value).__name__}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}")
+    if kind is int and not -_INT_LIMIT <= value < _INT_LIMIT:
+        raise ValueError(f"{name} is out of range")
+    return printable(value) if kind is str else value

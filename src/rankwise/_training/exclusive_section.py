@@ -7,11 +7,11 @@ by its closed connection, or, in groups too large for connections between all ra
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from torch.distributed import Store
@@ -19,7 +19,7 @@ from torch.distributed import Store
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.channel import within_a_moment
 from rankwise._comm.control.protocol import Call, remote_error
-from rankwise._net.json_lines import decode_fields
+from rankwise._net.json_lines import decode_line, encode_line
 from rankwise.errors import CollectiveError, RemoteRankError
 
 log = logging.getLogger(__name__)
@@ -31,9 +31,18 @@ _NOTICE_SECONDS: Final = 60.0
 _HEARTBEAT_TIMEOUT_SECONDS: Final = 60.0
 # The interval between two polls of the store is a tenth of the time waited so far, but within these limits.
 _POLL_SECONDS: Final = (0.001, 1.0)
-# The entry in the store of a section that has ended without an error; else it has the attributes of the error.
+# The entry in the store of a section that has ended without an error; else it is a `_Failure`.
 _SUCCESS: Final = "{}"
-_ATTRIBUTES: Final = {"rank": "int", "host": "str", "raised": "str", "traceback": "str"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """The attributes of the RemoteRankError that the other members raise."""
+
+    rank: int
+    host: str
+    raised: str
+    traceback: str
 
 
 class ExclusiveSection:
@@ -182,7 +191,11 @@ class ExclusiveSection:
 
 
 def _encoded(failure: RemoteRankError | None) -> str:
-    return _SUCCESS if failure is None else json.dumps({name: getattr(failure, name) for name in _ATTRIBUTES})
+    if failure is None:
+        return _SUCCESS
+    return encode_line(
+        _Failure(rank=failure.rank, host=failure.host, raised=failure.raised, traceback=failure.traceback)
+    )
 
 
 def _decoded(entry: str) -> RemoteRankError | None:
@@ -191,4 +204,4 @@ def _decoded(entry: str) -> RemoteRankError | None:
     Raises:
         ValueError: The entry is none of a section.
     """
-    return None if entry == _SUCCESS else RemoteRankError(**decode_fields(_ATTRIBUTES, entry, of=RemoteRankError))
+    return None if entry == _SUCCESS else RemoteRankError(**asdict(decode_line(_Failure, entry)))

@@ -74,7 +74,7 @@ class HostsOfMeeting(WatchedHosts):
     def lost(self) -> str:
         return self._terminal.lost.get(self._meeting, "")
 
-    def _send(self, **told: Any) -> None:  # noqa: ANN401 - as JSON
+    def _send(self, **told: Any) -> None:  # noqa: ANN401 - the fields of `Watching`
         self._terminal.send(Watching(**told))
 
 
