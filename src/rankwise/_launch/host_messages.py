@@ -126,10 +126,12 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """From a launcher: how long its ranks wait for others, or that one has failed: how soon a host is lost."""
+    """From a launcher to what watches the hosts: how soon one is lost, and what becomes of this launcher."""
 
-    seconds: float | None = None
-    failed: bool = False
+    seconds: float | None = None  # how long its ranks wait for others
+    failed: bool = False  # a rank has
+    restarts: bool = False  # it goes on without the host that is lost
+    end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

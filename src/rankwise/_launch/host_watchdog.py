@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from rankwise._launch.forkserver.ipc import READ_BYTES, pop_messages, serialize, whole_messages
 from rankwise._launch.forwarded_signals import leave_to_ranks
-from rankwise._launch.host_messages import Alive, Deliver, Hello, HostEnded, Start
+from rankwise._launch.host_messages import Alive, Deliver, Hello, HostEnded, Start, Watching
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import become_subreaper, kill_descendants, kill_launch
 from rankwise._launch.spec import own_environ
@@ -90,16 +90,6 @@ class WatchSettings:
     listener: int
     launch_id: str
     launcher: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromLauncher:
-    """From a launcher to its watchdog: what has changed."""
-
-    seconds: float | None = None  # how long the ranks wait for each other
-    failed: bool = False  # a rank has
-    restarts: bool = False  # the launcher goes on without the host that is lost
-    end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +344,7 @@ class PeerWatchdog:
         self._from_launcher += piece
         *lines, self._from_launcher = self._from_launcher.split(b"\n")
         for line in lines:
-            message = decode_line(FromLauncher, line)
+            message = decode_line(Watching, line)
             self._beats.seconds = self._beats.seconds if message.seconds is None else message.seconds
             self._beats.has_failed |= message.failed
             self._has_ended |= message.end

@@ -10,11 +10,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from torch.distributed import Store
 
-from rankwise._launch.host_watchdog import FromLauncher, ToLauncher, WatchSettings
+from rankwise._launch.host_messages import Watching
+from rankwise._launch.host_watchdog import ToLauncher, WatchSettings
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._net.acceptor import listen
 from rankwise._net.addresses import is_loopback
@@ -63,7 +64,7 @@ class WatchedHosts:
 
     def note_failure(self) -> None:
         """Tell that a rank has failed: a host of which nothing is heard is lost sooner."""
-        self._send(failed=True)
+        self._send(Watching(failed=True))
 
     def spare_launcher(self) -> None:
         """Tell that the launcher runs on, without the host that is lost."""
@@ -73,7 +74,7 @@ class WatchedHosts:
         self._over.set()
         self._relay.join(_END_SECONDS)  # it reads memory that is released afterwards
 
-    def _send(self, **told: Any) -> None:  # noqa: ANN401 - the fields of `FromLauncher`
+    def _send(self, message: Watching) -> None:
         raise NotImplementedError
 
     def _send_timeouts(self) -> None:
@@ -82,7 +83,7 @@ class WatchedHosts:
             seconds = self._timeout()
             if seconds is not None and seconds != sent:
                 sent = seconds
-                self._send(seconds=seconds)
+                self._send(Watching(seconds=seconds))
 
 
 class HostsOfWatchdog(WatchedHosts):
@@ -150,12 +151,12 @@ class HostsOfWatchdog(WatchedHosts):
                 return
 
     def spare_launcher(self) -> None:
-        self._send(restarts=True)
+        self._send(Watching(restarts=True))
 
     def close(self) -> None:
         """End the watchdog, which tells the others that this host ends as it should."""
         super().close()
-        self._send(end=True)
+        self._send(Watching(end=True))
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
         try:
@@ -165,8 +166,8 @@ class HostsOfWatchdog(WatchedHosts):
             self._process.wait()
         self._connection.close()
 
-    def _send(self, **told: Any) -> None:  # noqa: ANN401 - the fields of `FromLauncher`
-        self._write(encode_line(FromLauncher(**told)))
+    def _send(self, message: Watching) -> None:
+        self._write(encode_line(message))
 
     def _write(self, line: str) -> None:
         with contextlib.suppress(OSError):

@@ -74,8 +74,8 @@ class HostsOfMeeting(WatchedHosts):
     def lost(self) -> str:
         return self._terminal.lost.get(self._meeting, "")
 
-    def _send(self, **told: Any) -> None:  # noqa: ANN401 - the fields of `Watching`
-        self._terminal.send(Watching(**told))
+    def _send(self, message: Watching) -> None:
+        self._terminal.send(message)
 
 
 class TerminalStore(Store):
