@@ -112,7 +112,7 @@ class Phase(Enum):
     TRAIN = "train"
     TEST = "test"
 
-    def __reduce_ex__(self, _: object) -> str:
+    def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
         raise TypeError("cannot be pickled")
 
 
