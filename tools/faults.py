@@ -656,7 +656,7 @@ _LAUNCH = (
     ),
     _fault(
         "restarts-without-progress",
-        "_launch/attempts.py",
+        "_launch/attempt_history.py",
         "return alike and self.step is not None and self.step == other.step",
         "return False",
         "Ranks that fail again and again at one step are restarted.",
@@ -664,9 +664,9 @@ _LAUNCH = (
     ),
     _fault(
         "one-restart-more",
-        "_launch/agent.py",
-        "        max_restarts=spec.max_restarts,",
-        "        max_restarts=spec.max_restarts + 1,",
+        "_launch/attempts.py",
+        "restarts_left=spec.max_restarts)",
+        "restarts_left=spec.max_restarts + 1)",
         "Ranks are started more often than allowed.",
         "tests/launch/test_torchrun.py::test_ranks_are_started_again_as_often_as_allowed",
     ),

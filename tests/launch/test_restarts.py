@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise._launch.attempts import FailedAttempt, reason_to_give_up
+from rankwise._launch.attempt_history import FailedAttempt, reason_to_give_up
 from rankwise._launch.reported_steps import PROGRESS, ReportedSteps, own_place
 from rankwise.errors import RankFailure
 from rankwise.launching import ScriptLaunch

@@ -127,7 +127,7 @@ def test_nothing_is_left_of_ranks_that_stay(end: str, how: str, tmp_path: Path) 
         assert "was killed by SIGKILL; no rank is left" in stderr
     if end.startswith("rank"):
         assert f"rankwise: rank 1 of 3 on {os.uname().nodename} was killed by {end[5:]}" in stderr
-    assert "_launch/agent.py" not in stderr, "no traceback of the launcher's own"
+    assert "_launch/attempts.py" not in stderr, "no traceback of the launcher's own"
 
 
 @pytest.mark.slow

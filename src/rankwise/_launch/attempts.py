@@ -1,104 +1,303 @@
-"""The attempts of a launch that restarts its ranks: how each failed, and whether another one may help."""
+"""The attempts of a launch, on one host: the hosts meet, the ranks start and end, and after a failure all start again.
+
+How hosts meet is a rendezvous, in torch's interface: of `_rendezvous.elastic`, of torch itself, or of a terminal that
+has started the launchers. The supervisor has the ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
 
-from rankwise._launch.oom import count_oom_kills, oom_explanation
-from rankwise._launch.report import EarlierAttempts, describe_end
-from rankwise.errors import RankFailure
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousHandler
 
+from rankwise._launch.attempt_history import AttemptHistory, FailedAttempt, reason_to_give_up
+from rankwise._launch.forkserver.ipc import TargetKind
+from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_LOSS, after_interrupt, after_termination
+from rankwise._launch.launched_rank import LaunchedRank
+from rankwise._launch.place import Place, agree_on_place
+from rankwise._launch.report import describe_failures, failed_before, failures_of, raise_failures, raise_lost
+from rankwise._launch.reported_steps import ReportedSteps
+from rankwise._launch.spec import LaunchSpec
+from rankwise._launch.supervisor import Supervisor
+from rankwise._net.job_secret import SECRET, find_secret
+from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvous
+from rankwise._rendezvous.nodes import STATIC
+from rankwise._rendezvous.signed_store import part_of
+from rankwise._rendezvous.waiting import WaitingReport
+from rankwise.errors import RankFailedError
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedAttempt:
-    """An attempt that has failed.
+if TYPE_CHECKING:
+    from rankwise._launch.host_failures import HostFailures
 
-    Attributes:
-        failures: The failures, the first in time first.
-        world_size: The number of ranks on all hosts.
-        step: The highest step that a rank has reported; None if none has.
-        oom_text: The explanation of SIGKILL by the kernel's counters; "" if there is none.
-    """
-
-    failures: tuple[RankFailure, ...]
-    world_size: int
-    step: int | None = None
-    oom_text: str = ""
-
-    @property
-    def cause(self) -> str:
-        """The first failure, in one line."""
-        first = self.failures[0]
-        end = describe_end(first, self.oom_text)
-        at_step = "" if self.step is None else f", at step {self.step}"
-        return f"rank {first.rank} of {self.world_size} on {first.host} {end}{at_step}"
-
-    def fails_like(self, other: FailedAttempt) -> bool:
-        """Return whether both have failed in the same way, at the same step: a reported one."""
-        first, second = self.failures[0], other.failures[0]
-        alike = (first.rank, first.exitcode, first.raised) == (second.rank, second.exitcode, second.raised)
-        return alike and self.step is not None and self.step == other.step
+# How often a launcher whose ranks run asks whether other hosts want to join.
+_CHECK_SECONDS: Final = 1.0
+# How often a launcher whose ranks have ended looks at the other hosts.
+_HOSTS_SECONDS: Final = 0.1
+# How long it waits for those that have not finished, and that may need its store.
+_FINISH_SECONDS: Final = 300.0
 
 
-@dataclass(slots=True)
-class AttemptHistory:
-    """The attempts before the current one.
+class End(Enum):
+    """How the ranks of an attempt have ended."""
 
-    Attributes:
-        most: How many attempts are allowed.
-        earlier: Those attempts.
-        elsewhere: The failures of the last attempt on all hosts, if the ranks of this one were only stopped.
-        consequences: The failures on other hosts, if the cause of the last attempt's failure is on this one.
-        lost: Which host was lost in the current attempt, and why; "" if none was.
-        given_up: Why no other attempt follows the current one, although restarts are left; "" if that is not so.
-        stacks: Those of ranks that were killed in the current attempt, as lines of the report.
-        oom_kills: The kernel's counters when the current attempt began.
-    """
-
-    most: int = 1
-    earlier: list[FailedAttempt] = field(default_factory=list)
-    elsewhere: Sequence[RankFailure] = ()
-    consequences: Sequence[RankFailure] = ()
-    lost: str = ""
-    given_up: str = ""
-    stacks: str = ""
-    oom_kills: dict[str, int] = field(default_factory=count_oom_kills)
-
-    def begin_attempt(self) -> None:
-        """Note that ranks are started."""
-        self.elsewhere = self.consequences = ()
-        self.lost = ""
-        self.oom_kills = count_oom_kills()
-
-    def explain_oom(self) -> str:
-        """Return the explanation of SIGKILL in this attempt by the kernel's counters; "" if there is none."""
-        return oom_explanation(self.oom_kills, count_oom_kills())
-
-    @property
-    def report(self) -> EarlierAttempts:
-        """The earlier attempts, for the report of the last one, and the stacks of this one."""
-        lines = [
-            f"\nattempt {number} of {self.most} had failed before: {attempt.cause}"
-            for number, attempt in enumerate(self.earlier, 1)
-        ]
-        text = "".join(lines) + (f"\nnot restarted again: {self.given_up}" if self.given_up else "") + self.stacks
-        return EarlierAttempts([attempt.failures for attempt in self.earlier], text)
+    SUCCEEDED = auto()
+    FAILED = auto()
+    MEMBERSHIP = auto()  # stopped, since another host wants to join
 
 
-def reason_to_give_up(attempts: Sequence[FailedAttempt]) -> str:
-    """Return why another attempt would fail too; "" if it may succeed, which it may where no rank reports progress.
+class Attempts:
+    """The attempts of a launch on this host."""
+
+    def __init__(
+        self, spec: LaunchSpec, supervisor: Supervisor, rendezvous: RendezvousHandler, history: AttemptHistory
+    ) -> None:
+        self._spec = spec
+        self._supervisor = supervisor
+        self._rendezvous = rendezvous
+        self._history = history
+        self._steps = ReportedSteps(spec.nproc if spec.max_restarts or spec.nodes else 0)
+        self._next_attempt = 0
+        self._hosts: HostFailures | None = None
+
+    def run(self) -> None:
+        """Run attempts until one succeeds, or none may follow."""
+        try:
+            while True:
+                place = agree_on_place(self._rendezvous.next_rendezvous(), self._spec, self._next_attempt)
+                self._start(place)
+                end = self._watch()
+                if end is End.SUCCEEDED:
+                    _wait_for_hosts(place)
+                    return
+                if end is End.FAILED and not self._record_failure():
+                    return
+                self._supervisor.stop(AFTER_FAILURE)
+        except RendezvousGracefulExitError:  # the others have finished without this host
+            return
+        finally:
+            self._supervisor.stop(AFTER_FAILURE)
+            self._close_hosts()
+            self._steps.close()
+            if not self._history.lost:  # else the store may be on that host, and asking it cannot be interrupted
+                self._rendezvous.shutdown()
+
+    def _start(self, place: Place) -> None:
+        self._next_attempt = place.attempt + 1
+        requests = {
+            place.first_rank + local_rank: self._spec.request(
+                place.variables(self._spec, self._rendezvous, local_rank) | self._steps.variables(local_rank)
+            )
+            for local_rank in range(self._spec.nproc)
+        }
+        if self._spec.debugpy is not None and not place.attempt:
+            self._supervisor.pause_timeouts()  # to the end: nothing reports when the client of debugpy stops the rank
+        self._history.begin_attempt()
+        self._close_hosts()
+        if place.num_hosts > 1:
+            self._hosts = self._other_hosts(place)
+        with self._forward_stop():
+            if self._hosts is not None:
+                self._hosts.meet()
+            self._supervisor.start(requests, world_size=place.world_size)
+
+    def _watch(self) -> End:
+        """Wait until the ranks have ended, on all hosts if none has failed, and stop what is left of them."""
+        with self._forward_stop():
+            while not self._is_over_within(_CHECK_SECONDS):
+                if self._rendezvous.num_nodes_waiting() > 0:
+                    return End.MEMBERSHIP
+        if not self._has_failed():
+            self._supervisor.stop(AFTER_FAILURE, keeps_services=True)
+            return End.SUCCEEDED
+        if self._hosts is not None:
+            self._hosts.announce()
+        self._supervisor.stop(AFTER_LOSS if self._hosts is not None and self._hosts.lost else AFTER_FAILURE)
+        return End.FAILED
+
+    def _is_over_within(self, seconds: float) -> bool:
+        """Wait so long at most, and return whether a rank has failed, or all ranks of all hosts have ended."""
+        deadline = time.monotonic() + seconds
+        while not self._is_over():
+            if (left := deadline - time.monotonic()) <= 0:
+                return False
+            if self._supervisor.running():
+                self._supervisor.wait(left if self._hosts is None else min(left, _HOSTS_SECONDS))
+            elif self._hosts is not None:
+                self._hosts.finish()
+                time.sleep(_HOSTS_SECONDS)
+            for rank in self._supervisor.ranks.values():
+                rank.update_lingers(self._spec.grace)
+        return True
+
+    def _is_over(self) -> bool:
+        if self._has_failed():
+            # A person who debugs a rank may want to see why others have failed.
+            return self._supervisor.terminal.holder is None or not self._supervisor.running()
+        return not self._supervisor.running() and (self._hosts is None or self._hosts.all_finished)
+
+    def _has_failed(self) -> bool:
+        elsewhere = self._hosts is not None and self._hosts.have_failed
+        return elsewhere or any(rank.has_failed for rank in self._supervisor.ranks.values())
+
+    def _record_failure(self) -> bool:
+        """Record how the attempt has failed, and return whether another one follows."""
+        history, supervisor = self._history, self._supervisor
+        history.stacks = supervisor.stacks.kept
+        failures, step = failures_of(supervisor.ranks), self._steps.take_highest()
+        if self._hosts is not None:
+            first = supervisor.ranks[failures[0].rank] if failures else None
+            was_stopped = first is None or first.was_stopped
+            follows = was_stopped or (first is not None and first.result is not None and first.result.consequence)
+            elsewhere, step = self._hosts.exchange(failures, consequence=follows, step=step)
+            failures = [*elsewhere, *failures] if follows else [*failures, *elsewhere]
+            if was_stopped:
+                history.elsewhere = failures
+            elif not follows:
+                history.consequences = elsewhere
+            if self._hosts.lost:
+                return self._goes_on_without(self._hosts)
+        attempt = FailedAttempt(
+            failures=tuple(failures),
+            world_size=supervisor.world_size,
+            step=step,
+            oom_text=history.explain_oom(),
+        )
+        if not history.restarts_left:
+            return False
+        history.given_up = (
+            "SIGKILL did not end all processes of the ranks"
+            if supervisor.has_left
+            else reason_to_give_up([*history.earlier, attempt])
+        )
+        if history.given_up:
+            return False
+        history.earlier.append(attempt)
+        history.restarts_left -= 1
+        text = describe_failures(attempt.failures, attempt.world_size, oom_text=attempt.oom_text)
+        number = len(history.earlier)
+        supervisor.print_message(f"rankwise: attempt {number} of {history.most} failed: {text}{history.stacks}")
+        return True
+
+    def _goes_on_without(self, hosts: HostFailures) -> bool:
+        """Return whether an attempt follows the loss of a host: if the launchers of the others can meet again."""
+        self._history.lost = hosts.lost
+        backend = STATIC if self._spec.nodes is None else self._spec.nodes.backend
+        if not self._history.restarts_left or backend == STATIC or not hosts.can_go_on():
+            return False
+        self._history.restarts_left -= 1
+        self._supervisor.print_message(f"rankwise: {hosts.lost}; the ranks restart on the other hosts")
+        return True
+
+    def _other_hosts(self, place: Place) -> HostFailures:
+        """Return the other hosts of an attempt, which are watched from now on."""
+        # A launch on one host does not need these.
+        from rankwise._launch.host_failures import HostFailures  # noqa: PLC0415
+        from rankwise._launch.watched_hosts import HostsOfWatchdog  # noqa: PLC0415
+
+        timeout = self._steps.longest_timeout
+        watch = getattr(self._rendezvous, "watch", None)  # of a terminal, which watches the hosts itself
+        watched = (
+            watch(timeout)
+            if watch is not None
+            else HostsOfWatchdog(
+                part_of(place.store, "rankwise-attempt"),
+                host=place.host,
+                num_hosts=place.num_hosts,
+                address=place.master_address,
+                secret=find_secret(self._spec.environ),
+                launch_id=self._supervisor.launch_id,
+                timeout=timeout,
+            )
+        )
+        return HostFailures(place.store, place.host, place.num_hosts, watched)
+
+    def _close_hosts(self) -> None:
+        if self._hosts is not None:
+            self._hosts.close()
+            self._hosts = None
+
+    @contextmanager
+    def _forward_stop(self) -> Iterator[None]:
+        """Stop the ranks when the launcher is stopped."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._supervisor.stop(after_interrupt(self._spec.grace), explain=True)
+            raise
+        except SystemExit:
+            self._supervisor.stop(after_termination(self._spec.grace), explain=True)
+            raise
+
+
+def run_ranks(
+    spec: LaunchSpec, supervisor: Supervisor, rendezvous: RendezvousHandler | None = None
+) -> dict[int, LaunchedRank]:
+    """Start the ranks of this host, wait until all have ended, and return them.
+
+    After the first failure the others are stopped.
 
     Args:
-        attempts: All attempts, the last one included, in order.
+        spec: The ranks.
+        supervisor: Starts them.
+        rendezvous: How the hosts meet; None for what the spec says.
+
+    Raises:
+        RankFailedError: A rank failed.
+        LaunchError: The ranks could not be started.
+        KeyboardInterrupt: Ctrl-C, after the ranks have ended; its cause are the errors that ranks had raised before.
     """
-    *before, last = attempts
-    number = len(attempts)
-    if before and last.fails_like(before[-1]):
-        return f"attempts {number - 1} and {number} failed in the same way, at step {last.step}"
-    reached = [attempt.step for attempt in before[:-1] if attempt.step is not None]
-    if reached and all(attempt.step is None or attempt.step <= max(reached) for attempt in attempts[-2:]):
-        return (
-            f"attempts {number - 1} and {number} did not get beyond step {max(reached)}, which an earlier one reached"
+    history = AttemptHistory(most=spec.max_restarts + 1, restarts_left=spec.max_restarts)
+    try:
+        # The store is referred to by this call alone. The error of a rank is raised outside of it, so that its
+        # traceback, which a caller may keep, does not keep the store open.
+        Attempts(spec, supervisor, rendezvous or _rendezvous_of(spec, supervisor), history).run()
+    except (KeyboardInterrupt, SystemExit) as stop:
+        try:
+            raise_failures(
+                failed_before(supervisor.ranks, supervisor.stopped_ns), supervisor.world_size, attempts=history.report
+            )
+        except RankFailedError as failed:
+            raise stop from failed
+        raise
+    if history.lost:
+        raise_lost(history.lost, supervisor.ranks, supervisor.world_size, attempts=history.report)
+    if history.elsewhere:
+        raise RankFailedError(
+            describe_failures(history.elsewhere, supervisor.world_size) + history.report.text,
+            failures=history.elsewhere,
+            earlier=history.report.failures,
         )
-    return ""
+    raise_failures(
+        supervisor.ranks,
+        supervisor.world_size,
+        returning=spec.kind is TargetKind.FUNCTION,
+        oom_text=history.explain_oom(),
+        attempts=history.report,
+        consequences=history.consequences,
+    )
+    return supervisor.ranks
+
+
+def _rendezvous_of(spec: LaunchSpec, supervisor: Supervisor) -> RendezvousHandler:
+    if spec.nodes is None:
+        return LoopbackRendezvous(uuid.uuid4().hex, spec.ports)
+    needs_secret = SECRET in spec.environ
+    waiting = WaitingReport(supervisor.print_message, spec.nodes, spec.command, needs_secret=needs_secret)
+    return multi_node_rendezvous(spec.nodes, find_secret(spec.environ), waiting)
+
+
+def _wait_for_hosts(place: Place) -> None:
+    """Wait until the launchers of the other hosts have finished too: one of them may need the store of this one."""
+    if place.num_hosts == 1:
+        return
+    names = [f"rankwise-finished/{host}" for host in range(place.num_hosts)]
+    deadline = time.monotonic() + _FINISH_SECONDS
+    with suppress(RuntimeError):  # the store has ended, with the launcher that had it
+        place.store.set(names[place.host], "")
+        while not place.store.check(names) and time.monotonic() < deadline:
+            time.sleep(_HOSTS_SECONDS)

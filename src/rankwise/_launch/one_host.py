@@ -63,7 +63,7 @@ def run_on_this_host(
         nullcontext() if forwarded is None else forwarded_signals(supervisor, forwarded),
     ):
         import_torch()  # while the fork server does
-        from rankwise._launch.agent import run_ranks  # noqa: PLC0415
+        from rankwise._launch.attempts import run_ranks  # noqa: PLC0415
 
         try:
             return run_ranks(spec, supervisor, None if rendezvous is None else rendezvous())

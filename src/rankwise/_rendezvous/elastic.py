@@ -1,4 +1,4 @@
-"""The rendezvous handlers for torch's elastic agent: on one host, a store on loopback that is kept between restarts."""
+"""The rendezvous of launchers, in torch's interface: on one host, a store on loopback that is kept between restarts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
-from torch.distributed import DistStoreError, HashStore, Store
+from torch.distributed import DistStoreError, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -32,12 +32,12 @@ from rankwise.errors import JoinError, LaunchError
 _TIMEOUT: Final = 300.0
 _C10D: Final = "c10d"
 _SHOW_SECONDS: Final = 1.0
-# How long the agent waits for the number of nodes that wait.
+# How long the launcher waits for the number of nodes that wait.
 _ANSWER_SECONDS: Final = 0.5
 
 
 class LoopbackRendezvous(FixedNodesRendezvous):
-    """The rendezvous of a single agent, which is this process.
+    """The rendezvous of a single launcher, which is this process.
 
     No other process can take the port, and only this host can reach it.
     """
@@ -53,8 +53,7 @@ class LoopbackRendezvous(FixedNodesRendezvous):
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        # The only agent exchanges its ranks with itself: in a store that other users of the host cannot reach.
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
+        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
 
 
 def _serve_first(ports: Sequence[int]) -> tuple[Store, int]:
@@ -140,7 +139,7 @@ def _of_torch(nodes: Nodes, secret: JobSecret | None, waiting: WaitingReport) ->
 def _asked_without_waiting(handler: RendezvousHandler) -> RendezvousHandler:
     """Let a handler answer at once how many nodes wait: as far as it knows, if its store does not answer.
 
-    The agent asks all the time. A store on a host that is lost keeps it in compiled code, where it does not notice
+    The launcher asks all the time. A store on a host that is lost keeps it in compiled code, where it does not notice
     that its ranks have failed.
     """
     ask = handler.num_nodes_waiting
@@ -150,7 +149,7 @@ def _asked_without_waiting(handler: RendezvousHandler) -> RendezvousHandler:
     def attempt() -> None:
         try:
             answers.put(ask())
-        except Exception as error:  # noqa: BLE001 - raised again in the agent's thread
+        except Exception as error:  # noqa: BLE001 - raised again in the launcher's thread
             answers.put(error)
 
     def num_nodes_waiting() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -79,7 +79,7 @@ class HostsOfMeeting(WatchedHosts):
 
 
 class TerminalStore(Store):
-    """The store in the terminal: what torch's agent and its launcher use of one."""
+    """The store in the terminal: what a launcher uses of one."""
 
     def __init__(self, terminal: TerminalLink, meeting: int, prefix: str) -> None:
         super().__init__()
@@ -99,13 +99,6 @@ class TerminalStore(Store):
         self.wait([key])
         found: bytes = self._ask("get", key)
         return found
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys: list[str], values: Sequence[Any]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
 
     def add(self, key: str, value: int) -> int:
         total: int = self._ask("add", key, value)

@@ -11,7 +11,7 @@ from rankwise._net.addresses import LOOPBACK, is_loopback
 
 
 class StoreValues:
-    """The store in which the launchers of the hosts meet: what torch's agent uses of one, and nothing waits here.
+    """The store in which the launchers of the hosts meet: what launchers use of one, and nothing waits here.
 
     The terminal has them, and not the first host: hosts need not be able to reach it by TCP, and no loss of a host is
     the loss of the store.
