@@ -84,7 +84,7 @@ def test_an_error_that_is_not_rankwises_keeps_all_frames(comm: Group, monkeypatc
         raise KeyError("a defect")
 
     group = rw.new_group([0, 1])  # which is lost by it
-    monkeypatch.setattr(comm_of(group)._exchange, "agree", broken)
+    monkeypatch.setattr(comm_of(group).control, "agree", broken)
     with pytest.raises(KeyError) as caught:
         rw.barrier(group=group)
     names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]

@@ -14,7 +14,7 @@ from rankwise._comm.control.channel import Channel
 from rankwise._comm.control.connect import connect as connect_ranks
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.page_channel import PageChannel
-from rankwise._comm.control.protocol import Call, Frame, FrameKind
+from rankwise._comm.control.protocol import Description, Frame, FrameKind
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.control.verdict import Verdict
 from rankwise.errors import RemoteRankError
@@ -87,7 +87,7 @@ def open_group(links: list[Links], group: int = 0, ranks: Collection[int] = RANK
 
 def agree(member: Member, body: bytes = b"", *, timeout: float = 100.0, read: Collection[int] = ()) -> Verdict:
     """Take part in an exchange of equal calls, without looking for deadlocks."""
-    call = Call("all_reduce", site="train.py:88")
+    call = Description("all_reduce", site="train.py:88")
     verdict = member.channel.agree(call, body, read=read, timeout=timeout, on_pause=lambda _: None)
     if verdict.error is not None:
         raise verdict.error

@@ -13,7 +13,7 @@ import pytest
 import rankwise as rw
 from rankwise._comm.control import channel, socket_channel
 from rankwise._comm.control.links import Links
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Outcome, Verdict
 from tests.comm.conftest import ROUTES
 from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, failed, in_threads, open_group
@@ -44,7 +44,7 @@ def test_each_member_receives_every_body(group: list[Member]) -> None:
 
 def test_a_result_is_computed_from_all_bodies(group: list[Member]) -> None:
     def exchange(member: int) -> bytes:
-        call = Call("all_reduce", site="train.py:88")
+        call = Description("all_reduce", site="train.py:88")
         channel = group[member].channel
         return channel.agree(call, b"%d" % member, combine=b"".join, timeout=100.0, on_pause=lambda _: None).result
 
@@ -140,7 +140,7 @@ def test_a_frame_that_another_thread_reads_ends_the_wait_for_it(
         if own == 1:
             group[1].channel.transfer({0: data}, {}, timeout=100.0)
             sent.set()
-        call = Call("all_reduce", site="train.py:88")
+        call = Description("all_reduce", site="train.py:88")
         assert other[own].channel.agree(call, b"", timeout=100.0, on_pause=pauses.append).error is None
 
     results = in_threads(run, SIZE + 1)

@@ -20,7 +20,7 @@ from torch.distributed import HashStore, TCPStore
 
 import rankwise as rw
 from rankwise._comm.control import connect, sockets
-from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.control.registry import GroupRegistry
 from rankwise._net import acceptor
 from tests.comm import members
 from tests.comm.members import assert_connected, in_threads, open_group

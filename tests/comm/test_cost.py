@@ -6,7 +6,7 @@ import cProfile
 import pstats
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 import torch
@@ -14,37 +14,46 @@ import torch
 import rankwise as rw
 from rankwise._collectives.all_to_all import _encode
 from rankwise._collectives.values_per_rank import serialize_each
-from rankwise._comm.comm import Comm, GroupContext
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.comm import Comm
+from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.control import MAX_FRAMES_SIZE
+from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Combine, Verdict
+from rankwise._comm.data.planes import Planes
 from rankwise._comm.group import Group
-from rankwise._comm.opening import MAX_FRAMES_SIZE
 from rankwise._comm.reduce_ops import Op
-from rankwise.testing.fakes import _OtherRanks
+from rankwise.testing.fakes import _FakeControl, _FakePlane
 
 T = TypeVar("T")
 
 SCALARS = {f"metric {index}": index / 7 for index in range(50)}
 
 
-class CountingRanks(_OtherRanks):
-    """The other ranks of a group in which all ranks pass the same values; they count what this one sends.
+class CountingControl(_FakeControl):
+    """The control plane of a group in which all ranks pass the same values; it counts the frames of this one."""
 
-    Attributes:
-        cost: Frames and their bytes; operations of the backend and the bytes passed to it.
-    """
-
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, cost: Counter[str]) -> None:
         super().__init__(0, range(size), [], iter(()))
-        self.cost: Counter[str] = Counter()
+        self.uses_frames = size <= MAX_FRAMES_SIZE
+        self.cost = cost
 
     def agree(
-        self, call: Call, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
-    ) -> Verdict:
+        self, call: Description, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
+    ) -> Verdict | None:
+        if not self.uses_frames:
+            self.digests.verify(call)
+            return None
         self.cost["frames"] += 1
         self.cost["bytes in frames"] += len(call.frame(body=message).encode())
         return super().agree(call, message, combine, read, timeout)
+
+
+class CountingPlane(_FakePlane):
+    """Its data plane, which counts the operations, and the bytes that are passed to them."""
+
+    def __init__(self, control: CountingControl) -> None:
+        super().__init__(control)
+        self.cost = control.cost
 
     def _counted(self, data: torch.Tensor, operation: Prepared[T]) -> Prepared[T]:
         def run() -> T:
@@ -66,16 +75,9 @@ class CountingRanks(_OtherRanks):
 
 def counting_group(size: int) -> tuple[Group, Counter[str]]:
     """Return rank zero's group, and its cost."""
-    ranks: Any = CountingRanks(size)
-    comm = Comm(
-        ranks=range(size),
-        global_rank=0,
-        device=torch.device("cpu"),
-        planes=[ranks],
-        exchange=ranks if size <= MAX_FRAMES_SIZE else None,
-        context=GroupContext(open_group=lambda _: comm),
-    )
-    return Group(comm), ranks.cost
+    control = CountingControl(size, Counter())
+    planes = Planes([CountingPlane(control)], size, 0)
+    return Group(Comm(control, planes, device=torch.device("cpu"))), control.cost
 
 
 Collective = Callable[[Group], object]

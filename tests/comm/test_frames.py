@@ -15,7 +15,7 @@ import torch
 import rankwise as rw
 from rankwise._collectives.serialization import serialize
 from rankwise._comm.control.protocol import (
-    Call,
+    Description,
     Details,
     Frame,
     FrameKind,
@@ -32,10 +32,10 @@ TABLE = "frames.txt"
 PROTOCOL_4, PROTOCOL_5 = b"\x80\x04", b"\x80\x05"
 SITE = "train.py:88"
 CALLS = {
-    "a barrier": Call("barrier", site=SITE),
-    "a barrier with a name": Call("barrier", {"name": "epoch 1"}, site=SITE),
-    "a reduction": Call("all_reduce", {"op": "sum", "differentiable": True}, "float32[3] 2", site=SITE),
-    "a call in a thread": Call("all_gather", {"dst": 3}, site=SITE, main=False),
+    "a barrier": Description("barrier", site=SITE),
+    "a barrier with a name": Description("barrier", {"name": "epoch 1"}, site=SITE),
+    "a reduction": Description("all_reduce", {"op": "sum", "differentiable": True}, "float32[3] 2", site=SITE),
+    "a call in a thread": Description("all_gather", {"dst": 3}, site=SITE, main=False),
 }
 FAILURE = rw.RemoteRankError(rank=3, host="node", raised="ValueError: no data", traceback="trace\n")
 REPORTS = {

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import rankwise as rw
 from rankwise._comm.control.links import Links
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Outcome, Verdict
 from tests.comm.conftest import ROUTES
 from tests.comm.members import Member, agree, failed, in_threads, open_group
@@ -105,7 +105,7 @@ def take_part(member: Member, own: int, step: Step) -> Any:
                 member.channel.post(failed(member, f"ValueError: of {own}"), timeout=100.0)
             return None
         if step.ways[own] == "differ":
-            other = Call("barrier", {"by": own}, site="train.py:99")
+            other = Description("barrier", {"by": own}, site="train.py:99")
             verdict = member.channel.agree(other, body, timeout=timeout, on_pause=lambda _: None)
             return verdict.error or verdict
         verdict = agree(member, body, timeout=timeout, read=range(len(step.ways)))

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from torch.nn.parameter import is_lazy
 
 import rankwise as rw
+from rankwise._comm.comm import serial_comm
 from rankwise._comm.group import Group
-from rankwise._comm.opening import serial_comm
 from tests.contract.argument_kinds import ARRAYS, KINDS, PLAIN, made_of
 from tests.contract.random_values import EXAMPLES
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
+from rankwise._comm.control.registry import GroupRegistry
 from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.group import Group
-from rankwise._comm.registry import GroupRegistry
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(3, 4)]
 
@@ -186,7 +186,7 @@ def test_a_group_in_use_by_another_thread_stays_open(comm: Group) -> None:
         if rw.get_rank() == 0:
             waiting = threading.Thread(target=lambda: rw.barrier(group=group))
             waiting.start()
-            while not comm_of(group).guard._call:
+            while not comm_of(group).control.guard._call:
                 threading.Event().wait(0.001)
             with pytest.raises(rw.CollectiveError, match="thread"):
                 group.close()
@@ -202,7 +202,7 @@ def test_a_group_in_use_by_another_thread_stays_open(comm: Group) -> None:
 def test_a_process_group_that_other_code_destroyed(comm: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GroupRegistry, "moves_data_itself", lambda _: False)
     group = rw.new_group(range(comm.size))
-    plane = comm_of(group).planes[-1]
+    plane = comm_of(group).planes.planes[-1]
     assert isinstance(plane, TorchPlane)
     dist.destroy_process_group(plane.group)
     rw.barrier(group=group)

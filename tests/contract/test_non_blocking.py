@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._comm.control.call import Call
 from rankwise._comm.control.call_guard import CallGuard
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group
 from rankwise._comm.work_queue import WorkQueue
 

@@ -17,7 +17,6 @@ from torch.distributed import Store
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group
 from rankwise._training import exclusive_section
 from tests.contract.without_frames import without_frames
@@ -324,7 +323,7 @@ def test_a_block_refused_because_of_another_thread_fails_on_all_ranks(comm: Grou
     held = threading.Event(), threading.Event()
 
     def hold() -> None:
-        guard = comm_of(comm).block_collectives(Call("another"))
+        guard = comm_of(comm).control.guard.block_collectives(comm_of(comm).call("another"))
         held[0].set()
         held[1].wait(60)
         guard.release()

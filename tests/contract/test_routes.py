@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm import opening
-from rankwise._comm.control import page_handshake
+from rankwise._comm import comm as comms
+from rankwise._comm.control import control, page_handshake
 from rankwise._comm.control import route as frame_route
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.data.plane import Support
@@ -69,20 +69,20 @@ class NoPlane(SocketPlane):
 def route(name: str, group: Group) -> Iterator[None]:
     """Use a route in this process and in the groups that it makes."""
     comm: Any = comm_of(group)
-    registry = comm._exchange._registry
+    registry = comm._registry
     with ExitStack() as stack:
         if name == "sockets":
             stack.enter_context(connected_by_sockets(group, comm, registry))
         else:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            patch.setattr(opening, "SocketPlane", NoPlane)
+            patch.setattr(comms, "SocketPlane", NoPlane)
             patch.setattr(registry, "moves_data_itself", lambda: False)
-            patch.setattr(comm, "planes", comm.planes[-1:])
+            patch.setattr(comm.planes, "planes", comm.planes.planes[-1:])
         if name == "digests":
-            patch.setattr(opening, "MAX_FRAMES_SIZE", 1)
+            patch.setattr(control, "MAX_FRAMES_SIZE", 1)
             patch.setattr(registry, "one_host", False)
-            patch.setattr(comm, "uses_frames", False)
-            patch.setattr(comm, "_exchange", None)
+            patch.setattr(comm.control, "uses_frames", False)
+            comm.control.agree_by(comm.planes.planes[-1])
         yield
 
 
@@ -97,8 +97,8 @@ def connected_by_sockets(group: Group, comm: Any, registry: Any) -> Iterator[Non
         patch.setattr(registry, "store", lambda: store)
         patch.setattr(registry, "_links", None)
         patch.setattr(registry, "channels", {})
-        patch.setattr(comm._exchange, "_channel", None)
-        assert isinstance(comm._exchange.open(), SocketChannel)
+        patch.setattr(comm.control, "_channel", None)
+        assert isinstance(comm.control.open(), SocketChannel)
         try:
             yield
         finally:
@@ -109,7 +109,7 @@ def connected_by_sockets(group: Group, comm: Any, registry: Any) -> Iterator[Non
 @pytest.mark.parametrize("way", WAYS)
 def test_every_body(comm: Group, module: ModuleType, way: str) -> None:
     with route(way, comm):
-        assert comm_of(comm).uses_frames is (way != "digests")
+        assert comm_of(comm).control.uses_frames is (way != "digests")
         assert bodies(module)
         for body in bodies(module).values():
             body(comm)
@@ -149,8 +149,8 @@ def test_numbers_are_as_exact_in_groups_without_frames(comm: Group) -> None:
 
 def test_ranks_of_one_host_are_connected_however_many_they_are(comm: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would unpickle bytes from the backend, which listens where other users can connect."""
-    monkeypatch.setattr(opening, "MAX_FRAMES_SIZE", 1)
+    monkeypatch.setattr(control, "MAX_FRAMES_SIZE", 1)
     part = rw.new_group(range(comm.size))
-    assert comm_of(comm).uses_frames
-    assert comm_of(part).uses_frames
+    assert comm_of(comm).control.uses_frames
+    assert comm_of(part).control.uses_frames
     assert rw.all_gather("x" * 100_000, group=part) == ["x" * 100_000] * comm.size

@@ -43,7 +43,7 @@ def folded(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
 def plane(session: rw.Session) -> SharedMemoryPlane:
     """The data plane of the session."""
     rw.barrier()  # the ranks are connected after it
-    found = comm_of(None).shared_memory
+    found = comm_of(None).planes.shared_memory
     assert found is not None
     return found
 
@@ -122,7 +122,7 @@ def test_groups_of_two_threads_at_the_same_time(plane: SharedMemoryPlane, sessio
 
 
 def test_the_memory_of_a_group_is_freed_with_it(plane: SharedMemoryPlane, session: rw.Session) -> None:
-    page = plane._link.shared_page.page  # type: ignore[union-attr]  # it is available
+    page = plane._control.shared_page.page  # type: ignore[union-attr]  # it is available
 
     def blocks() -> int:
         rw.barrier()
@@ -167,7 +167,7 @@ def test_rows_of_another_step_are_noticed(plane: SharedMemoryPlane, session: rw.
     group = rw.new_group(range(session.world_size))
     rw.all_reduce(torch.ones(5_000), group=group)
     rw.barrier(group=group)  # all have read the rows
-    own: Staging = comm_of(group).shared_memory._staging  # type: ignore[union-attr, assignment]
+    own: Staging = comm_of(group).planes.shared_memory._staging  # type: ignore[union-attr, assignment]
     own.step += session.rank == 1
     with pytest.raises(rw.CollectiveError, match="in different steps"):
         rw.all_reduce(torch.ones(5_000), group=group)

@@ -16,7 +16,7 @@ def without_frames(group: Group) -> Iterator[None]:
     """Let the members of a group agree through its data plane, in a block."""
     comm = comm_of(group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comm, "uses_frames", False)
-        patch.setattr(comm, "_exchange", None)
-        patch.setattr(comm, "planes", comm.planes[-1:])  # the others need frames
+        patch.setattr(comm.control, "uses_frames", False)
+        patch.setattr(comm.planes, "planes", comm.planes.planes[-1:])  # the others need frames
+        comm.control.agree_by(comm.planes.planes[-1])
         yield

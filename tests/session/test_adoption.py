@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.control.registry import GroupRegistry
 from rankwise._session.adoption import _adopted_registry
 from rankwise._torch import fake_process_group
 

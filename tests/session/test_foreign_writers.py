@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.group import Group
 from rankwise._rendezvous.store import wait_for
 from rankwise.testing.environments import fake_torchrun
@@ -57,7 +56,7 @@ def test_what_others_write_into_the_store_is_an_error_of_ours(comm: Group, note:
             raise AssertionError
         board.set("over", "")
     else:
-        internal.verify(Call("rank_zero_first", {"local": False}))
+        internal.call("rank_zero_first", {"local": False}).verify()
         internal.num_exclusive_sections += 1
         assert wait_for(board, ["over"], timeout=100.0)
         for left in (key, f"{key}/readers", "over"):

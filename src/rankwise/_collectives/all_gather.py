@@ -14,7 +14,6 @@ from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import from_bytes, same_memory
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import require_differentiable
 from rankwise._comm.work import Work
@@ -84,11 +83,11 @@ def all_gather(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, all_gather, value, differentiable=differentiable, async_op=async_op)
-    call = Call("all_gather")
+    call = comm.call("all_gather")
     if differentiable is False:
         return gather_values(comm, call, value)
     tensor: Any = value
-    with comm.collective(call):
+    with call:
         flows = as_bool(differentiable, "differentiable")
         if flows:
             call.settings = {"differentiable": True}
@@ -161,8 +160,7 @@ def all_gather_cat(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, all_gather_cat, tensor, dim, differentiable=differentiable, async_op=async_op)
-    call = Call("all_gather_cat")
-    with comm.collective(call):
+    with comm.call("all_gather_cat") as call:
         if not isinstance(tensor, torch.Tensor):
             raise PayloadTypeError(f"all_gather_cat takes a tensor, got {describe(tensor)}")
         plain = dense(tensor)

@@ -25,9 +25,8 @@ from rankwise._collectives.serialization import (
 from rankwise._collectives.values_per_rank import serialize_each
 from rankwise._comm.buffers import to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Prepared
-from rankwise._comm.tensor_operations import all_of
+from rankwise._comm.control.call import Prepared
+from rankwise._comm.data.planes import all_of
 from rankwise._comm.work import Work
 
 T = TypeVar("T")
@@ -84,21 +83,21 @@ def all_to_all(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, all_to_all, values, async_op=async_op)
-    call = Call("all_to_all")
-    with comm.collective(call) as rank:
+    with comm.call("all_to_all") as call:
+        rank = call.rank
         payloads = serialize_each(values, comm.size, call.operation, most_inline=INLINE_BYTES // comm.size)
         message = _encode(payloads)
         if len(message) > _MOST_MESSAGE_BYTES:
             payloads = [payload.with_short_header() for payload in payloads]
             message = _encode(payloads)
-        messages = comm.all_gather_bytes(call, message)
+        messages = call.all_gather(message)
         tables = [pickle.loads(one) for one in messages]
         headers = [Header.decode(table[rank]) for table in tables]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         # Every rank has all headers, so all know whether any rank sends buffers.
         devices = buffer_devices([Header.decode(header) for table in tables for header in set(table)])
         if devices:
-            comm.run_prepared(call, lambda: _exchange_buffers(comm, rank, devices, payloads, headers, buffers))
+            call.run_prepared(lambda: _exchange_buffers(comm, rank, devices, payloads, headers, buffers))
     return [deserialize(header, parts) for header, parts in zip(headers, buffers, strict=True)]
 
 
@@ -122,7 +121,7 @@ def _exchange_buffers(
         parts.update(payloads[rank].copy() if member == rank else empty_buffers(header, comm))
     nothing = to_tensor(b"")
     moves = [
-        comm.all_to_all(
+        comm.planes.all_to_all(
             [payload.buffers.get(device, nothing) for payload in payloads],
             [parts.get(device, nothing) for parts in buffers],
         )

@@ -11,8 +11,7 @@ import torch
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, device_of_bytes, from_bytes
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Call, Prepared
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group_rank import GroupRank
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
@@ -57,13 +56,14 @@ def exchange_tensors(
         InvalidArgumentError: `outgoing` is not a mapping, or a key of it is not a member.
         PayloadTypeError: A value of it is not a dense tensor.
     """
-    with comm.collective(call) as rank:
+    with call:
+        rank = call.rank
         sent = _checked(comm, outgoing)
         headers = [
             (dst, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.device.type)
             for dst, tensor in sent.items()
         ]
-        messages = comm.all_gather_bytes(call, json.dumps(headers).encode())
+        messages = call.all_gather(json.dumps(headers).encode())
         table = [
             [_Header(dst, dtype, tuple(shape), device) for dst, dtype, shape, device in json.loads(m)] for m in messages
         ]
@@ -77,7 +77,7 @@ def exchange_tensors(
             for device in sorted({header.device for row in table for header in row}):
                 here = [(as_bytes(tensor), dst) for dst, tensor in sent.items() if tensor.device.type == device]
                 there = [(parts[src], src) for src, header in received if header.device == device and src != rank]
-                moves.append(comm.transfer([move for move in here if move[1] != rank], there))
+                moves.append(comm.planes.transfer([move for move in here if move[1] != rank], there))
 
             def run() -> dict[int, torch.Tensor]:
                 for move in moves:
@@ -86,7 +86,7 @@ def exchange_tensors(
 
             return run
 
-        return comm.run_prepared(call, prepare)
+        return call.run_prepared(prepare)
 
 
 def _checked(comm: Comm, outgoing: Mapping[int | GroupRank, torch.Tensor]) -> dict[int, torch.Tensor]:

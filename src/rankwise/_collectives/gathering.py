@@ -18,11 +18,10 @@ from rankwise._collectives.serialization import (
 from rankwise._collectives.shared_values import Rest, SharedFiles
 from rankwise._comm.buffers import device_of_bytes, same_memory, to_tensor
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Call, Prepared
+from rankwise._comm.data.planes import all_of
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op
-from rankwise._comm.tensor_operations import all_of
 from rankwise._memory import require_available
 
 T = TypeVar("T")
@@ -55,16 +54,16 @@ class _GatherGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _: torch.Tensor | None, comm: Comm, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         ctx.comm = comm
-        call = Call("the gradient of all_gather", content=str([describe(grad) for grad in grads]))
-        with comm.collective(call):
-            scatter = comm.reduce_scatter(grads, Op.SUM)
-            comm.verify(call)
+        content = str([describe(grad) for grad in grads])
+        with comm.call("the gradient of all_gather", content=content) as call:
+            scatter = comm.planes.reduce_scatter(grads, Op.SUM)
+            call.verify()
             finish = scatter()
         return finish()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        call = Call("the gradient of the gradient of all_gather")
+        call = ctx.comm.call("the gradient of the gradient of all_gather")
         return None, None, *gather_tensors(ctx.comm, call, grad)
 
 
@@ -89,9 +88,9 @@ def gather_tensors(comm: Comm, call: Call, tensor: torch.Tensor) -> list[torch.T
 
 def gather_values(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = False) -> list[T]:
     """Gather the values of all members; if they are the parts of one tensor, side by side in memory if possible."""
-    with comm.collective(call), SharedFiles(comm, to_all=True) as files:
+    with call, SharedFiles(comm, to_all=True) as files:
         payload = with_free_memory(serialize(value))
-        messages = comm.all_gather_bytes(call, payload.header.encode())
+        messages = call.all_gather(payload.header.encode())
         headers = [Header.decode(message) for message in messages]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         rest = Rest.before(headers)
@@ -106,7 +105,7 @@ def gather_values(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = Fal
             return _gather_buffers(comm, rest.of(payload), remaining, buffers, is_one_tensor=is_one_tensor)
 
         if rest is not Rest.NOTHING:
-            comm.run_prepared(call, prepare)
+            call.run_prepared(prepare)
     return files.values(headers, buffers)
 
 
@@ -133,5 +132,6 @@ def _gather_buffers(
         for header, received, part in zip(headers, buffers, parts, strict=True):
             if device in header.sizes:  # the contents of a file may be there otherwise
                 received[device] = part
-        moves.append(comm.all_gather_into(data, parts) if is_even else comm.all_gather_ragged(data, parts, device))
+        planes = comm.planes
+        moves.append(planes.all_gather_into(data, parts) if is_even else planes.all_gather_ragged(data, parts, device))
     return all_of(moves, None)

@@ -14,8 +14,7 @@ from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.torch_groups import comm_of_torch_group
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Call, Prepared
 from rankwise._comm.group import Group, comm_behind
 from rankwise._comm.work import Work
 from rankwise._net.host import host_id
@@ -88,11 +87,10 @@ def barrier(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, barrier, name, timeout=timeout, async_op=async_op)
-    call = Call("barrier")
-    with comm.collective(call):
+    with comm.call("barrier") as call:
         if text := as_text(name, "name"):
             call.settings = {"name": text}
-        comm.verify(call, timeout=None if timeout is None else as_seconds(timeout, "timeout"))
+        call.verify(timeout=None if timeout is None else as_seconds(timeout, "timeout"))
     return None
 
 
@@ -123,8 +121,7 @@ def new_group(ranks: Iterable[int]) -> Group:
         1 5
     """
     comm = joined_session().comm
-    call = Call("new_group")
-    with comm.collective(call):
+    with comm.call("new_group") as call:
         members = _listed(ranks, comm.size)
         if not members or len(set(members)) != len(members):
             raise InvalidArgumentError(f"new_group takes one rank or more, each once, got {shown(members)}")
@@ -184,16 +181,15 @@ def _made_once(name: str, partition: Callable[[list[list[int]]], list[list[int]]
         partition: Returns the partition, given the ranks of each node.
     """
     session = joined_session()
-    session.comm.require_member()
+    session.comm.control.require_member()
     found = session.node_groups.get(name)
     if found is not None:
         return found
     node_rank = session.reading.node_rank
     node = "" if node_rank is None else str(node_rank.value)
-    call = Call(name)
-    with session.comm.collective(call):
+    with session.comm.call(name) as call:
         own = f"{node} {host_id()} {socket.gethostname()}".encode()
-        found_by_rank = [other.partition(b" ") for other in session.comm.all_gather_bytes(call, own)]
+        found_by_rank = [other.partition(b" ") for other in call.all_gather(own)]
         # Some ranks of a group that other code opened may have a launcher's number, and others none.
         is_numbered = all(number for number, _, _ in found_by_rank)
         nodes: dict[bytes, list[int]] = {}
@@ -211,7 +207,7 @@ def _made_once(name: str, partition: Callable[[list[list[int]]], list[list[int]]
 def open_group(comm: Comm, call: Call, ranks: Sequence[int]) -> Comm:
     """Agree on a call, and return a new group of some of the ranks, in a block of `collective`."""
     is_reserved = comm.reserve_group(ranks)
-    comm.verify(call)
+    call.verify()
     return comm.new_group(ranks) if is_reserved else _opened(comm, call, ranks)
 
 
@@ -224,7 +220,7 @@ def _opened(comm: Comm, call: Call, ranks: Sequence[int]) -> Comm:
         return opened.pop
 
     try:
-        return comm.run_prepared(call, prepare)
+        return call.run_prepared(prepare)
     except BaseException:
         for group in opened:
             group.close_locally("was not opened by all ranks")

@@ -23,8 +23,7 @@ from rankwise._collectives.memory_places import are_disjoint, check_writable, re
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import overwrite, same_memory
 from rankwise._comm.comm import INLINE_BYTES, Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Completion, Prepared
+from rankwise._comm.control.call import Call, Completion, Prepared
 from rankwise._comm.control.verdict import Combine
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import HALVES, Op, ReductionRecipe, fold, plan
@@ -101,7 +100,7 @@ class InPlaceReduction:
         else:
             self._groups = self._grouped(tensors, name, is_wide=is_wide)
         self._is_inline = (
-            comm.uses_frames
+            comm.control.uses_frames
             and comm.size > 1
             and sum(sum(group.nbytes) for group in self._groups) <= INLINE_BYTES
             and all(group.tensors[0].device.type == "cpu" for group in self._groups)
@@ -113,8 +112,8 @@ class InPlaceReduction:
     def agree(self, call: Call, note: bytes = b"", combine: Combine | None = None) -> bytes:
         """Agree on the call, and return the combination of the notes of all members; none in groups without frames."""
         comm = self._comm
-        if not comm.uses_frames or (combine is None and not self._is_inline):
-            comm.verify(call)
+        if not comm.control.uses_frames or (combine is None and not self._is_inline):
+            call.verify()
             return b""
 
         def combine_all(messages: Sequence[bytes]) -> bytes:
@@ -122,7 +121,7 @@ class InPlaceReduction:
             return pickle.dumps((b"" if combine is None else combine(notes), self._fold(contents)))
 
         contents = self._contents() if self._is_inline else None
-        result = comm.reduce_bytes(call, pickle.dumps((note, contents)), combine_all)
+        result = call.reduce(pickle.dumps((note, contents)), combine_all)
         combined, self._reduced = pickle.loads(result or b"")
         return bytes(combined)
 
@@ -168,7 +167,7 @@ class InPlaceReduction:
         """Prepare the reduction of a group that does not travel with the agreement."""
         first, recipe, comm = group.tensors[0], group.recipe, self._comm
         is_on_xla = first.device.type == DEVICE_TYPE
-        memory = comm.shared_memory if first.device.type == "cpu" else None
+        memory = comm.planes.shared_memory if first.device.type == "cpu" else None
         is_wide = recipe.wire_dtype is torch.float32 and first.dtype in HALVES
         is_alone = comm.size == 1 and not is_on_xla  # the reduction of one tensor is that tensor
         if is_alone or (memory is not None and (is_wide or recipe.wire_dtype is first.dtype)):
@@ -183,7 +182,7 @@ class InPlaceReduction:
         else:
             flat = torch.cat([tensor.view(-1) for tensor in group.tensors])
             wire = flat if is_wire and not is_on_xla else recipe.start(flat)
-        group.move = comm.reduce(wire.reshape(-1), self._op)
+        group.move = comm.planes.reduce(wire.reshape(-1), self._op)
 
         def finish() -> None:
             reduced = recipe.finish(wire, self._divisor).to(first.device).reshape(-1)

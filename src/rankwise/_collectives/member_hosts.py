@@ -19,7 +19,7 @@ class MemberHosts:
 
     def __init__(self, comm: Comm) -> None:
         hosts: Sequence[str] = comm.hosts or [""] * comm.size
-        self.own = comm.require_member()
+        self.own = comm.control.require_member()
         self.here = [member for member, host in enumerate(hosts) if host == hosts[self.own]]
         self.first_elsewhere = [hosts.index(host) for host in dict.fromkeys(hosts) if host != hosts[self.own]]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from rankwise._collectives.serialization import Serialized
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.call import Call
 from rankwise._memory import memory_of_host
 
 # Values of this size and more tell how much memory their host has left: to read that takes some time.
@@ -36,7 +36,5 @@ def require_room(call: Call, nbytes: int, free: Iterable[int]) -> None:
     """
     least = min(filter(None, free), default=nbytes)
     if nbytes > least:
-        call.agreement_failed = True  # all members know it
-        raise MemoryError(
-            f"{nbytes} bytes of values do not fit into the {least} bytes of memory that are free on a host"
-        )
+        text = f"{nbytes} bytes of values do not fit into the {least} bytes of memory that are free on a host"
+        call.fail_everywhere(MemoryError(text))

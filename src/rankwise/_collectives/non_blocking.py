@@ -19,7 +19,7 @@ from rankwise._arguments import as_bool
 from rankwise._collectives.deferred import undeferred
 from rankwise._collectives.pytree import PyTree
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.call import Call
 from rankwise._comm.group import Group
 from rankwise._comm.work import Work
 from rankwise._session.current import rank_of_this_thread, session_of_this_thread
@@ -73,15 +73,15 @@ def start_call(
         differentiable: Its argument of this name.
         on_xla: There are tensors on XLA devices in its arguments.
     """
-    call = Call(operation)
+    call = comm.call(operation)
     try:
         is_async = as_bool(async_op, "async_op")
         is_differentiable = as_bool(differentiable, "differentiable")
     except InvalidArgumentError as error:
-        return _fail(comm, call, error)
+        return _fail(call, error)
     if is_async and is_differentiable:
         text = "differentiable=True and async_op=True cannot be combined: leave one of them out"
-        return _fail(comm, call, InvalidArgumentError(text))
+        return _fail(call, InvalidArgumentError(text))
     if not is_async:
         return run()
     try:
@@ -91,7 +91,7 @@ def start_call(
     except RuntimeError as error:
         if isinstance(error, RankwiseError):
             raise
-        return _fail(comm, call, CollectiveError(f"{call.text}: no thread can be started: {error}"))
+        return _fail(call, CollectiveError(f"{call.text}: no thread can be started: {error}"))
 
 
 def are_on_xla(*values: object) -> bool:
@@ -110,9 +110,9 @@ def _leaves(value: object) -> Sequence[object]:
         return ()
 
 
-def _fail(comm: Comm, call: Call, error: Exception) -> NoReturn:
+def _fail(call: Call, error: Exception) -> NoReturn:
     """Raise an error of this rank on all ranks."""
-    with comm.collective(call):
+    with call:
         raise error
     raise error  # not reached: no context manager of a comm suppresses errors
 

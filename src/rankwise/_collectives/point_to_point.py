@@ -15,10 +15,9 @@ from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start_call
 from rankwise._collectives.serialization import Header, Serialized, deserialize, empty_buffers, serialize
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Call, Prepared
+from rankwise._comm.data.planes import all_of
 from rankwise._comm.group_rank import GroupRank
-from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
 from rankwise._xla_use import is_used
 from rankwise.errors import PayloadTypeError
@@ -74,7 +73,7 @@ def send(
         ...         rankwise.recv(src=0)  # {'step': 7}
     """
     comm = comm_of(group)
-    pair = comm.pair(comm.require_member(), comm.group_rank_of(dst, "dst"))
+    pair = comm.pair(comm.control.require_member(), comm.group_rank_of(dst, "dst"))
     if async_op is not False:
         payload = _payload_on_xla(value) if is_used() else lambda: serialize(value)
         return start_call(pair, "send", lambda: _send(pair, payload), async_op=async_op)
@@ -116,14 +115,14 @@ def recv(src: int | GroupRank, *, group: GroupLike | None = None, async_op: bool
         ...     sent.wait()
     """
     comm = comm_of(group)
-    pair = comm.pair(comm.group_rank_of(src, "src"), comm.require_member())
+    pair = comm.pair(comm.group_rank_of(src, "src"), comm.control.require_member())
     if async_op is not False:
         return start_call(pair, "recv", lambda: _recv(pair), async_op=async_op)
     return _recv(pair)
 
 
 def _call(pair: Comm) -> Call:
-    return Call(f"send/recv from rank {pair.ranks[_SENDER]} to rank {pair.ranks[_RECEIVER]}")
+    return pair.call(f"send/recv from rank {pair.ranks[_SENDER]} to rank {pair.ranks[_RECEIVER]}")
 
 
 def _payload_on_xla(value: object) -> Callable[[], Serialized]:
@@ -141,23 +140,21 @@ def _payload_on_xla(value: object) -> Callable[[], Serialized]:
 
 
 def _send(pair: Comm, serialized: Callable[[], Serialized]) -> None:
-    call = _call(pair)
-    with pair.collective(call):
+    with _call(pair) as call:
         payload = serialized()
-        pair.broadcast_bytes(call, payload.header.encode(), _SENDER)
+        call.broadcast(payload.header.encode(), _SENDER)
         if payload.header.sizes:
             outgoing = [[(data, _RECEIVER)] for data in payload.buffers.values()]
-            pair.run_prepared(call, lambda: all_of([pair.transfer(pieces, []) for pieces in outgoing], None))
+            call.run_prepared(lambda: all_of([pair.planes.transfer(pieces, []) for pieces in outgoing], None))
 
 
 def _recv(pair: Comm) -> Any:  # noqa: ANN401 - any value
-    call = _call(pair)
-    with pair.collective(call):
-        header = Header.decode(pair.broadcast_bytes(call, b"", _SENDER))
+    with _call(pair) as call:
+        header = Header.decode(call.broadcast(b"", _SENDER))
 
         def prepare() -> Prepared[dict[str, torch.Tensor]]:
             buffers = empty_buffers(header, pair)
-            return all_of([pair.transfer([], [(data, _SENDER)]) for data in buffers.values()], buffers)
+            return all_of([pair.planes.transfer([], [(data, _SENDER)]) for data in buffers.values()], buffers)
 
-        buffers = pair.run_prepared(call, prepare) if header.sizes else {}
+        buffers = call.run_prepared(prepare) if header.sizes else {}
     return deserialize(header, buffers)

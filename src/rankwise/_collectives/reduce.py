@@ -15,7 +15,6 @@ from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import PyTree, describe
 from rankwise._collectives.reduce_request import ReduceRequest
 from rankwise._comm.buffers import same_memory
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import common_place
 from rankwise._comm.reduce_ops import OPS, Op
 from rankwise._comm.work import Work
@@ -140,8 +139,7 @@ def all_reduce(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, all_reduce, value, op, differentiable=differentiable, async_op=async_op)
-    call = Call("all_reduce")
-    with comm.collective(call):
+    with comm.call("all_reduce") as call:
         parsed = OPS[op] if type(op) is str and op in OPS else Op.parse(op)
         differentiable = differentiable is not False and as_bool(differentiable, "differentiable")
         call.settings = {"op": parsed.name, "differentiable": True} if differentiable else {"op": parsed.name}
@@ -203,8 +201,7 @@ def all_reduce_(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, all_reduce_, tensor, op, async_op=async_op)
-    call = Call("all_reduce_")
-    with comm.collective(call):
+    with comm.call("all_reduce_") as call:
         parsed = Op.parse(op)
         call.settings = {"op": parsed.name}
         tree = PyTree.of(tensor)
@@ -251,7 +248,7 @@ class _Reduced(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         request: ReduceRequest = ctx.request
-        call = Call("the gradient of all_reduce", {"op": request.op.name})
+        call = request.comm.call("the gradient of all_reduce", {"op": request.op.name})
         tensor_grads = [grads[index] for index in request.tensor_indices()]
         gradient = ReduceRequest.of(request.comm, call, tensor_grads, request.op)
         leaves = gradient.run()

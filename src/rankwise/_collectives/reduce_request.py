@@ -21,7 +21,7 @@ from rankwise._collectives.pytree import A_NUMBER, PyTree, describe
 from rankwise._collectives.scalars import NUMBER_TYPES, all_reduce_numbers, fold_numbers, to_python_number
 from rankwise._comm.buffers import as_bytes, contents
 from rankwise._comm.comm import INLINE_BYTES, Comm
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.call import Call
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import OPS, Op, ReductionRecipe, fold, plan, require_differentiable
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
@@ -102,7 +102,7 @@ class ReduceRequest:
         if type(value) in NUMBER_TYPES:  # what the rest would do, in less time
             number = leaves[0] = to_python_number(value, op)
             set_content(call, tree, (A_NUMBER,))
-            return cls(comm, call, op, tree, {0: number}, set(), [], comm.uses_frames)
+            return cls(comm, call, op, tree, {0: number}, set(), [], comm.control.uses_frames)
         numbers: dict[int, Any] = {}
         arrays: set[int] = set()
         tensors: dict[tuple[torch.dtype, torch.device], list[int]] = {}
@@ -121,7 +121,7 @@ class ReduceRequest:
         set_content(call, tree, described)
         # Contents on an accelerator are never sent with a frame: to read them here would wait for the device.
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
-        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.uses_frames and nbytes <= INLINE_BYTES)
+        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.control.uses_frames and nbytes <= INLINE_BYTES)
 
     def tensor_indices(self) -> list[int]:
         """Return the indices of the leaves that are tensors and not arrays."""
@@ -154,7 +154,7 @@ class ReduceRequest:
 
         Collective over the members of the comm.
         """
-        with self.comm.collective(self.call):
+        with self.call:
             finish = self.exchange()
         return finish()
 
@@ -172,14 +172,14 @@ class ReduceRequest:
                 numbers.append(int(self.requires_gradient))
             else:
                 self.requires_gradient = True  # to ask the other ranks would wait for the device
-        moves = [] if self.is_inline else [comm.reduce(bucket.wire, self.op) for bucket in self.buckets]
+        moves = [] if self.is_inline else [comm.planes.reduce(bucket.wire, self.op) for bucket in self.buckets]
         reduced: bytes | None = None
         if not self.is_inline and not numbers:
             if self._is_checked():
-                comm.verify(self.call)
+                self.call.verify()
         elif self.is_inline or self._is_checked():
             inline = [_contents(bucket.wire) for bucket in self.buckets] if self.is_inline and self.buckets else []
-            verdict = comm.agree(self.call, pickle.dumps((numbers, inline)), combine=self._fold)
+            verdict = self.call.agree(pickle.dumps((numbers, inline)), combine=self._fold)
             reduced = None if verdict is None else verdict.result
         for move in moves:
             move()

@@ -10,7 +10,6 @@ import torch
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op, plan
 from rankwise._comm.work import Work
@@ -59,16 +58,15 @@ def reduce_scatter(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, reduce_scatter, values, op, async_op=async_op)
-    call = Call("reduce_scatter")
-    with comm.collective(call):
+    with comm.call("reduce_scatter") as call:
         parsed = Op.parse(op)
         call.settings = {"op": parsed.name}
         _check_pieces(values, parsed, comm.size)
         call.content = " ".join(map(describe, values))
         call.parts = lambda: {f"[{index}]": describe(value) for index, value in enumerate(values)}
-        scatter = comm.reduce_scatter(values, parsed)
+        scatter = comm.planes.reduce_scatter(values, parsed)
         if comm.check or values[0].device.type == "cpu":
-            comm.verify(call)
+            call.verify()
         finish = scatter()
     return finish()
 

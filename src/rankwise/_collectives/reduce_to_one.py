@@ -9,7 +9,6 @@ import torch
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.reduce_request import ReduceRequest
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.reduce_ops import Op
 from rankwise._comm.work import Work
@@ -124,12 +123,11 @@ def reduce(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, reduce, value, op, dst=dst, async_op=async_op)
-    call = Call("reduce")
-    with comm.collective(call) as rank:
+    with comm.call("reduce") as call:
         parsed = Op.parse(op)
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"op": parsed.name, "dst": comm.ranks[receiver]}
         request = ReduceRequest.of(comm, call, value, parsed)
         finish = request.exchange(dst=receiver)
     leaves = finish()
-    return request.tree.rebuild(leaves) if rank == receiver else None
+    return request.tree.rebuild(leaves) if comm.rank == receiver else None

@@ -25,10 +25,9 @@ from rankwise._collectives.serialization import (
 )
 from rankwise._collectives.shared_values import Rest, SharedFiles
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Prepared
+from rankwise._comm.data.planes import all_of
 from rankwise._comm.group_rank import GroupRank
-from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
 from rankwise._memory import require_available
 
@@ -94,14 +93,13 @@ def gather(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, gather, value, dst=dst, async_op=async_op)
-    call = Call("gather")
-    with comm.collective(call) as rank, SharedFiles(comm, to_all=False) as files:
+    with comm.call("gather") as call, SharedFiles(comm, to_all=False) as files:
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"dst": comm.ranks[receiver]}
         payload = with_free_memory(serialize(value))
         # Every rank has to know what follows for any rank, since all agree once more before it moves.
         body = _Following.of(payload).encode() + payload.header.encode()
-        messages, result = comm.gather_bytes(call, body, receiver, _Following.combine)
+        messages, result = call.gather(body, receiver, _Following.combine)
         headers = [Header.decode(message[_FOLLOWING.size :]) for message in messages]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
         # In groups without frames only the receiver knows, so that they always agree once more.
@@ -113,8 +111,8 @@ def gather(
         if rest is not Rest.NOTHING:
             remaining = [rest.of(header) for header in headers]
             own = rest.of(payload)
-            comm.run_prepared(call, lambda: _gather_buffers(comm, receiver, own, remaining, buffers))
-    if rank != receiver:
+            call.run_prepared(lambda: _gather_buffers(comm, receiver, own, remaining, buffers))
+    if comm.rank != receiver:
         return None
     return files.values(headers, buffers)
 
@@ -178,12 +176,11 @@ def broadcast(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, broadcast, value, src=src, async_op=async_op)
-    call = Call("broadcast")
-    with comm.collective(call) as rank, SharedFiles(comm, to_all=True) as files:
+    with comm.call("broadcast") as call, SharedFiles(comm, to_all=True) as files:
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
-        payload = with_free_memory(serialize(value)) if rank == sender else None
-        message = comm.broadcast_bytes(call, b"" if payload is None else payload.header.encode(), sender)
+        payload = with_free_memory(serialize(value)) if comm.rank == sender else None
+        message = call.broadcast(b"" if payload is None else payload.header.encode(), sender)
         header = Header.decode(message)
         buffers: dict[str, torch.Tensor] = {}
         rest = Rest.before([header])
@@ -194,13 +191,13 @@ def broadcast(
         def prepare() -> Prepared[None]:
             received = empty_buffers(rest.of(header), comm) if payload is None else rest.of(payload).copy()
             buffers.update(received)
-            return all_of([comm.broadcast(data, sender) for data in received.values()], None)
+            return all_of([comm.planes.broadcast(data, sender) for data in received.values()], None)
 
         if rest is not Rest.NOTHING:
-            comm.run_prepared(call, prepare)
+            call.run_prepared(prepare)
     result: T
     [result] = files.values([header], [buffers])
-    if rank != sender:
+    if comm.rank != sender:
         check_received(value, result, call.text)
     return result
 
@@ -245,7 +242,7 @@ def _gather_buffers(
 ) -> Prepared[None]:
     """Prepare to gather buffers on the member with group rank `dst`, which alone has the headers."""
     if comm.rank != dst:
-        return all_of([comm.transfer([(data, dst)], []) for data in payload.buffers.values()], None)
+        return all_of([comm.planes.transfer([(data, dst)], []) for data in payload.buffers.values()], None)
     require_available(sum(header.sizes.get("cpu", 0) for header in headers))
     for member, (header, parts) in enumerate(zip(headers, buffers, strict=True)):
         parts.update(payload.copy() if member == dst else empty_buffers(header, comm))
@@ -256,5 +253,5 @@ def _gather_buffers(
             for member, header in enumerate(headers)
             if member != dst and device in header.sizes
         ]
-        moves.append(comm.transfer([], incoming))
+        moves.append(comm.planes.transfer([], incoming))
     return all_of(moves, None)

@@ -59,11 +59,12 @@ def all_reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callabl
     reduces them in Python, and raises the same error on all ranks if they have no result.
     """
     bits = max((number.bit_length() for number in numbers if isinstance(number, int)), default=0)
-    widest = torch.tensor([bits, *(NUMBER_TYPES.index(type(number)) for number in numbers)], device=comm.control_device)
-    comm.reduce(widest, Op.MAX)()
+    device = comm.planes.message_device
+    widest = torch.tensor([bits, *(NUMBER_TYPES.index(type(number)) for number in numbers)], device=device)
+    comm.planes.reduce(widest, Op.MAX)()
     bits, *types = widest.tolist()
     if op.result_bits(bits, comm.size) >= _INT64_BITS:
-        rows = [pickle.loads(row) for row in comm.all_gather_unverified(pickle.dumps(numbers))]
+        rows = [pickle.loads(row) for row in comm.control.digests.all_gather(pickle.dumps(numbers))]
         return functools.partial(fold_numbers, rows, op)
 
     results: list[Any] = [None] * len(numbers)
@@ -71,8 +72,8 @@ def all_reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callabl
         indices = [index for index, other in enumerate(types) if other == type_index]
         widen: Callable[[Any], Any] = NUMBER_TYPES[type_index]
         values = [widen(numbers[index]) for index in indices]
-        wire = torch.tensor(values, dtype=_DTYPES[type_index], device=comm.control_device)
-        reduced = comm.all_reduce(wire, Op.SUM if op.is_mean else op)()().tolist()
+        wire = torch.tensor(values, dtype=_DTYPES[type_index], device=device)
+        reduced = comm.planes.all_reduce(wire, Op.SUM if op.is_mean else op)()().tolist()
         for index, value in zip(indices, reduced, strict=True):
             results[index] = value / comm.size if op.is_mean else value
     return lambda: results

@@ -19,10 +19,9 @@ from rankwise._collectives.serialization import (
 )
 from rankwise._collectives.shared_values import Rest, SharedFiles
 from rankwise._collectives.values_per_rank import serialize_each
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Prepared
+from rankwise._comm.data.planes import all_of
 from rankwise._comm.group_rank import GroupRank
-from rankwise._comm.tensor_operations import all_of
 from rankwise._comm.work import Work
 from rankwise._memory import require_available
 
@@ -103,15 +102,15 @@ def scatter(
     comm = comm_of(group)
     if async_op is not False:
         return start(comm, scatter, values, src=src, async_op=async_op)
-    call = Call("scatter")
-    with comm.collective(call) as rank, SharedFiles(comm, to_all=False) as files:
+    with comm.call("scatter") as call, SharedFiles(comm, to_all=False) as files:
+        rank = call.rank
         sender = comm.group_rank_of(src, "src")
         call.settings = {"src": comm.ranks[sender]}
         payloads = serialize_each(values, comm.size, "scatter") if rank == sender else []
         require_available(sum(payload.header.file_bytes for payload in payloads))
         # Every rank has to know what follows for any rank, since all agree once more before it moves.
         prefix = Following.of(payloads).value
-        message = comm.scatter_bytes(call, [prefix + payload.header.encode() for payload in payloads], sender)
+        message = call.scatter([prefix + payload.header.encode() for payload in payloads], sender)
         following, header = Following(message[:1]), Header.decode(message[1:])
         buffers: dict[str, torch.Tensor] = {}
         rest = Rest.NOTHING if following is Following.NOTHING else Rest.EVERYTHING
@@ -122,7 +121,7 @@ def scatter(
             if rank != sender:
                 received = empty_buffers(rest.of(header), comm)
                 buffers.update(received)
-                return all_of([comm.transfer([], [(data, sender)]) for data in received.values()], None)
+                return all_of([comm.planes.transfer([], [(data, sender)]) for data in received.values()], None)
             remaining = [rest.of(payload) for payload in payloads]
             moves = []
             for device in buffer_devices([payload.header for payload in remaining]):
@@ -131,12 +130,12 @@ def scatter(
                     for member, payload in enumerate(remaining)
                     if member != rank and device in payload.buffers
                 ]
-                moves.append(comm.transfer(outgoing, []))
+                moves.append(comm.planes.transfer(outgoing, []))
             buffers.update(remaining[rank].copy())
             return all_of(moves, None)
 
         if rest is not Rest.NOTHING:
-            comm.run_prepared(call, prepare)
+            call.run_prepared(prepare)
     result: T
     [result] = files.values([header], [buffers])
     if rank != sender and isinstance(values, (list, tuple)) and len(values) == comm.size:

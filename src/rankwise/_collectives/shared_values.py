@@ -21,7 +21,7 @@ import torch
 from rankwise._collectives.member_hosts import MemberHosts
 from rankwise._collectives.serialization import Header, Serialized, deserialize
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.call import Call
 from rankwise._comm.control.shared_file import FileReference, ReceivedFile, map_file
 from rankwise._memory import require_available
 
@@ -120,7 +120,7 @@ class SharedFiles(ExitStack):
         hosts = MemberHosts(self._comm)
         call.begin_data()
         prepared = self._prepare(hosts, sent, headers, senders)
-        answers = [json.loads(answer) for answer in self._comm.all_gather_bytes(call, prepared.encode())]
+        answers = [json.loads(answer) for answer in call.all_gather(prepared.encode())]
         rest = Rest.of_all(answer["rest"] for answer in answers)
         if rest is Rest.EVERYTHING:
             return rest
@@ -140,7 +140,7 @@ class SharedFiles(ExitStack):
             mapped[senders.index(hosts.own)] = sent[0].buffers["cpu"].clone()
         if rest is Rest.NOTHING:
             self._unpickle(headers, mapped)
-        rest = Rest.of_all(answer.decode() for answer in self._comm.all_gather_bytes(call, rest.value.encode()))
+        rest = Rest.of_all(answer.decode() for answer in call.all_gather(rest.value.encode()))
         if rest is Rest.EVERYTHING:
             self._unpickled = None
         else:
@@ -162,7 +162,7 @@ class SharedFiles(ExitStack):
         hosts = self._comm.hosts
         if hosts:
             return self._to_all and len({*hosts}) < len(hosts)
-        return self._comm.shared_memory is not None
+        return self._comm.planes.shared_memory is not None
 
     def _prepare(
         self, hosts: MemberHosts, sent: Sequence[Serialized], headers: Sequence[Header], senders: Sequence[int]
@@ -217,7 +217,7 @@ class SharedFiles(ExitStack):
             data = sent[0].buffers["cpu"] if own is None else own  # the buffer takes memory of its own
             outgoing = [(data, first) for first in hosts.first_elsewhere]
         incoming = [(_memory(data), senders[index]) for index, data in prepared.received.items()]
-        self._comm.transfer(outgoing, incoming)()
+        self._comm.planes.transfer(outgoing, incoming)()
 
     def _unpickle(self, headers: Sequence[Header], mapped: Sequence[torch.Tensor | None]) -> None:
         """Unpickle the values before the last agreement, so that an error is one on all members."""

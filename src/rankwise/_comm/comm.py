@@ -1,4 +1,4 @@
-"""Comm: a group of ranks, the groups made from it, and its end. Its operations on tensors: `tensor_operations`."""
+"""Comm: a group of ranks, the groups made from it, and its end. Users have it as a `Group`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,33 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Final, TypeVar
 
 import torch
-from torch.distributed import Store
+import torch.distributed as dist
 
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import FrameExchange
+from rankwise._arguments import as_integer
+from rankwise._comm.control.call import Call
+from rankwise._comm.control.control import Control
+from rankwise._comm.control.registry import GroupRegistry
 from rankwise._comm.data.plane import DataPlane
+from rankwise._comm.data.planes import Planes
+from rankwise._comm.data.serial import SerialPlane
+from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
+from rankwise._comm.data.socket_plane import SocketPlane
+from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.group_rank import GroupRank
-from rankwise._comm.tensor_operations import TensorOperations
 from rankwise._comm.work import Work
 from rankwise._comm.work_queue import WorkQueue
 from rankwise._net.pausable_timeouts import elapsed_since
+from rankwise._rendezvous.signed_store import part_of
+from rankwise._torch import gloo_on
 from rankwise._user_frames import call_site
-from rankwise.errors import CollectiveError, InvalidArgumentError
+from rankwise._xla_use import DEVICE_TYPE
+from rankwise.errors import CollectiveError, InvalidArgumentError, NotJoinedError, shown
 
 T = TypeVar("T")
 
@@ -30,109 +40,106 @@ T = TypeVar("T")
 INLINE_BYTES: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupContext:
-    """The functions of a session that a group of it needs.
+class Comm:
+    """A group of ranks, in an order, that can communicate: the members agree on a call, and then data moves.
 
     Attributes:
-        open_group: Returns a group of some of the members; Collective over all members.
-        reserve_group: Prepares this rank for a group of some of the members, so that opening it cannot fail here; False
-            if that takes other members too. Local.
-        open_pair: Returns the group of two members in which the first one sends to the second, given their group ranks;
-            Local. None if there is no other member.
-        open_of_members: Returns a group that only its members make, given their global ranks and a number that no other
-            such group has; Local. None if groups are made by all members.
-        hosts: Returns the ids of the members' hosts, by group rank; [] if all are on one host, or not connected yet.
-        uses_shared_memory: This rank may share memory with the others of its host.
-        store: Returns the store that the members share; None if there is no other member.
-        destroy: Destroys the process group that was created for the group, if there is one.
-        close_unreferenced: Closes the groups of the session to which nothing refers any more.
-        timeout: Seconds that a collective waits for a rank; None without a limit.
-    """
-
-    open_group: Callable[[Sequence[int]], Comm]
-    reserve_group: Callable[[Sequence[int]], bool] = lambda _: False
-    open_pair: Callable[[Sequence[int]], Comm] | None = None
-    open_of_members: Callable[[Sequence[int], int], Comm] | None = None
-    hosts: Callable[[], Sequence[str]] = tuple
-    uses_shared_memory: bool = False
-    store: Callable[[], Store] | None = None
-    destroy: Callable[[], None] = lambda: None
-    close_unreferenced: Callable[[], None] = lambda: None
-    timeout: float | None = None
-
-
-class Comm(TensorOperations):
-    """A group of ranks, in an order, that can communicate.
-
-    Users have it as a `Group`. Results are new tensors, detached from autograd.
-
-    Attributes:
+        ranks: The global ranks of the members. Their order is the order of gathered results.
+        size: The number of members.
+        rank: The group rank of this process; None if it is not a member.
+        control: The members, and their agreement on calls.
+        planes: The operations on tensors. Results are new tensors, detached from autograd.
         device: The device of received tensors that were on another rank's accelerator.
         check: Single tensors on an accelerator are verified too.
+        num_exclusive_sections: The number of exclusive sections so far, in which one member ran and the others waited.
     """
 
     def __init__(
-        self,
-        *,
-        ranks: Sequence[int],
-        global_rank: int,
-        device: torch.device,
-        planes: Sequence[DataPlane],
-        exchange: FrameExchange | None = None,
-        context: GroupContext,
-        check: bool = False,
+        self, control: Control, planes: Planes, *, device: torch.device, registry: GroupRegistry | None = None
     ) -> None:
-        """Make the group of some ranks.
+        """Make a group.
 
         Args:
-            ranks: The global ranks of the members.
-            global_rank: The global rank of this process.
+            control: Its control plane.
+            planes: Its data planes.
             device: The device of received tensors that were on another rank's accelerator.
-            planes: The data planes.
-            exchange: The exchange of frames; None if the group does not use frames, or has one member.
-            context: The functions of the session.
-            check: Single tensors on an accelerator are verified too.
+            registry: The groups of the session; None for a process alone.
         """
-        super().__init__(ranks=ranks, global_rank=global_rank, exchange=exchange, planes=planes)
+        self.ranks = control.ranks
+        self.size = control.size
+        self.rank = control.rank
+        self.control = control
+        self.planes = planes
         self.device = device
-        self.check = check
-        self._context = context
+        self.check = registry is not None and registry.check
+        self.num_exclusive_sections = 0
+        self._registry = registry
+        self._children: weakref.WeakSet[Comm] = weakref.WeakSet()
         self._pairs: dict[tuple[int, int], Comm] = {}
         self._pairs_lock = threading.RLock()  # a signal handler may send
+        if not control.uses_frames:
+            control.agree_by(planes.planes[-1])
+
+    def call(
+        self, operation: str, settings: Mapping[str, object] | None = None, *, content: str = "", site: str = ""
+    ) -> Call:
+        """Return a collective, in whose block this rank takes part.
+
+        Args:
+            operation: The name of the public function.
+            settings: The arguments that have to be the same on all members.
+            content: The properties of the value that have to be the same, as a short text.
+            site: The line of the user's program; "" for the one that calls the public function.
+        """
+        return Call(self.control, operation, settings, content=content, site=site)
+
+    @property
+    def closed(self) -> bool:
+        """The group is closed, alone or with its session."""
+        return self.control.closed
 
     @property
     def hosts(self) -> Sequence[str]:
         """The ids of the members' hosts, by group rank; empty if all are on one host, or not connected yet."""
-        return self._context.hosts()
+        shares_pages = self._registry is not None and self._registry.shares_pages
+        return self.control.hosts if shares_pages and self.control.uses_frames else ()
 
     @property
     def uses_shared_memory(self) -> bool:
         """This rank may share memory with the others of its host. It may differ between the members."""
-        return self._context.uses_shared_memory
+        return self._registry is not None and self._registry.shares_tensors
 
-    def shared_store(self) -> Store | None:
+    def shared_store(self) -> dist.Store | None:
         """Return the store that the members share; None if there is no other member."""
-        return None if self._context.store is None else self._context.store()
+        if self._registry is None or self.size == 1:
+            return None
+        return part_of(self._registry.store(), f"group/{self.control.group}")
 
-    def shutdown(self, reason: str) -> None:
-        super().shutdown(reason)
-        for plane in self.planes:
-            plane.close()
+    def group_rank_of(self, rank: int | GroupRank, name: str) -> int:
+        """Return the group rank of a member, which users pass as a global rank or as a `GroupRank`.
 
-    def close_locally(self, reason: str) -> None:
-        self.finish_works(0)
-        super().close_locally(reason)
-        self._context.destroy()
+        Raises:
+            InvalidArgumentError: There is no such member, or `rank` is of another type; `name` is the argument's name.
+        """
+        if isinstance(rank, GroupRank):
+            if rank.index < self.size:
+                return rank.index
+            last = f"the group has {self.size} ranks, the last is GroupRank({self.size - 1})"
+            raise InvalidArgumentError(f"{name}={rank} is not a member: {last}")
+        number = as_integer(rank, name)
+        if number in self.ranks:
+            return self.ranks.index(number)
+        members = f"ranks 0 to {self.size - 1}" if isinstance(self.ranks, range) else f"ranks {list(self.ranks)}"
+        raise InvalidArgumentError(f"{name}={shown(number)} is not a member: the group has {members}")
 
     def new_group(self, ranks: Sequence[int]) -> Comm:
         """Return a new group of some of the members.
 
         Collective over all members of this group, which pass the same global ranks.
         """
-        child = self._context.open_group(ranks)
-        self.add_child(child)
-        return child
+        if self._registry is None:
+            return self.add_child(serial_comm(self.device, tuple(ranks)))
+        return self.add_child(_open_group(self._registry, ranks))
 
     def reserve_group(self, ranks: Sequence[int]) -> bool:
         """Prepare this rank for `new_group`, so that it cannot fail here; False if that takes other members too. Local.
@@ -140,7 +147,7 @@ class Comm(TensorOperations):
         Raises:
             CollectiveError: There is no memory for the group.
         """
-        return self._context.reserve_group(ranks)
+        return self._registry is not None and self._registry.reserve_channel(ranks)
 
     def group_of_members(self, ranks: Sequence[int], number: int) -> Comm:
         """Return a new group of some of the members, that these make alone. Local.
@@ -152,11 +159,9 @@ class Comm(TensorOperations):
         Raises:
             CollectiveError: The connections to them are lost.
         """
-        if self._context.open_of_members is None:
+        if self._registry is None:
             raise CollectiveError("this group has no connections of its own")
-        child = self._context.open_of_members(ranks, number)
-        self.add_child(child)
-        return child
+        return self.add_child(_open_connected(self._registry, Control.of_members(self._registry, ranks, number)))
 
     def pair(self, src: int, dst: int) -> Comm:
         """Return the group in which a member sends to another one, made by the first call. Local.
@@ -172,46 +177,21 @@ class Comm(TensorOperations):
             InvalidArgumentError: They are the same.
             CollectiveError: The ranks of the session are not connected yet.
         """
-        self.require_member()
-        if src == dst or self._context.open_pair is None:
+        self.control.require_member()
+        if src == dst or self._registry is None:
             raise InvalidArgumentError(f"rank {self.ranks[src]} cannot send to itself, or receive from itself")
         with self._pairs_lock:
             for direction in ((src, dst), (dst, src)):
                 if direction not in self._pairs:
-                    self._pairs[direction] = self._context.open_pair(direction)
-                    self.add_child(self._pairs[direction])
+                    control = Control.of_pair(self._registry, self.control, direction)
+                    self._pairs[direction] = self.add_child(_open_connected(self._registry, control))
             return self._pairs[src, dst]
 
-    def close(self) -> None:
-        """Close a group that users have made, as `Group.close` describes.
-
-        Collective over the members; Local on other ranks, and in a closed group.
-        """
-        if self.closed or self.pid != os.getpid():
-            return
-        call = Call("close")
-        try:
-            if self.rank is not None and not self.broken_reason:
-                with self.collective(call) as own:
-                    pairs = [json.loads(one) for one in self.all_gather_bytes(call, self._partners())]
-                # A member that has not used a pair leaves it too, so that no call of the other one waits for it.
-                for other in [member for member, partners in enumerate(pairs) if own in partners]:
-                    self.pair(own, other)
-                self.finish_works(self._context.timeout)  # those of pairs, which are not in the order of this group
-        except CollectiveError:
-            if self.dead_ranks():  # the members will never agree
-                self.close_locally("closed the group")
-            raise
-        self.close_locally("closed the group")
-
-    def _partners(self) -> bytes:
-        """Return the group ranks of the members with which this one has pairs, as JSON."""
-        return json.dumps([dst for src, dst in self._pairs if src == self.rank]).encode()
-
-    def leave(self, error: BaseException) -> None:
-        """Close a group without waiting for the other members, after an error of this rank."""
-        if not self.closed and self.pid == os.getpid():
-            self.close_locally(f"left the group with {type(error).__name__}")
+    def add_child(self, child: Comm) -> Comm:
+        """Register a group of some of these members, to be closed with this one if it still exists then."""
+        self._children.add(child)
+        child.control.guard.outer = self.control.guard
+        return child
 
     def start(
         self, call: Call, run: Callable[[], T], *, at_once: bool = False, convert: Callable[[T], T] | None = None
@@ -230,41 +210,160 @@ class Comm(TensorOperations):
             CollectiveError: This rank is in another collective of the group.
             RuntimeError: No thread can be started, and no call is pending.
         """
-        group_rank = self.require_member()
-        self.guard.check_start(call)
-        if self.guard.works is None:
+        group_rank, guard = self.control.require_member(), self.control.guard
+        guard.check_start(call)
+        if guard.works is None:
             name = f"rankwise: a group of {self.size} ranks"
-            self.guard.works = WorkQueue(name, self.ranks[group_rank], self._context.timeout)
+            guard.works = WorkQueue(name, self.ranks[group_rank], self._timeout)
         if at_once:
-            return self.guard.works.run(call.operation, call_site(), run)
-        return self.guard.works.start(call.operation, call_site(), run, convert)
+            return guard.works.run(call.operation, call_site(), run)
+        return guard.works.start(call.operation, call_site(), run, convert)
 
     def finish_works(self, seconds: float | None) -> None:
         """Wait at most so long for the non-blocking calls of this group and those made from it, and end the rest."""
         start = time.monotonic()
         for child in list(self._children):
-            if isinstance(child, Comm):
-                child.finish_works(seconds)
+            child.finish_works(seconds)
             seconds = None if seconds is None else max(0, seconds - elapsed_since(start))
-        if self.guard.works is not None:
-            self.guard.works.finish(seconds)
+        if self.control.guard.works is not None:
+            self.control.guard.works.finish(seconds)
+
+    def close(self) -> None:
+        """Close a group that users have made, as `Group.close` describes.
+
+        Collective over the members; Local on other ranks, and in a closed group.
+        """
+        if self.closed or self.control.pid != os.getpid():
+            return
+        try:
+            if self.rank is not None and not self.control.broken_reason:
+                with self.call("close") as call:
+                    pairs = [json.loads(one) for one in call.all_gather(self._partners())]
+                # A member that has not used a pair leaves it too, so that no call of the other one waits for it.
+                for other in [member for member, partners in enumerate(pairs) if self.rank in partners]:
+                    self.pair(self.rank, other)
+                self.finish_works(self._timeout)  # those of pairs, which are not in the order of this group
+        except CollectiveError:
+            if self.control.dead_ranks():  # the members will never agree
+                self.close_locally("closed the group")
+            raise
+        self.close_locally("closed the group")
+
+    def leave(self, error: BaseException) -> None:
+        """Close a group without waiting for the other members, after an error of this rank."""
+        if not self.closed and self.control.pid == os.getpid():
+            self.close_locally(f"left the group with {type(error).__name__}")
+
+    def close_locally(self, reason: str) -> None:
+        """Shut down before the session ends, without waiting for other members, and destroy the group's resources."""
+        self.finish_works(0)
+        self.control.closed_before_session = True
+        self.shutdown(reason)
+        if self._registry is not None:
+            self._registry.destroy_process_group(self.control.group)
 
     def close_children(self, reason: str) -> None:
         """Close the groups that were made from this one, without waiting for other members."""
         for child in list(self._children):
             child.close_locally(reason)
-        self._context.close_unreferenced()
+        if self._registry is not None:
+            self._registry.close_unreferenced()
 
-    def group_rank_of(self, rank: int | GroupRank, name: str) -> int:
-        """Return the group rank of a member, which users pass as a global rank or as a `GroupRank`.
+    def shutdown(self, reason: str) -> None:
+        """Close the connections, also those of child groups, and send the reason to the other members."""
+        self.control.closed = True
+        for child in list(self._children):
+            child.shutdown(reason)
+        self._children.clear()
+        self.control.close(reason)
+        self.planes.close()
 
-        Raises:
-            InvalidArgumentError: There is no such member, or `rank` is of another type; `name` is the argument's name.
-        """
-        if not isinstance(rank, GroupRank):
-            return super().group_rank_of(rank, name)
-        if rank.index < self.size:
-            return rank.index
-        raise InvalidArgumentError(
-            f"{name}={rank} is not a member: the group has {self.size} ranks, the last is GroupRank({self.size - 1})"
+    @property
+    def _timeout(self) -> float | None:
+        """Seconds that a collective waits for a rank; None without a limit."""
+        return None if self._registry is None else self._registry.timeout
+
+    def _partners(self) -> bytes:
+        """Return the group ranks of the members with which this one has pairs, as JSON."""
+        return json.dumps([dst for src, dst in self._pairs if src == self.rank]).encode()
+
+
+def serial_comm(device: torch.device, ranks: Sequence[int] = range(1)) -> Comm:
+    """Return the group of a single process."""
+    control = Control(ranks, 0)
+    return Comm(control, Planes([SerialPlane()], control.size, control.rank), device=device)
+
+
+def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry: GroupRegistry) -> Comm:
+    """Return a group of some ranks of a session, this rank among them or not; all ranks call it, in the same order.
+
+    Here the data planes are chosen.
+
+    Args:
+        group: The process group of the members; None if there is none, or this rank is not a member.
+        ranks: The global ranks of the members.
+        registry: The groups of the session.
+    """
+    control = Control.of_ranks(registry, ranks)
+    is_member = control.rank is not None
+    planes: list[DataPlane] = []
+    if is_member and len(ranks) == 1:
+        planes.append(SerialPlane())
+    elif control.rank is not None and control.uses_frames:
+        # Some of the devices alone could not be in one graph.
+        if registry.device.type == DEVICE_TYPE and len(ranks) == len(registry.ranks):
+            from rankwise._comm.data.xla import XlaPlane  # noqa: PLC0415 - not needed without such devices
+
+            planes.append(XlaPlane())
+        planes += _planes_of_host(control, is_only_plane=group is None)
+    if group is not None or not planes:
+        planes.append(
+            TorchPlane(group, ranks=ranks, rank=registry.rank, device=registry.device, dead_ranks=control.dead_ranks)
         )
+    if group is not None:
+        registry.backend = registry.backend or planes[-1].backend
+    elif is_member:
+        planes[-1].backend = registry.backend
+    return Comm(control, Planes(planes, control.size, control.rank), device=registry.device, registry=registry)
+
+
+def _open_connected(registry: GroupRegistry, control: Control) -> Comm:
+    """Open a group that its members make alone, this rank among them; its data moves through their connections."""
+    planes = [SerialPlane()] if control.size == 1 else _planes_of_host(control, is_only_plane=True)
+    comm = Comm(control, Planes(planes, control.size, control.rank), device=registry.device, registry=registry)
+    registry.track_group(control.group, None, comm)
+    return comm
+
+
+def _planes_of_host(control: Control, *, is_only_plane: bool) -> Sequence[DataPlane]:
+    """Return the planes over the page of the host, and over the connections."""
+    group_rank = control.require_member()
+    return [SharedMemoryPlane(control, group_rank), SocketPlane(control, group_rank, is_only_plane=is_only_plane)]
+
+
+def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:
+    """Open a group of some of the ranks, with a process group if its data does not move on this host's CPU alone."""
+    number = registry.num_groups
+    try:
+        registry.close_unreferenced()
+        group = None if registry.moves_data_itself() else _new_process_group(registry, ranks)
+        comm = open_comm(group, ranks=tuple(ranks), registry=registry)
+    finally:
+        registry.num_groups = number + 1  # also if it has failed here, since it may not have failed on other ranks
+    registry.track_group(number, group, comm)
+    return comm
+
+
+def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """Return a new process group of some of the ranks; None on other ranks."""
+    with gloo_on(registry.gloo_interface):
+        try:
+            group = dist.new_group(list(ranks), timeout=timedelta(seconds=registry.timeout))
+        except (RuntimeError, ValueError) as error:
+            if not dist.is_initialized():
+                raise NotJoinedError.destroyed() from error
+            why = registry.dead_ranks() or "a rank died, or did not take part in time"
+            raise CollectiveError(
+                f"new_group failed on rank {registry.rank} of {len(registry.ranks)}: {why}. torch reports: {error}"
+            ) from error
+    return group if isinstance(group, dist.ProcessGroup) else None

@@ -45,7 +45,7 @@ class Group:
     @property
     def backend(self) -> str | None:
         """The backends of the group, as torch writes them; None alone, and if this rank is not a member."""
-        return self._comm.backend
+        return self._comm.planes.backend
 
     def __repr__(self) -> str:
         member = "not a member" if self.rank is None else f"rank {self.rank}"

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
-from rankwise._comm.comm import Comm
+from rankwise._comm.comm import Comm, open_comm
 from rankwise._comm.control.connect import HostConnections
-from rankwise._comm.opening import open_comm, uses_frames
-from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.control.control import uses_frames
+from rankwise._comm.control.registry import GroupRegistry
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards
 from rankwise._net.job_secret import JobSecret
@@ -117,7 +117,7 @@ def adopt_subgroup(group: dist.ProcessGroup, session: SessionState) -> Comm:
     """
     ranks = tuple(dist.get_process_group_ranks(group))
     world = _adopted_registry(group, session.reading, ranks, session.device, check=session.comm.check)
-    world.find_dead_ranks = session.comm.dead_ranks
+    world.find_dead_ranks = session.comm.control.dead_ranks
     part = open_comm(group, ranks=ranks, registry=world)
     session.comm.add_child(part)
     return part

@@ -67,7 +67,7 @@ class Store:
     def __init__(self, comm: Comm, *, timeout: float) -> None:
         # A strong reference would keep the server of the store alive after its session.
         self._comm = weakref.ref(comm)
-        self._rank = comm.ranks[comm.require_member()]
+        self._rank = comm.ranks[comm.control.require_member()]
         self._size = comm.size
         self._pid = os.getpid()
         self._alone = HashStore()
@@ -167,7 +167,7 @@ class Store:
             raise
         except RuntimeError as error:
             comm = self._comm()
-            dead = within_a_moment(comm.dead_ranks) if comm else ""
+            dead = within_a_moment(comm.control.dead_ranks) if comm else ""
             cause = dead or "the rank or the launcher that serves it has ended"
             raise StoreError(f"the store of the session cannot be reached: {cause}. torch reports: {error}") from error
 
@@ -207,7 +207,7 @@ class Store:
     def _others_dead(self) -> str:
         """Return the reasons why all other ranks are dead; "" if one of them is alive, or there are none."""
         comm = self._comm()
-        found = [comm.dead_ranks([rank]) for rank in comm.ranks if rank != self._rank] if comm else []
+        found = [comm.control.dead_ranks([rank]) for rank in comm.ranks if rank != self._rank] if comm else []
         return "; ".join(found) if found and all(found) else ""
 
     def _missing(self, names: list[str], seconds: float, in_vain: str) -> StoreError:
@@ -218,7 +218,7 @@ class Store:
         text = f"rank {self._rank} of {self._size} waits for {listed} in the store"
         if in_vain:
             return StoreError(f"{text} in vain: no rank has set it, and {in_vain}")
-        dead = comm.dead_ranks() if comm else ""
+        dead = comm.control.dead_ranks() if comm else ""
         is_counter = len(keys) == 1 and store.check([_counter_name(keys[0])])
         hint = "; there is a counter of this name: read it with add(key, 0)" if is_counter else ""
         return StoreTimeoutError(f"{text}: no rank has set it within {seconds:g} s{f'; {dead}' if dead else ''}{hint}")

@@ -12,9 +12,10 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
+from rankwise._comm.comm import open_comm
 from rankwise._comm.control.connect import HostConnections
-from rankwise._comm.opening import open_comm, uses_frames
-from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.control.control import uses_frames
+from rankwise._comm.control.registry import GroupRegistry
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import launching_process

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
 from rankwise._net.host import loopback_interface
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._rendezvous.signed_store import part_of
@@ -147,17 +146,17 @@ class MemberRendezvous:
         """Wait until all members have arrived, or one has written an outcome, or one is known not to arrive."""
         pause, waiting = 0.001, False
         while True:
-            dead = self._comm.dead_ranks(self._ranks)
+            dead = self._comm.control.dead_ranks(self._ranks)
             if dead:  # a member that arrived and has ended since cannot create the group either
                 raise CollectiveError(f"the group of ranks {list(self._ranks)} could not be made: {dead}")
             outcome = store.get(_OUTCOME) if store.check([_OUTCOME]) else b""
-            in_session_call = {rank for rank in self._ranks if self._comm.pending_call_from(rank)}
+            in_session_call = {rank for rank in self._ranks if self._comm.control.pending_call_from(rank)}
             missing = [rank for rank in self._ranks if not store.check([str(rank)])]
             absent = sorted(in_session_call.intersection(missing))
             if outcome.startswith(_IN_OTHER_CALL):  # found by another member
                 number, *others = map(int, outcome.removeprefix(_IN_OTHER_CALL).split())
                 # All raise it that waited, or have not made the call that has failed, whose frames may be on the way.
-                if waiting or self._comm.sequence < number:
+                if waiting or self._comm.control.sequence < number:
                     absent = others
             if absent:
                 self._raise_mismatch(absent, store)
@@ -174,9 +173,9 @@ class MemberRendezvous:
     def _raise_mismatch(self, absent: list[int], store: dist.Store) -> NoReturn:
         """Raise that members wait in another collective, and notify them and the members that wait here."""
         ranks = list(self._ranks)
-        number = self._comm.sequence + 1
+        number = self._comm.control.sequence + 1
         store.compare_set(_OUTCOME, "", " ".join([_IN_OTHER_CALL.decode(), str(number), *map(str, absent)]))
-        with self._comm.collective(Call(f"a group of ranks {ranks}")):
+        with self._comm.call(f"a group of ranks {ranks}"):
             raise MismatchError(
                 f"group={ranks} is passed here for the first time, but ranks {absent} wait in a collective over "
                 "all ranks; every rank in the list has to pass it"

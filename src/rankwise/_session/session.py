@@ -248,7 +248,7 @@ class SessionState:
                 "call rankwise.init() before the first collective"
             )
         require_torch("a collective")
-        from rankwise._comm.opening import serial_comm  # noqa: PLC0415 - imports torch
+        from rankwise._comm.comm import serial_comm  # noqa: PLC0415 - imports torch
 
         return serial_comm(self.device)
 

@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 from rankwise import _torch_xla
-from rankwise._comm.comm import Comm
-from rankwise._comm.opening import open_comm
-from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.comm import Comm, open_comm
+from rankwise._comm.control.registry import GroupRegistry
 from rankwise._comm.work_queue import rank_threads
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._environment.xla_processes import MeetingPlace, meeting_place
@@ -81,7 +80,7 @@ def open_xla_session(
 
     def close(reason: str, failed: bool) -> None:
         reset()
-        is_short = failed or bool(comm.dead_ranks())
+        is_short = failed or bool(comm.control.dead_ranks())
         comm.shutdown(reason)
         _leave(store, position.world_size if serves else 0, timeout=_FAILED_SECONDS if is_short else timeout)
 

@@ -17,8 +17,9 @@ from typing import Final
 from torch.distributed import Store
 
 from rankwise._comm.comm import Comm
+from rankwise._comm.control.call import Call
 from rankwise._comm.control.channel import within_a_moment
-from rankwise._comm.control.protocol import Call, remote_error
+from rankwise._comm.control.protocol import remote_error
 from rankwise._net.json_lines import decode_line, encode_line
 from rankwise.errors import CollectiveError, RemoteRankError
 
@@ -72,7 +73,7 @@ class ExclusiveSection:
                 rank is the owner.
         """
         try:
-            guard = self._comm.block_collectives(self._call)
+            guard = self._comm.control.guard.block_collectives(self._call)
         except CollectiveError as error:
             if self._comm.rank == self._owner:
                 self.end(error)
@@ -95,7 +96,7 @@ class ExclusiveSection:
 
     def begin(self) -> None:
         """Begin the section as the owner: send heartbeats if there are no connections between all members."""
-        if self._store is not None and not self._comm.uses_frames:
+        if self._store is not None and not self._comm.control.uses_frames:
             self._heartbeat_thread = threading.Thread(
                 target=self._send_heartbeats, args=(self._store,), daemon=True, name="rankwise-heartbeat"
             )
@@ -130,7 +131,7 @@ class ExclusiveSection:
         except RuntimeError as error:
             if isinstance(error, CollectiveError):
                 raise
-            dead = within_a_moment(lambda: self._comm.dead_ranks([self._owner_rank]))
+            dead = within_a_moment(lambda: self._comm.control.dead_ranks([self._owner_rank]))
             cause = dead or "the rank that serves the store is dead"
             raise CollectiveError(f"{self._call.text} waits for rank {self._owner_rank} in vain: {cause}") from error
         if failure is not None:
@@ -141,12 +142,12 @@ class ExclusiveSection:
         heartbeats, has_told = 0, False
         shortest, longest = _POLL_SECONDS
         while not store.check([self._key]):
-            dead = self._comm.dead_ranks([self._owner_rank])
+            dead = self._comm.control.dead_ranks([self._owner_rank])
             # It may have died after it had ended the section: then the entry is there by now.
             if dead and not store.check([self._key]):
                 raise CollectiveError(f"{self._call.text} waits for rank {self._owner_rank} in vain: {dead}")
             now = time.monotonic()
-            if not self._comm.uses_frames:
+            if not self._comm.control.uses_frames:
                 latest = store.add(f"{self._key}/heartbeat", 0)
                 if latest != heartbeats:
                     heartbeats, last_heartbeat = latest, now

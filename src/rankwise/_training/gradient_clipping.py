@@ -12,7 +12,6 @@ import torch
 
 from rankwise._arguments import as_bool
 from rankwise._collectives.groups import GroupLike, comm_of
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import dense
 from rankwise._text import ranks_by_value
 from rankwise._training.gradients import listed_parameters
@@ -64,9 +63,8 @@ def clip_grad_norm_(
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     comm = comm_of(group)
-    call = Call("clip_grad_norm_")
     with torch.no_grad():
-        with comm.collective(call):
+        with comm.call("clip_grad_norm_") as call:
             trained = [one for one in listed_parameters(parameters, "clip_grad_norm_") if one.grad is not None]
             largest, power = _number(max_norm, "max_norm"), _number(norm_type, "norm_type")
             if not power > 0:
@@ -75,7 +73,7 @@ def clip_grad_norm_(
             call.settings = {"max_norm": largest, "norm_type": power, "sharded": is_sharded, "checked": is_checked}
             grads = [dense(one.grad) for one in trained if one.grad is not None]
             own = float(torch.nn.utils.get_total_norm(grads, power)) if grads else 0.0
-            norms = [_NORM.unpack(data)[0] for data in comm.all_gather_bytes(call, _NORM.pack(own))]
+            norms = [_NORM.unpack(data)[0] for data in call.all_gather(_NORM.pack(own))]
         if is_sharded:
             total = max(norms) if math.isinf(power) else _total(norms, power)
         else:

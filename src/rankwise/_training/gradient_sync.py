@@ -19,8 +19,7 @@ from rankwise._collectives.all_gather import all_gather
 from rankwise._collectives.in_place import InPlaceReduction, Place, described, descriptions
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Completion, Prepared
+from rankwise._comm.control.call import Call, Completion, Prepared
 from rankwise._comm.dense_tensors import common_place, dense
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
@@ -71,7 +70,7 @@ class GradientSync:
         reduction = self._reduction(self._kinds, place)
         self.call.content = f"{title} {described(self._grads, place)} {reduction.same}"
         self.call.parts = lambda: descriptions(self.names(), self._grads, reduction.same)
-        combine_by_backend = None if self.comm.uses_frames else self._prepared_bits()
+        combine_by_backend = None if self.comm.control.uses_frames else self._prepared_bits()
         combined = reduction.agree(self.call, bytes(self._kinds), _combined)
         if combine_by_backend is not None:
             combined = combine_by_backend()
@@ -133,8 +132,8 @@ class GradientSync:
         """
         kinds = self._kinds or [_DENSE] * len(self._grads)
         rows = [[kind & bit for kind in kinds] for bit in (_MISSING, _DENSE, _SPARSE)]
-        bits = torch.tensor(rows, dtype=torch.uint8, device=self.comm.control_device)
-        reduce = self.comm.reduce(bits, Op.MAX) if kinds else None
+        bits = torch.tensor(rows, dtype=torch.uint8, device=self.comm.planes.message_device)
+        reduce = self.comm.planes.reduce(bits, Op.MAX) if kinds else None
 
         def run() -> bytes:
             if reduce is not None:
@@ -158,18 +157,18 @@ class GradientSync:
         """Raise, on all ranks, which gradients are missing on which ranks."""
         self.call.begin_data()
         kinds = self._kinds or [_DENSE] * len(self.parameters)
-        found = self.comm.all_gather_bytes(self.call, bytes(kinds))
-        self.call.agreement_failed = True  # all members raise the same
+        found = self.call.all_gather(bytes(kinds))
         texts = []
         for name, of_ranks in zip(self.names(), zip(*found, strict=True), strict=True):
             ranks = [rank for rank, kind in zip(self.comm.ranks, of_ranks, strict=True) if kind == _MISSING]
             if ranks:
                 texts.append(f"{name} on {ranks_text(ranks)}")
         more = f", and of {len(texts) - _MOST_NAMES} more" if len(texts) > _MOST_NAMES else ""
-        raise CollectiveError(
+        text = (
             f"missing='error', and there is no gradient of {', '.join(texts[:_MOST_NAMES])}{more}: use the parameter "
             "in the loss on every rank, or pass missing='zeros'"
         )
+        self.call.fail_everywhere(CollectiveError(text))
 
 
 def _gradient_type(parameter: torch.Tensor) -> torch.dtype:
@@ -196,7 +195,7 @@ def reduce_sparse(comm: Comm, parameters: Sequence[torch.Tensor], op: Op) -> Non
     """
     if not parameters:
         return
-    with comm.collective(Call("sync_grads", {"step": "sparse gradients"})):
+    with comm.call("sync_grads", {"step": "sparse gradients"}):
         parts = [_parts(parameter.grad) for parameter in parameters]
     gathered = all_gather(parts, group=Group(comm))
     # From here on no other rank waits for this one, so that allocations may fail on this rank alone.

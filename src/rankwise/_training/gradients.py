@@ -11,7 +11,6 @@ from rankwise._arguments import as_integer
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.pytree import describe
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.reduce_ops import Op
 from rankwise._torch import uncompiled
 from rankwise._training.gradient_sync import GradientSync
@@ -77,9 +76,8 @@ def sync_grads(
         tensor([[3., 3.]])
     """
     comm = comm_of(group)
-    call = Call("sync_grads")
     with torch.no_grad():
-        with comm.collective(call):
+        with comm.call("sync_grads") as call:
             trained, names = _selected(parameters)
             parsed, needs_all = _checked_op(op), _needs_all(missing)
             call.settings = {} if parsed is Op.MEAN else {"op": parsed.name}

@@ -12,7 +12,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwise._collectives.pytree import describe
-from rankwise._comm.control.protocol import Call
 from rankwise._session.current import default_group, joined_session
 from rankwise._torch import uncompiled
 from rankwise._xla_use import DEVICE_TYPE
@@ -94,8 +93,7 @@ def wrap_ddp(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:  # noqa
         ['module.weight', 'module.bias']
     """
     comm = joined_session().comm
-    call = Call("wrap_ddp")
-    with comm.collective(call):
+    with comm.call("wrap_ddp") as call:
         if not isinstance(module, torch.nn.Module):
             raise InvalidArgumentError(f"wrap_ddp takes a module, got {describe(module)}")
         if kind := wrapper_of(module):
@@ -109,7 +107,7 @@ def wrap_ddp(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:  # noqa
             raise InvalidArgumentError(f"DistributedDataParallel has no argument {min(unknown)!r}")
         if default_group() is None:
             raise NotJoinedError("wrap_ddp needs a process group: call rankwise.init() before it")
-        comm.verify(call)
+        call.verify()
     return DistributedDataParallel(module, **{"device_ids": _device_ids(devices), **kwargs})
 
 

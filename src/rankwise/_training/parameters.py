@@ -12,8 +12,7 @@ from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
-from rankwise._comm.control.transports import Completion, Prepared
+from rankwise._comm.control.call import Call, Completion, Prepared
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.reduce_ops import HALVES, Op
@@ -61,9 +60,8 @@ def sync_params(
         >>> sync_params(model, op="mean")  # as after some steps on each rank alone
     """
     comm = comm_of(group)
-    call = Call("sync_params")
     with torch.no_grad():
-        with comm.collective(call):
+        with comm.call("sync_params") as call:
             sender = comm.group_rank_of(src, "src")
             if op is not None and not (isinstance(op, str) and op == "mean"):
                 raise InvalidArgumentError(f"op={shown(op)} is neither 'mean' nor None, to copy")
@@ -77,12 +75,12 @@ def sync_params(
             kinds = _by_kind(tensors.values())
             moves = [_copies(comm, same, sender) if _is_copied(same, op) else _mean(comm, same) for same in kinds]
             _describe(call, {name: describe(tensor) for name, tensor in tensors.items()})
-            comm.verify(call)
+            call.verify()
             results = [move() for move in moves]
             floats = [index for index, same in enumerate(kinds) if op is not None and _is_float(same)]
             if floats:
-                means = comm.run_prepared(
-                    call, lambda: _each([_mean_around(comm, kinds[index], results[index]()) for index in floats])
+                means = call.run_prepared(
+                    lambda: _each([_mean_around(comm, kinds[index], results[index]()) for index in floats])
                 )
                 for index, mean in zip(floats, means, strict=True):
                     results[index] = mean
@@ -100,7 +98,7 @@ def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _copies(comm: Comm, tensors: Sequence[torch.Tensor], src: int) -> Prepared[Completion[Sequence[torch.Tensor]]]:
     """Prepare to get the values of one member for tensors of one dtype and device, each flat."""
     flat = torch.cat([as_bytes(dense(tensor)) for tensor in tensors])
-    broadcast = comm.broadcast(flat, src)
+    broadcast = comm.planes.broadcast(flat, src)
 
     def run() -> Completion[Sequence[torch.Tensor]]:
         broadcast()
@@ -114,7 +112,7 @@ def _copies(comm: Comm, tensors: Sequence[torch.Tensor], src: int) -> Prepared[C
 
 def _mean(comm: Comm, tensors: Sequence[torch.Tensor]) -> Prepared[Completion[Sequence[torch.Tensor]]]:
     """Prepare the means of tensors of one dtype and device, each flat."""
-    reduce = comm.all_reduce(torch.cat([dense(tensor).reshape(-1) for tensor in tensors]), Op.MEAN)
+    reduce = comm.planes.all_reduce(torch.cat([dense(tensor).reshape(-1) for tensor in tensors]), Op.MEAN)
     dtype = tensors[0].dtype
 
     def run() -> Completion[Sequence[torch.Tensor]]:
@@ -151,7 +149,7 @@ def _mean_around(
     if dtype in HALVES:
         own, reference = own.float(), reference.float()
     # The difference of equal infinities is no number.
-    reduce = comm.all_reduce((own - reference).masked_fill_(own == reference, 0), Op.MEAN)
+    reduce = comm.planes.all_reduce((own - reference).masked_fill_(own == reference, 0), Op.MEAN)
 
     def run() -> Completion[Sequence[torch.Tensor]]:
         mean = reduce()
@@ -196,7 +194,7 @@ def sync_buffers(module: torch.nn.Module, *, group: GroupLike | None = None) -> 
     """
     comm = comm_of(group)
     with torch.no_grad():
-        with comm.collective(Call("sync_buffers")):
+        with comm.call("sync_buffers"):
             if not isinstance(module, torch.nn.Module):
                 raise InvalidArgumentError(f"sync_buffers takes a module, got {describe(module)}")
             refuse_fsdp(module, "sync_buffers")

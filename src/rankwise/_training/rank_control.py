@@ -12,7 +12,7 @@ from rankwise._arguments import as_bool, integer
 from rankwise._collectives.groups import comm_of, node_group
 from rankwise._collectives.rooted import broadcast
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.call import Call
 from rankwise._comm.group_rank import GroupRank
 from rankwise._session.current import joined_session
 from rankwise._session.getters import get_rank, get_world_size, is_rank_zero
@@ -70,12 +70,11 @@ class OneRankOnly:
     def __enter__(self) -> bool:
         """Enter the block, and return whether this rank is the one that runs it."""
         comm = joined_session().comm
-        call = Call("one_rank_only", {"rank": self._rank})
-        with comm.collective(call) as rank:
+        with comm.call("one_rank_only", {"rank": self._rank}) as call:
             owner = comm.group_rank_of(self._rank, "rank")
-            comm.verify(call)
+            call.verify()
         section = ExclusiveSection(comm, call, owner)
-        is_owner = rank == owner
+        is_owner = comm.rank == owner
         with ExitStack() as stack:
             stack.enter_context(section.reserved())
             if is_owner:
@@ -201,19 +200,19 @@ def rank_zero_first(*, local: bool = False) -> BlockDecorator:
 @contextmanager
 def _rank_zero_first(*, by_node: bool) -> Iterator[None]:
     comm = comm_of(node_group() if by_node else None)
-    with one_rank_first(comm, Call("rank_zero_first", {"local": by_node}), comm.ranks[0]):
+    with one_rank_first(comm, comm.call("rank_zero_first", {"local": by_node}), comm.ranks[0]):
         yield
 
 
 @contextmanager
 def one_rank_first(comm: Comm, call: Call, first: int | GroupRank) -> Iterator[None]:
     """Run a block on one member, `first`, and then on the others."""
-    with comm.collective(call) as rank:
+    with call:
         owner = comm.group_rank_of(first, "rank")
-        comm.verify(call)
+        call.verify()
     section = ExclusiveSection(comm, call, owner)
     with section.reserved():
-        if rank == owner:
+        if comm.rank == owner:
             with section.working():
                 yield
         else:
@@ -244,9 +243,9 @@ def in_rank_order() -> BlockDecorator:
 @contextmanager
 def _in_rank_order() -> Iterator[None]:
     comm = joined_session().comm
-    call = Call("in_rank_order")
-    rank = _verify(comm, call)
-    last = comm.size - 1
+    with comm.call("in_rank_order") as call:
+        call.verify()
+    rank, last = call.rank, comm.size - 1
     # Each rank waits for the one before it, and at the end all wait for the last one. A rank that fails is reported by
     # the sections of all ranks after it, so that its error reaches every rank, including those before it.
     sections = [ExclusiveSection(comm, call, other, readers=last if other == last else 1) for other in range(comm.size)]
@@ -256,10 +255,3 @@ def _in_rank_order() -> Iterator[None]:
         yield
     if rank != last:
         sections[last].wait()
-
-
-def _verify(comm: Comm, call: Call) -> int:
-    """Agree on a call with the other members, and return this rank's group rank."""
-    with comm.collective(call) as rank:
-        comm.verify(call)
-    return rank

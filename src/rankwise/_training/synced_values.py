@@ -24,7 +24,6 @@ from rankwise._collectives.pytree import PyTree, describe
 from rankwise._collectives.rooted import broadcast
 from rankwise._comm.buffers import as_bytes, memory_of
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group import Group
 from rankwise._comm.group_rank import GroupRank
@@ -70,14 +69,13 @@ def assert_synced(value: Any, *, group: GroupLike | None = None) -> None:  # noq
         >>> assert_synced({"step": 3, "mean": torch.ones(2)})
     """
     comm = comm_of(group)
-    call = Call("assert_synced")
     with torch.no_grad():
-        with comm.collective(call):
+        with comm.call("assert_synced") as call:
             leaves, structure = _named_leaves(value)
             described = {name: describe(leaf) for name, leaf in leaves.items()}
             call.content, call.parts = f"{structure} {described}", lambda: described
             digests = b"".join(map(_digest, leaves.values()))
-            found = comm.all_gather_bytes(call, hashlib.blake2b(digests, digest_size=_DIGEST_BYTES).digest())
+            found = call.all_gather(hashlib.blake2b(digests, digest_size=_DIGEST_BYTES).digest())
         if len(set(found)) > 1:
             _raise_difference(comm, leaves, digests)
 

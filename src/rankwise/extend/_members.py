@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -17,7 +16,7 @@ from rankwise._collectives.reduce import all_reduce, all_reduce_
 from rankwise._collectives.rooted import broadcast, gather
 from rankwise._collectives.scatter import scatter
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.call import Call
 from rankwise._comm.group_rank import GroupRank
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError, shown
@@ -57,7 +56,7 @@ class Members:
         self._values = checked_mapping(values, "values")
         self._step = 0
         self._call: Call | None = None
-        self._block: AbstractContextManager[int] | None = None
+        self._block: Call | None = None
 
     def __enter__(self) -> Members:  # noqa: PYI034 - Self is not in Python 3.10
         if self._step:
@@ -77,7 +76,7 @@ class Members:
     @property
     def rank(self) -> int:
         """The group rank of this process."""
-        return self._comm.require_member()
+        return self._comm.control.require_member()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -122,24 +121,24 @@ class Members:
             CollectiveError: A member is dead.
         """
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
-        self._exchange(lambda comm, call: comm.verify(call, timeout=seconds))
+        self._exchange(lambda call: call.verify(timeout=seconds))
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
         """Return the short message of every member; the lengths may differ. Raises as `verify`."""
         checked = _checked_message(message)
-        return self._exchange(lambda comm, call: comm.all_gather_bytes(call, checked))
+        return self._exchange(lambda call: call.all_gather(checked))
 
     def gather_bytes(self, message: bytes, *, dst: int | GroupRank = 0) -> list[bytes] | None:
         """Return the short message of every member on the rank `dst`, and None on the others. Raises as `verify`."""
         checked, receiver = _checked_message(message), self._comm.group_rank_of(dst, "dst")
-        messages, _ = self._exchange(lambda comm, call: comm.gather_bytes(call, checked, receiver))
+        messages, _ = self._exchange(lambda call: call.gather(checked, receiver))
         return messages if self.rank == receiver else None
 
     def broadcast_bytes(self, message: bytes, *, src: int | GroupRank = 0) -> bytes:
         """Return the short message of the rank `src`; that of the others is ignored. Raises as `verify`."""
         sender = self._comm.group_rank_of(src, "src")
         checked = _checked_message(message) if self.rank == sender else b""
-        return self._exchange(lambda comm, call: comm.broadcast_bytes(call, checked, sender))
+        return self._exchange(lambda call: call.broadcast(checked, sender))
 
     def scatter_bytes(self, messages: Sequence[bytes], *, src: int | GroupRank = 0) -> bytes:
         """Return the short message of the rank `src` to this member; on the others, `messages` is ignored.
@@ -154,7 +153,7 @@ class Members:
                 raise InvalidArgumentError(
                     f"scatter_bytes takes one message for each of {self.size}, got {len(checked)}"
                 )
-        return self._exchange(lambda comm, call: comm.scatter_bytes(call, checked, sender))
+        return self._exchange(lambda call: call.scatter(checked, sender))
 
     def all_reduce(self, value: Any, op: str = "sum") -> Any:  # noqa: ANN401 - as rankwise.all_reduce
         """Return the reduction of the values of all members, as `rankwise.all_reduce` does."""
@@ -204,11 +203,11 @@ class Members:
         """
         return self._nested(lambda: exchange_tensors(self._comm, self._new_call("exchange"), outgoing))
 
-    def _exchange(self, run: Callable[[Comm, Call], T]) -> T:
+    def _exchange(self, run: Callable[[Call], T]) -> T:
         """Run an exchange of this call; what follows in the block belongs to the next one."""
         call = self._current_call()
         self._call = None  # no exchange is possible after one that failed
-        result = run(self._comm, call)
+        result = run(call)
         self._end_step()
         self._begin_step()
         return result
@@ -224,10 +223,9 @@ class Members:
     def _begin_step(self) -> None:
         """Begin a part of the block that ends with an exchange: an exception in it is reported to the other members."""
         self._step += 1
-        call = self._new_call()
-        self._block = self._comm.collective(call)
+        call = self._block = self._new_call()
         try:
-            self._block.__enter__()
+            call.__enter__()
         except BaseException:
             self._block = None
             raise
@@ -245,7 +243,9 @@ class Members:
         if self._step > 1:
             settings["step"] = self._step
         content = str(self._values) if self._values else ""
-        return Call(self._name, settings, content, lambda: self._values, site=self._site)
+        call = self._comm.call(self._name, settings, content=content, site=self._site)
+        call.parts = lambda: self._values
+        return call
 
     def _current_call(self) -> Call:
         if self._call is None:

@@ -31,7 +31,6 @@ from contextlib import contextmanager
 from rankwise._arguments import as_text
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.pytree import describe
-from rankwise._comm.control.protocol import Call
 from rankwise._comm.group_rank import GroupRank
 from rankwise._training.rank_control import one_rank_first as one_member_first
 from rankwise._user_frames import site_of_caller
@@ -102,6 +101,7 @@ def one_rank_first(
         >>> with one_rank_first("read_cached"):
         ...     data = "downloaded, or found in the cache"
     """
-    call = Call(as_text(name, "name"), {"rank": rank, **checked_mapping(settings, "settings")})
-    with one_member_first(comm_of(group), call, rank):
+    comm = comm_of(group)
+    call = comm.call(as_text(name, "name"), {"rank": rank, **checked_mapping(settings, "settings")})
+    with one_member_first(comm, call, rank):
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,18 +13,20 @@ from rankwise import _torch
 from rankwise._arguments import as_integer
 from rankwise._collectives.scatter import Following
 from rankwise._collectives.serialization import serialize
-from rankwise._comm.comm import Comm, GroupContext
-from rankwise._comm.control.protocol import Call, Frame
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.comm import Comm
+from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.control import Control
+from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Combine, Verdict, combined
 from rankwise._comm.data.plane import DataPlane, Pieces, Support
+from rankwise._comm.data.planes import Planes
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
 from rankwise._session.current import current_session, opened_session, reset_current, set_current
 from rankwise._session.environ import read_environment
 from rankwise._session.session import Session, SessionState
-from rankwise.errors import InvalidArgumentError, shown
+from rankwise.errors import InvalidArgumentError, RemoteRankError, shown
 from rankwise.testing.environments import fake_torchrun
 
 
@@ -58,79 +60,62 @@ class RecordingGroup(Group):
         return self._calls
 
 
-class _OtherRanks(DataPlane):
-    """The fake other ranks of a recording group: its frame exchange and its data plane.
+class _FakeControl(Control):
+    """The control plane of a recording group: the other ranks make the calls of this one, with the same values.
 
-    They pass the same values as this one. Values that another rank sends alone, in `broadcast` and `scatter`, are taken
-    from replies.
-
-    Attributes:
-        calls: The collectives that were called, also in the groups made from this one.
+    Values that another rank sends alone, in `broadcast` and `scatter`, are taken from replies.
     """
 
-    def __init__(self, group_rank: int, ranks: Sequence[int], calls: list[Recorded], replies: Iterator[object]) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], calls: list[Recorded], replies: Iterator[object]) -> None:
+        super().__init__(ranks, rank)
+        self.is_connected = True
         self.calls = calls
-        self._own = group_rank
-        self._ranks = ranks
-        self._size = len(ranks)
-        self._replies = replies
-        self._incoming: list[torch.Tensor] = []
-
-    @property
-    def support(self) -> Support:
-        return Support()
+        self.replies = replies
+        self.incoming: list[torch.Tensor] = []  # the buffers of the last reply, which the transfer after it moves
 
     def agree(
         self,
-        call: Call,
+        call: Description,
         message: bytes,
         combine: Combine | None,
         read: Collection[int],
         timeout: float | None,  # noqa: ARG002
-    ) -> Verdict:
+    ) -> Verdict | None:
         if not call.is_data:
-            self.calls.append(
-                Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self._ranks))
-            )
-        verdict = combined([message] * self._size, combine)
-        is_reply = len(read) == 1 and self._own not in read and call.operation in {"broadcast", "scatter"}
+            self.calls.append(Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self.ranks)))
+        verdict = combined([message] * self.size, combine)
+        is_reply = len(read) == 1 and self.rank not in read and call.operation in {"broadcast", "scatter"}
         verdict.bodies = dict.fromkeys(read, self._reply(call) if is_reply else message)
         return verdict
 
-    def post(self, frame: Frame) -> None:
+    def report(self, call: Description, failure: RemoteRankError) -> None:
         """Send nothing: there are no other ranks."""
 
-    def dead_ranks(self, ranks: Container[int] | None) -> str:  # noqa: ARG002
-        return ""
-
-    def open(self) -> None:
-        """Do nothing: there is no other member to connect to."""
-
-    def pending_call_from(self, rank: int) -> bool:  # noqa: ARG002
-        return False
-
-    @property
-    def sequence(self) -> int:
-        return 0
-
-    def close(self, reason: str = "") -> None:
-        """Release nothing."""
-
-    def shutdown(self, reason: str) -> None:
-        """Release nothing."""
-
-    def _reply(self, call: Call) -> bytes:
-        """Return the message of the next reply, and keep its buffers for the transfer that follows."""
+    def _reply(self, call: Description) -> bytes:
+        """Return the message of the next reply."""
         try:
-            reply = next(self._replies)
+            reply = next(self.replies)
         except StopIteration:
             raise InvalidArgumentError(f"{call.title}: another rank sends here, but no reply is left") from None
         payload = serialize(reply)
-        self._incoming = list(payload.buffers.values())
+        self.incoming = list(payload.buffers.values())
         header = payload.header.encode()
         if call.operation == "broadcast":
             return header
-        return pickle.dumps([Following.of([payload]).value + header] * self._size)
+        return pickle.dumps([Following.of([payload]).value + header] * self.size)
+
+
+class _FakePlane(DataPlane):
+    """The data plane of a recording group."""
+
+    def __init__(self, control: _FakeControl) -> None:
+        self._control = control
+        self._own = control.rank
+        self._size = control.size
+
+    @property
+    def support(self) -> Support:
+        return Support()
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         def run() -> None:
@@ -139,7 +124,7 @@ class _OtherRanks(DataPlane):
         return run
 
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        piece = pieces[self._own].clone()
+        piece = pieces[self._own or 0].clone()
         reduce = self._all_reduce(piece, op)
 
         def run() -> torch.Tensor:
@@ -158,27 +143,27 @@ class _OtherRanks(DataPlane):
     def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
         def run() -> None:
             if self._own != src:
-                data.copy_(self._incoming.pop(0))
+                data.copy_(self._control.incoming.pop(0))
 
         return run
 
     def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:
         sent = {member: data for data, member in outgoing}
-        if sum(member not in sent for _, member in incoming) > len(self._incoming):
+        if sum(member not in sent for _, member in incoming) > len(self._control.incoming):
             raise InvalidArgumentError("a recording group cannot gather values beyond 4 KiB on one rank")
 
         def run() -> None:
             for data, member in incoming:
-                data.copy_(sent[member] if member in sent else self._incoming.pop(0))
+                data.copy_(sent[member] if member in sent else self._control.incoming.pop(0))
 
         return run
 
 
-class _RecordingComm(Comm):
-    """A comm of fake other ranks."""
+class _FakePlanes(Planes):
+    """The operations of a recording group."""
 
     def all_to_all(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> Prepared[None]:
-        own = self.require_member()
+        own = self.own
 
         def run() -> None:
             for data in (*incoming[:own], *incoming[own + 1 :]):
@@ -187,17 +172,18 @@ class _RecordingComm(Comm):
         return run
 
 
-def _recording_comm(rank: int, ranks: Sequence[int], calls: list[Recorded], replies: Iterator[object]) -> Comm:
-    """Return a comm that records its calls, and does not communicate."""
-    others = _OtherRanks(ranks.index(rank) if rank in ranks else 0, ranks, calls, replies)
-    return _RecordingComm(
-        ranks=ranks,
-        global_rank=rank,
-        device=torch.device("cpu"),
-        planes=[others],
-        exchange=others,
-        context=GroupContext(open_group=lambda members: _recording_comm(rank, tuple(members), calls, replies)),
-    )
+class _RecordingComm(Comm):
+    """A comm that records its calls, and does not communicate."""
+
+    def __init__(self, rank: int, control: _FakeControl) -> None:
+        planes = _FakePlanes([_FakePlane(control)], control.size, control.rank)
+        super().__init__(control, planes, device=torch.device("cpu"))
+        self._global_rank = rank
+        self._fake = control
+
+    def new_group(self, ranks: Sequence[int]) -> Comm:
+        control = _FakeControl(self._global_rank, tuple(ranks), self._fake.calls, self._fake.replies)
+        return self.add_child(_RecordingComm(self._global_rank, control))
 
 
 @contextmanager
@@ -228,7 +214,7 @@ def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] =
     if isinstance(replies, (str, bytes)) or not isinstance(replies, Iterable) or getattr(replies, "ndim", 1) == 0:
         raise InvalidArgumentError(f"replies={shown(replies)} is not an iterable of the values that other ranks send")
     calls: list[Recorded] = []
-    comm = _recording_comm(rank, range(world_size), calls, iter(replies))
+    comm = _RecordingComm(rank, _FakeControl(rank, range(world_size), calls, iter(replies)))
     reading = read_environment(environ=fake_torchrun(world_size)[rank])
     with _as_current(SessionState(reading, comm=comm, device=comm.device)):
         yield RecordingGroup(comm, calls)

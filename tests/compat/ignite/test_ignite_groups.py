@@ -12,8 +12,8 @@ import torch.distributed as dist
 import rankwise as rw
 import rankwise.compat.ignite as idist
 from rankwise._collectives.groups import comm_of
+from rankwise._comm.comm import serial_comm
 from rankwise._comm.group import Group
-from rankwise._comm.opening import serial_comm
 from rankwise._session.member_groups import MemberRendezvous
 from tests.session.worlds import free_port, plain, run_ranks
 

@@ -19,7 +19,7 @@ def work(local_rank: int, fault: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "leave":
             sys.exit(0)
-        while fault == "never come" and not current_session().comm.dead_ranks():
+        while fault == "never come" and not current_session().comm.control.dead_ranks():
             time.sleep(0.05)
     idist.all_reduce(1)
 

@@ -33,7 +33,7 @@ if rank == 1:
     time.sleep = lambda _: os._exit(3)  # dies as it waits for rank 2, which comes later
     idist.all_reduce(1, group=[1, 2])
 if rank == 2:
-    while not current_session().comm.dead_ranks([1]):
+    while not current_session().comm.control.dead_ranks([1]):
         time.sleep(0.01)
     try:
         idist.all_reduce(1, group=[1, 2])

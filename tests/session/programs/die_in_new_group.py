@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.control.registry import GroupRegistry
 
 with pytest.MonkeyPatch.context() as patch:
     several = {"one_host": False, "own_address": lambda: "127.0.0.1"}

@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 import rankwise as rw
-from rankwise._comm import registry
+from rankwise._comm.control import registry
 from rankwise._session import joining
 
 how, who = sys.argv[1], sys.argv[2]

@@ -51,7 +51,7 @@ def step() -> None:
 try:
     with rw.init(timeout=280):
         rw.barrier()
-        assert comm_of(None).shared_memory is not None
+        assert comm_of(None).planes.shared_memory is not None
         if rw.get_rank() == victim:
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
         while True:

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.control.registry import GroupRegistry
 
 program, route = json.loads(sys.argv[1]), sys.argv[2]
 size, steps = program["size"], program["steps"]

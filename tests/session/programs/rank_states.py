@@ -14,7 +14,7 @@ import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.control import page_handshake as handshake
 from rankwise._comm.control.rank_state import RankState
-from rankwise._comm.registry import GroupRegistry
+from rankwise._comm.control.registry import GroupRegistry
 
 if sys.argv[1] == "sockets":
     vars(handshake)["MAX_RANKS"] = 0
@@ -23,7 +23,7 @@ if sys.argv[1] == "sockets":
 def main() -> None:
     rw.init(timeout=280)
     pair = rw.new_group([0, 1])
-    link: Any = comm_of(pair if rw.get_rank() < 2 else None)._exchange
+    link: Any = comm_of(pair if rw.get_rank() < 2 else None).control
     registry: GroupRegistry = link._registry
     rw.barrier()
     if rw.get_rank() == 2:

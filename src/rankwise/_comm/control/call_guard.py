@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 
-from rankwise._comm.control.protocol import Call
+from rankwise._comm.control.protocol import Description
 from rankwise._comm.work_queue import WorkQueue, rank_threads
 from rankwise._user_frames import call_site
 from rankwise.errors import CollectiveError
@@ -29,11 +29,11 @@ class CallGuard:
         self.outer: CallGuard | None = None
         self.works: WorkQueue | None = None
         self._lock = threading.Lock()
-        self._call: Call | None = None
+        self._call: Description | None = None
         self._thread = threading.main_thread()
         self._blocks_collectives = False
 
-    def acquire(self, call: Call) -> None:
+    def acquire(self, call: Description) -> None:
         """Begin a collective.
 
         Raises:
@@ -50,7 +50,7 @@ class CallGuard:
         call.main = self._thread is threading.main_thread() or self._thread in rank_threads
         self._call = call
 
-    def check_start(self, call: Call) -> None:
+    def check_start(self, call: Description) -> None:
         """Check that a non-blocking call may be made.
 
         Raises:
@@ -72,12 +72,12 @@ class CallGuard:
         self._blocks_collectives = False
         self._lock.release()
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: Description) -> None:
         """End a collective if it has begun."""
         if self._call is call:
             self.release()
 
-    def block_collectives(self, call: Call) -> CallGuard:
+    def block_collectives(self, call: Description) -> CallGuard:
         """Begin a section without collectives in any group of the session, and return the guard to release at its end.
 
         Raises:
@@ -89,14 +89,14 @@ class CallGuard:
         self._blocks_collectives = True
         return self
 
-    def _refuse_in_section(self, call: Call) -> None:
+    def _refuse_in_section(self, call: Description) -> None:
         outer = self.outer
         while outer is not None:
             if outer._blocks_collectives and outer._thread is threading.current_thread():  # noqa: SLF001 - of its own class
                 raise CollectiveError(outer._refusal_text(call))  # noqa: SLF001
             outer = outer.outer
 
-    def _refusal_text(self, call: Call) -> str:
+    def _refusal_text(self, call: Description) -> str:
         current, thread = self._call, self._thread
         busy = "a collective that is just starting or ending" if current is None else current.text
         if thread is not threading.current_thread():

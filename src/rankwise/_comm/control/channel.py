@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rankwise._comm.control.links import SLICE_SECONDS, Links
-from rankwise._comm.control.protocol import Call, Details, Frame, FrameKind
+from rankwise._comm.control.protocol import Description, Frame, FrameKind
 from rankwise._comm.control.rank_state import OngoingCall
 from rankwise._comm.control.transfer import transfer
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
@@ -102,7 +102,7 @@ class Channel(ABC):
 
     def agree(
         self,
-        call: Call,
+        call: Description,
         body: bytes,
         *,
         combine: Combine | None = None,
@@ -132,7 +132,7 @@ class Channel(ABC):
             self._started = exchange.start
             verdict = self._exchange(exchange)
             if verdict.outcome is Outcome.DIFFERENT:
-                details = call.frame(FrameKind.DETAILS, pickle.dumps(Details.of(call)))
+                details = call.frame(FrameKind.DETAILS, pickle.dumps(call.details()))
                 verdict = self._exchange(replace(exchange, frame=details, read=(), start=time.monotonic()))
         finally:
             self.lock.release()

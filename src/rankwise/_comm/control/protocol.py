@@ -146,8 +146,8 @@ def data_header(group: int, length: int) -> bytes:
 
 
 @dataclass(slots=True)
-class Call:
-    """The call of a collective on one rank.
+class Description:
+    """What the call of a collective says of itself, to the other members and in error messages.
 
     Attributes:
         operation: The name of the function.
@@ -155,11 +155,9 @@ class Call:
         content: The properties of the value that have to be the same, as a short text.
         parts: Returns a description of the value's parts for error messages: path -> "float32[3]". Called only when
             ranks differ.
-        is_data: The members have agreed on the call, and this is the second agreement, about its data.
+        is_data: The members have agreed on the call, and this is the next agreement, about its data.
         site: The line of the user's program: "train.py:88"; set when the call enters a group.
         main: The call is one of the rank's program, not of another thread; set when the call enters a group.
-        agreement_started: This rank has begun to send the call, or its failure, to the other members.
-        agreement_failed: The members differ or some are missing. All of them know it, and none waits for data.
         nested_call_refused: Another call was refused during this one in the same thread. Its error may end this call
             on this rank alone.
     """
@@ -171,8 +169,6 @@ class Call:
     is_data: bool = False
     site: str = ""
     main: bool = True
-    agreement_started: bool = False
-    agreement_failed: bool = False
     nested_call_refused: bool = False
 
     @property
@@ -186,12 +182,6 @@ class Call:
         name = self.settings.get("name", "")
         return f"{self.operation}{f' {name!r}' if name else ''} at {self.site or call_site()}"
 
-    def begin_data(self) -> None:
-        """Begin the agreement about the data of this call, after that on the call."""
-        self.is_data = True
-        self.content, self.parts = "", dict
-        self.agreement_started = self.agreement_failed = self.nested_call_refused = False
-
     def digest(self) -> bytes:
         """Return a digest of 16 bytes, equal on all ranks whose calls agree."""
         text = f"{self.operation}{self.settings!r}\0{self.content}"
@@ -200,6 +190,10 @@ class Call:
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
         """Return a frame about this call."""
         return Frame(kind, self.text, self.digest(), body, self.main and not busy_queues)
+
+    def details(self, failure: RemoteRankError | None = None) -> Details:
+        """Return all of this, for the members whose calls differ; or with the failure of this one."""
+        return Details(self.title, self.site, dict(self.parts()), failure)
 
 
 def read_report(body: bytes) -> Any:  # noqa: ANN401 - one of these
@@ -240,10 +234,6 @@ class Details:
     site: str
     parts: Mapping[str, str]
     failure: RemoteRankError | None = None
-
-    @classmethod
-    def of(cls, call: Call, failure: RemoteRankError | None = None) -> Details:
-        return cls(call.title, call.site, dict(call.parts()), failure)
 
 
 _ERRORS: Final = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RankwiseError)]

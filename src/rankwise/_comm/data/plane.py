@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Prepared
 from rankwise._comm.reduce_ops import Op
 
 # Tensors with the group ranks that they are sent to, or received from.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Prepared
 from rankwise._comm.data.plane import DataPlane, Pieces, Support
 from rankwise._comm.reduce_ops import Op
 from rankwise._xla_use import DEVICE_TYPE

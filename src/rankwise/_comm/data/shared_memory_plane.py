@@ -12,12 +12,12 @@ from typing import Final
 
 import torch
 
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.control import Control
 from rankwise._comm.data.flat_range import FlatRange
 from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
 from rankwise._comm.data.staged_steps import Gathered, ReducedByAll, ReducedBySlice, Reduction, Scattered, Steps
 from rankwise._comm.data.staging import Staging
-from rankwise._comm.group_link import GroupLink
 from rankwise._comm.reduce_ops import Op
 from rankwise.errors import CollectiveError, PayloadTypeError
 
@@ -35,16 +35,16 @@ _NOTHING: Final = Support(operations=frozenset())
 class SharedMemoryPlane(DataPlane):
     """Reduces and gathers tensors on the CPU among ranks of one host."""
 
-    def __init__(self, link: GroupLink, group_rank: int) -> None:
+    def __init__(self, control: Control, group_rank: int) -> None:
         """Use the page of the host, if all members do.
 
         Args:
-            link: The group's access to the page.
+            control: The control plane of the group.
             group_rank: The group rank of this process.
         """
-        self._link = link
+        self._control = control
         self._group_rank = group_rank
-        self._size = len(link.ranks)
+        self._size = control.size
         self._staging: Staging | None = None
         # The last exchange of the group when an operation was prepared: only the first operation of a call may write to
         # its rows before the members agree.
@@ -57,7 +57,7 @@ class SharedMemoryPlane(DataPlane):
     @property
     def is_available(self) -> bool:
         """All members use the page of the host for tensors. False before they are connected."""
-        return self._link.shared_page is not None
+        return self._control.shared_page is not None
 
     def close(self) -> None:
         self._staging = None
@@ -108,7 +108,7 @@ class SharedMemoryPlane(DataPlane):
             CollectiveError: There is no address space, or the group was closed.
         """
         if self._staging is None:
-            channel = self._link.shared_page
+            channel = self._control.shared_page
             if channel is None:
                 raise CollectiveError("this group was closed, in another thread")
             self._staging = Staging(channel, group_rank=self._group_rank, size=self._size)
@@ -116,8 +116,8 @@ class SharedMemoryPlane(DataPlane):
 
     def _prepare(self, steps: Steps) -> Prepared[None]:
         """Prepare an operation; if it is the first one of its call, write what the members read in its first step."""
-        staging, link = steps.staging, self._link
-        is_first, self._prepared_after = self._prepared_after != link.sequence, link.sequence
+        staging, control = steps.staging, self._control
+        is_first, self._prepared_after = self._prepared_after != control.sequence, control.sequence
         step = staging.step
         staging.reserve(steps.nbytes)
         if is_first:
@@ -127,7 +127,7 @@ class SharedMemoryPlane(DataPlane):
             if is_first and staging.step == step and not steps.has_meetings:
                 steps.run(_do_nothing)
                 return
-            with link.meetings() as meet:
+            with control.meetings() as meet:
                 if not is_first or staging.step != step:  # in place of the agreement
                     steps.write_first()
                     meet()

@@ -14,9 +14,9 @@ from typing import Final
 import torch
 
 from rankwise._comm.buffers import as_bytes, memory_of
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.control import Control
 from rankwise._comm.data.plane import DataPlane, Operation, Pieces, Support
-from rankwise._comm.group_link import GroupLink
 from rankwise._comm.reduce_ops import Op, fold
 
 # The size of the piece that each rank reduces at a time; it needs a buffer of this size for every other rank.
@@ -26,17 +26,17 @@ _PIECE_BYTES: Final = 1 << 20
 class SocketPlane(DataPlane):
     """Moves tensors on the CPU over the connections between the members."""
 
-    def __init__(self, link: GroupLink, group_rank: int, *, is_only_plane: bool) -> None:
+    def __init__(self, control: Control, group_rank: int, *, is_only_plane: bool) -> None:
         """Use the connections of a group.
 
         Args:
-            link: The group's access to the connections.
+            control: The control plane of the group, with the connections.
             group_rank: The group rank of this process.
             is_only_plane: The group has no other plane for everything, so tensors of other devices are staged.
         """
-        self._link = link
+        self._control = control
         self._group_rank = group_rank
-        self._size = len(link.ranks)
+        self._size = control.size
         # Of the operations that are prepared together: they run one after the other.
         self._scratch: weakref.ref[torch.Tensor] | None = None
         self._others = [other for other in range(self._size) if other != group_rank]
@@ -48,7 +48,7 @@ class SocketPlane(DataPlane):
 
     @property
     def support(self) -> Support:
-        return self._on_one_host if self._link.same_host else self._on_several_hosts
+        return self._on_one_host if self._control.same_host else self._on_several_hosts
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
         # Every rank reduces one piece, and sends it to all others.
@@ -107,7 +107,7 @@ class SocketPlane(DataPlane):
         return fold([received.get(group_rank, own) for group_rank in range(len(pieces))], op, out=result)
 
     def _move(self, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:
-        self._link.transfer(
+        self._control.transfer(
             {other: memory_of(as_bytes(data)) for other, data in outgoing.items() if data.numel()},
             {other: memory_of(as_bytes(data)) for other, data in incoming.items() if data.numel()},
         )

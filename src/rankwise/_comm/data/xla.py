@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from rankwise import _torch_xla
-from rankwise._comm.control.transports import Prepared
+from rankwise._comm.control.call import Prepared
 from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
 from rankwise._comm.reduce_ops import Op
 from rankwise._xla_use import DEVICE_TYPE

@@ -1,6 +1,6 @@
-"""The operations of a group on tensors.
+"""The operations of a group on tensors, through its data planes.
 
-Checks, types and shapes are handled here, once; the data planes only move tensors and reduce them. So a world of one
+Checks, types and shapes are handled here, once; a data plane only moves tensors and reduces them. So a world of one
 has the same errors and results as a larger world.
 """
 
@@ -12,8 +12,7 @@ from typing import TypeVar
 import torch
 
 from rankwise._comm.buffers import as_bytes, from_bytes
-from rankwise._comm.control.byte_collectives import ByteCollectives
-from rankwise._comm.control.transports import Completion, FrameExchange, Prepared
+from rankwise._comm.control.call import Completion, Prepared
 from rankwise._comm.data.plane import DataPlane, Operation
 from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
 from rankwise._comm.dense_tensors import dense
@@ -23,26 +22,28 @@ from rankwise.errors import PayloadTypeError
 T = TypeVar("T")
 
 
-class TensorOperations(ByteCollectives):
-    """Operations that are prepared before the members agree on a call, and run afterwards.
+class Planes:
+    """The data planes of a group, and its operations on tensors.
+
+    Each operation is prepared before the members agree on a call, and run afterwards.
 
     Attributes:
         planes: The data planes, in the order in which they are tried for an operation. The last one supports all.
+        size: The number of members.
+        own: The group rank of this process; -1 if it is not a member, and makes none of the operations.
     """
 
-    def __init__(
-        self, *, ranks: Sequence[int], global_rank: int, exchange: FrameExchange | None, planes: Sequence[DataPlane]
-    ) -> None:
-        """Make the group of some ranks.
+    def __init__(self, planes: Sequence[DataPlane], size: int, rank: int | None) -> None:
+        """Make the operations of a group.
 
         Args:
-            ranks: The global ranks of the members.
-            global_rank: The global rank of this process.
-            exchange: The exchange of frames; None if the group does not use frames, or has one member.
             planes: The data planes.
+            size: The number of members.
+            rank: The group rank of this process; None if it is not a member.
         """
-        super().__init__(ranks=ranks, global_rank=global_rank, exchange=exchange, transport=planes[-1])
         self.planes = planes
+        self.size = size
+        self.own = -1 if rank is None else rank
 
     @property
     def backend(self) -> str | None:
@@ -50,9 +51,14 @@ class TensorOperations(ByteCollectives):
         return self.planes[-1].backend
 
     @property
-    def control_device(self) -> torch.device:
+    def message_device(self) -> torch.device:
         """The device of short messages, in groups that do not use frames."""
         return self.planes[-1].message_device
+
+    def close(self) -> None:
+        """Release everything that belongs to the group."""
+        for plane in self.planes:
+            plane.close()
 
     @property
     def shared_memory(self) -> SharedMemoryPlane | None:
@@ -101,7 +107,7 @@ class TensorOperations(ByteCollectives):
 
         The tensors have one type and one device.
         """
-        own = self.require_member()
+        own = self.own
         recipe = plan(tensors[0].dtype, op)
         wires = [_read_only_wire(dense(tensor), recipe, op) for tensor in tensors]
         sizes = [wire.numel() for wire in wires]
@@ -150,8 +156,8 @@ class TensorOperations(ByteCollectives):
         if device == "cpu" and self.shared_memory is not None:
             return self.shared_memory.all_gather(data, parts)
         # Padded to the largest one, as torch's all_gather needs them, every transfer would be as long as that.
-        others = [other for other in range(self.size) if other != self.require_member()]
-        parts[self.require_member()].copy_(data)
+        others = [other for other in range(self.size) if other != self.own]
+        parts[self.own].copy_(data)
         return self.transfer([(data, other) for other in others], [(parts[other], other) for other in others])
 
     def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
@@ -178,7 +184,7 @@ class TensorOperations(ByteCollectives):
 
         Those at this rank's index are neither sent nor filled.
         """
-        others = [other for other in range(self.size) if other != self.require_member()]
+        others = [other for other in range(self.size) if other != self.own]
         return self.transfer(
             [(outgoing[other], other) for other in others], [(incoming[other], other) for other in others]
         )

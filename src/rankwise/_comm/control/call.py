@@ -1,0 +1,244 @@
+"""Call: one collective on this rank, from its first check to the end of its data.
+
+A call is a block with three steps: everything that can fail on one rank alone, then an agreement of the members
+(`verify`, or a message), then the data. So the other members learn of a failed rank in the agreement, and no member
+waits for data that will not come. Allocating memory can fail on one rank, so each operation on data allocates all of
+its memory first, and returns a `Prepared` that only sends and receives. Where sizes are not known before the agreement,
+a second agreement follows the allocation: `run_prepared`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum, auto
+from types import TracebackType
+from typing import Final, NoReturn, TypeVar, cast
+
+from rankwise._comm.buffers import no_memory_error
+from rankwise._comm.control.control import Control
+from rankwise._comm.control.protocol import Description, remote_error
+from rankwise._comm.control.verdict import Combine, Verdict
+from rankwise._restricted_pickles import plain_loads
+from rankwise._torch import dispatch_mode_counter, makes_fake_tensors
+from rankwise._user_frames import strip_internal_frames
+from rankwise.errors import CollectiveError, RankwiseError
+
+T = TypeVar("T")
+
+# A data operation that has all of its memory, and has not run yet.
+Prepared = Callable[[], T]
+# The rest of an operation, run after its call: it allocates memory, and no member waits for this rank any more.
+Completion = Callable[[], T]
+
+_num_dispatch_modes: Final = dispatch_mode_counter()
+
+
+class Stage(Enum):
+    """What the other members know of a call, and so what they have to hear of an error of this rank."""
+
+    LOCAL = auto()  # nothing: an error of this rank takes the place of its call in the agreement
+    SENT = auto()  # that this rank makes it: they may wait for its data, so that an error ends its part in the group
+    FAILED_EVERYWHERE = auto()  # that the calls differ, or that members are missing: all of them raise
+
+
+class Call(Description):
+    """A collective of this rank, made by `Comm.call`; a context manager, in whose block the rank takes part.
+
+    An exception before the agreement is raised on all members: the original here, `RemoteRankError` on the others.
+    After the agreement the others wait for data, so an exception makes this rank leave the group permanently.
+
+    The messages of its methods have at most a few kilobytes. Each method verifies the call, and raises as `verify`.
+    """
+
+    __slots__ = ("_control", "_stage")
+
+    def __init__(
+        self,
+        control: Control,
+        operation: str,
+        settings: Mapping[str, object] | None = None,
+        *,
+        content: str = "",
+        site: str = "",
+    ) -> None:
+        self._control = control
+        self._stage = Stage.LOCAL
+        self.operation = operation
+        self.settings = {} if settings is None else settings
+        self.content = content
+        self.parts = dict
+        self.is_data = False
+        self.site = site
+        self.main = True
+        self.nested_call_refused = False
+
+    @property
+    def rank(self) -> int:
+        """The group rank of this process, which is a member."""
+        return cast(int, self._control.rank)
+
+    def __enter__(self) -> Call:  # noqa: PYI034 - Self is not in Python 3.10
+        """Begin the call.
+
+        Raises:
+            NotJoinedError: The session of the group is closed.
+            InvalidArgumentError: This rank is not a member, or the group is closed.
+            PayloadTypeError: Under FakeTensorMode there is no memory for messages.
+            CollectiveError: This rank has left the group, or is in another collective of it.
+        """
+        control = self._control
+        # The usual case of `require_member`, in less time.
+        if control.closed or control.pid != os.getpid() or control.rank is None:
+            control.require_member()
+        try:
+            control.guard.acquire(self)
+            if control.broken_reason:
+                text = f"{self.text}: this group cannot be used any more: {control.broken_reason}"
+                raise CollectiveError(text)  # noqa: TRY301 - every error releases the guard
+            if not control.is_connected:
+                control.connect()
+            if _num_dispatch_modes() and makes_fake_tensors():
+                error = no_memory_error(self.operation)
+                self._fail(error)
+                raise error  # noqa: TRY301
+        except BaseException:  # also KeyboardInterrupt
+            control.guard.cancel(self)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                strip_internal_frames(traceback, error)
+                self._fail(error)
+        finally:
+            self._control.guard.release()
+
+    def verify(self, *, timeout: float | None = None) -> None:
+        """Wait until every member has made the same call.
+
+        Args:
+            timeout: Seconds to wait for the others; that of the session by default.
+
+        Raises:
+            MismatchError: The calls differ.
+            RemoteRankError: A member failed before it could take part.
+            CollectiveError: A member is gone, or did not come in time.
+        """
+        self.agree(timeout=timeout)
+
+    def agree(
+        self,
+        message: bytes = b"",
+        *,
+        combine: Combine | None = None,
+        read: Collection[int] = (),
+        timeout: float | None = None,
+    ) -> Verdict | None:
+        """Verify the call, and exchange messages.
+
+        Args:
+            message: The message of this member.
+            combine: Computes the result from the messages of all members. Its error is raised on all of them.
+            read: The group ranks whose messages this member needs.
+            timeout: As for `verify`.
+
+        Returns:
+            The result, and the messages to read; None in groups that do not use frames.
+        """
+        self._stage = Stage.SENT
+        try:
+            verdict = self._control.agree(self, message, combine, read, timeout)
+            if verdict is not None and verdict.error is not None:
+                raise verdict.error
+        except RankwiseError:
+            # All members know of this error, unless it came out of a signal handler that began a nested call here.
+            if not self.nested_call_refused:
+                self._stage = Stage.FAILED_EVERYWHERE
+            raise
+        return verdict
+
+    def all_gather(self, message: bytes) -> list[bytes]:
+        """Return the message of every member, by group rank; the lengths may differ."""
+        members = range(self._control.size)
+        verdict = self.agree(message, read=members)
+        if verdict is None:
+            return self._control.digests.all_gather(message)
+        return [verdict.bodies[member] for member in members]
+
+    def reduce(self, message: bytes, combine: Combine) -> bytes | None:
+        """Return the combination of all messages, computed by one member; None in groups that do not use frames."""
+        verdict = self.agree(message, combine=combine)
+        return None if verdict is None else verdict.result
+
+    def gather(self, message: bytes, dst: int, combine: Combine | None = None) -> tuple[list[bytes], bytes | None]:
+        """Return the message of every member on group rank `dst`, none on the others; and what `reduce` returns."""
+        members = range(self._control.size)
+        verdict = self.agree(message, combine=combine, read=members if self.rank == dst else ())
+        if verdict is not None:
+            return [verdict.bodies[member] for member in members] if self.rank == dst else [], verdict.result
+        if self.rank != dst:
+            self._control.digests.send(message, dst)
+            return [], None
+        return [message if member == dst else self._control.digests.receive(member) for member in members], None
+
+    def broadcast(self, message: bytes, src: int) -> bytes:
+        """Return the message of group rank `src`; that of the others is ignored."""
+        is_sender = self.rank == src
+        verdict = self.agree(message if is_sender else b"", read=(src,))
+        if verdict is not None:
+            return verdict.bodies[src]
+        return self._control.digests.broadcast(message, src, is_sender=is_sender)
+
+    def scatter(self, messages: Sequence[bytes], src: int) -> bytes:
+        """Return the message of group rank `src` to this member."""
+        own = self.rank
+        verdict = self.agree(pickle.dumps(list(messages)) if own == src else b"", read=(src,))
+        if verdict is not None:
+            message: bytes = plain_loads(verdict.bodies[src])[own]
+            return message
+        if own != src:
+            return self._control.digests.receive(src)
+        for other, message in enumerate(messages):
+            if other != own:
+                self._control.digests.send(message, other)
+        return messages[own]
+
+    def begin_data(self) -> None:
+        """Begin the agreement about the data of this call, after that on the call."""
+        self._stage = Stage.LOCAL
+        self.is_data = True
+        self.content, self.parts = "", dict
+        self.nested_call_refused = False
+
+    def run_prepared(self, prepare: Callable[[], Prepared[T]]) -> T:
+        """Run an operation on data whose size was not known before the agreement on the call.
+
+        Collective over the members, after that agreement and in the same block: no other call can begin before it.
+        `prepare` allocates the memory; its exception is raised on all members.
+        """
+        self.begin_data()
+        run = prepare()
+        self.verify()
+        return run()
+
+    def fail_everywhere(self, error: Exception) -> NoReturn:
+        """Raise an error that every member finds for itself in the messages of all, after an agreement."""
+        self._stage = Stage.FAILED_EVERYWHERE
+        raise error
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep the other members from waiting for this rank, whose part of the call has failed."""
+        if not isinstance(error, Exception):  # KeyboardInterrupt: the agreement may be half done
+            self._control.leave_for_good(f"{self.text} was ended by {type(error).__name__}")
+        elif self._stage is Stage.LOCAL:
+            self._stage = Stage.SENT
+            if self._control.size > 1:
+                own = self._control.ranks[self._control.require_member()]
+                self._control.report(self, remote_error(error, own, self.text))
+        elif self._stage is Stage.SENT:
+            self._control.leave_for_good(f"{self.text} failed with {type(error).__name__}: {error}")
