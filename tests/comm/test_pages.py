@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import rankwise as rw
+from rankwise._comm.control.layout import RING_ENTRIES
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.page_meeting import PageMeeting
 from rankwise._comm.control.page_memory import PageMemory
 from rankwise._comm.control.protocol import Frame, FrameKind
-from rankwise._comm.control.window_overflow import RING_ENTRIES
 from tests.comm.members import RANKS, SIZE, Member, agree, assert_connected, failed, in_threads, open_group
 
 pytestmark = pytest.mark.parametrize("route", ["page"], indirect=True)

@@ -1,9 +1,7 @@
 """The page of a host: memory that its ranks share, and an eventfd for each of them, which wakes it up.
 
-The memory begins with a directory of groups, each of which has a window. Only parts that were written take memory.
-
-Words of 8 bytes are read and written at once, by one instruction each. `fence` orders them: after a rank has written a
-record and then, behind a fence, its sequence number, a rank that reads that number reads that record.
+Where everything is in the memory: `layout`. A fence orders the words: after a rank has written a record and then,
+behind a fence, its sequence number, a rank that reads that number reads that record.
 """
 
 from __future__ import annotations
@@ -15,28 +13,27 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from rankwise._comm.control.layout import (
+    COUNT_WORD,
+    DIRECTORY_BYTES,
+    FREE,
+    GROUP_WORDS,
+    GROUPS_OFFSET,
+    MAX_GROUPS,
+    MAX_STAGING_BYTES,
+    NAME_BYTES,
+    NAMES_OFFSET,
+    entry_word,
+    staging_offset,
+    window_bytes,
+)
 from rankwise._comm.control.page_memory import PageMemory
 from rankwise._comm.control.shared_range import SharedRange
-from rankwise._comm.control.window import Window, window_bytes
+from rankwise._comm.control.window import Window
 from rankwise._net.polling import SharedEventLoop
 from rankwise.errors import CollectiveError
 
 _SPIN_SECONDS: Final = 0.0001
-# The number of entries of the directory, in use or free again.
-_COUNT_WORD: Final = 0
-# The names of the sockets on which the ranks listen for connections, which carry data.
-_NAMES_OFFSET: Final = 1 << 17
-_NAME_BYTES: Final = 128
-# The entry of a group, in words: its id plus one, or that it is free; the number of members that have left it.
-_GROUP_WORDS: Final = 2
-_FREE: Final = 0
-_GROUPS_OFFSET: Final = 1 << 20
-_MAX_GROUPS: Final = 1 << 16
-_DIRECTORY_BYTES: Final = _GROUPS_OFFSET + 8 * _GROUP_WORDS * _MAX_GROUPS
-# Behind the windows: for each group, memory through which tensors pass. The bodies of frames that do not fit into
-# windows follow (see `window_overflow`).
-_STAGING_OFFSET: Final = 1 << 42
-MAX_STAGING_BYTES: Final = 1 << 27
 
 
 class HostPage:
@@ -71,7 +68,7 @@ class HostPage:
         self.shares_tensors = False
         # With a processor for each rank, to wait for a moment without sleeping is faster than to be woken.
         self.spin_seconds = _SPIN_SECONDS if len(self.ranks) <= len(os.sched_getaffinity(0)) else 0.0
-        self._memory = PageMemory(memory, directory_bytes=_DIRECTORY_BYTES, window_bytes=window_bytes(len(self.ranks)))
+        self._memory = PageMemory(memory, directory_bytes=DIRECTORY_BYTES, window_bytes=window_bytes(len(self.ranks)))
         self._wakers = wakers
         self._processes = dict(enumerate(processes))
         self._words = self._memory.directory.cast("Q")
@@ -98,7 +95,7 @@ class HostPage:
         """
         try:
             with self._locked():
-                self._memory.map_window(self._number_of(_FREE))
+                self._memory.map_window(self._number_of(FREE))
         except OSError as error:
             raise _unmapped(error) from error
 
@@ -110,19 +107,19 @@ class HostPage:
             return Window(self._memory, number, num_members)
         except OSError as error:
             with self._locked():
-                self._words[self._entry(number) + 1] += 1
+                self._words[entry_word(number) + 1] += 1
             raise _unmapped(error) from error
 
     def detach(self, window: Window, num_members: int) -> None:
         """Release a window. The last member to detach frees its memory."""
-        word = self._entry(window.number) + 1
+        word = entry_word(window.number) + 1
         with self._locked():
             self._words[word] += 1
             is_last = self._words[word] == num_members
         if is_last:
             window.free()  # without the lock, which would be lost; no other group takes the entry before it is zero
             if self.shares_tensors:
-                self._memory.free(_staging_offset(window.number), MAX_STAGING_BYTES)
+                self._memory.free(staging_offset(window.number), MAX_STAGING_BYTES)
             with self._locked():
                 self._words[word - 1] = self._words[word] = 0
         window.close()
@@ -133,7 +130,7 @@ class HostPage:
         Raises:
             OSError: There is no address space.
         """
-        return SharedRange(self._memory.descriptor, _staging_offset(window.number), nbytes)
+        return SharedRange(self._memory.descriptor, staging_offset(window.number), nbytes)
 
     def is_dead(self, rank: int) -> bool:
         """Return whether a rank is one of this host, and has ended."""
@@ -141,13 +138,13 @@ class HostPage:
 
     def publish_name(self, name: str) -> None:
         """Publish the name of the socket on which this rank listens."""
-        start = _NAMES_OFFSET + _NAME_BYTES * self.index
-        self._memory.directory[start : start + _NAME_BYTES] = name.encode().ljust(_NAME_BYTES, b"\0")
+        start = NAMES_OFFSET + NAME_BYTES * self.index
+        self._memory.directory[start : start + NAME_BYTES] = name.encode().ljust(NAME_BYTES, b"\0")
 
     def name(self, index: int) -> str:
         """Return the name of the socket on which a rank listens."""
-        start = _NAMES_OFFSET + _NAME_BYTES * index
-        return bytes(self._memory.directory[start : start + _NAME_BYTES]).rstrip(b"\0").decode()
+        start = NAMES_OFFSET + NAME_BYTES * index
+        return bytes(self._memory.directory[start : start + NAME_BYTES]).rstrip(b"\0").decode()
 
     def close(self) -> None:
         """Close the descriptors of this process, which has detached from all windows."""
@@ -174,30 +171,22 @@ class HostPage:
 
     def _find(self, group: int) -> int:
         """Return the number of a group's entry in the directory, which the first member that asks makes."""
-        number = self._number_of(group + 1, _FREE)
-        self._words[_COUNT_WORD] = max(self._words[_COUNT_WORD], number + 1)
-        self._words[self._entry(number)] = group + 1
+        number = self._number_of(group + 1, FREE)
+        self._words[COUNT_WORD] = max(self._words[COUNT_WORD], number + 1)
+        self._words[entry_word(number)] = group + 1
         return number
 
     def _number_of(self, *ids: int) -> int:
         """Return the number of the entry that has the first of these words that there is, or of a new entry."""
-        count = self._words[_COUNT_WORD]
-        start = _GROUPS_OFFSET // 8
-        entries = self._words[start : start + _GROUP_WORDS * count : _GROUP_WORDS].tolist()
+        count = self._words[COUNT_WORD]
+        start = GROUPS_OFFSET // 8
+        entries = self._words[start : start + GROUP_WORDS * count : GROUP_WORDS].tolist()
         for wanted in ids:
             if wanted in entries:
                 return entries.index(wanted)
-        if count == _MAX_GROUPS:
-            raise CollectiveError(f"{_MAX_GROUPS} groups are open; close those that are not used any more")
+        if count == MAX_GROUPS:
+            raise CollectiveError(f"{MAX_GROUPS} groups are open; close those that are not used any more")
         return count
-
-    def _entry(self, number: int) -> int:
-        """Return the index of the first word of an entry of the directory."""
-        return _GROUPS_OFFSET // 8 + _GROUP_WORDS * number
-
-
-def _staging_offset(window: int) -> int:
-    return _STAGING_OFFSET + window * MAX_STAGING_BYTES
 
 
 def _unmapped(error: OSError) -> CollectiveError:

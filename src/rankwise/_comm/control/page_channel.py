@@ -15,6 +15,7 @@ from typing import Final
 
 from rankwise._comm.control.channel import Channel, Exchange
 from rankwise._comm.control.host_page import HostPage
+from rankwise._comm.control.layout import RING_ENTRIES
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.page_meeting import PageMeeting
 from rankwise._comm.control.peer import CLOSED
@@ -22,7 +23,6 @@ from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.shared_range import SharedRange
 from rankwise._comm.control.transfer import LOSS_SECONDS
 from rankwise._comm.control.verdict import Outcome, Verdict, combined, conclude
-from rankwise._comm.control.window_overflow import RING_ENTRIES
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from rankwise._comm.control.futex import has_futex
 from rankwise._comm.control.host_page import HostPage
-from rankwise._comm.control.window_overflow import FILE_BYTES, MAX_RANKS
+from rankwise._comm.control.layout import FILE_BYTES, MAX_RANKS
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 _CHECK_SECONDS: Final = 0.1

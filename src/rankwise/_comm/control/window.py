@@ -1,42 +1,41 @@
 """The window of a group in the page of its host: a slot for each member, and one for the verdict of the leader.
 
 A member writes its frame, and then, behind a fence, the number of the exchange. Each slot has room for two frames, used
-in turn: the frame of an exchange may be read until all members have come to the next one.
+in turn: the frame of an exchange may be read until all members have come to the next one. Where everything is in the
+memory: `layout`.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
 import threading
 import time
 from typing import Final
 
+from rankwise._comm.control.layout import (
+    ANY_PROBLEM,
+    ANY_RING,
+    BODY_BYTES,
+    ENTRY_BYTES,
+    FIRST_WORD,
+    FRAME_BYTES,
+    REASON_BYTES,
+    RING_ENTRIES,
+    SLOT_BYTES,
+    TEXT_OFFSET,
+    Row,
+    body_offset,
+    ring_entry_offset,
+    window_bytes,
+    words_bytes,
+)
 from rankwise._comm.control.page_memory import PageMemory
 from rankwise._comm.control.protocol import HEADER, Frame, FrameKind, decode_frame
-from rankwise._comm.control.window_overflow import TEXT_OFFSET, WindowOverflow
 
-_FRAME_BYTES: Final = 8192
-_REASON_BYTES: Final = 4096
-_SLOT_BYTES: Final = 2 * _FRAME_BYTES + _REASON_BYTES
 _SEQUENCE: Final = struct.Struct("<Q")
-# The first two words are not zero after any member has failed, timed out or left, and after any frame went to a ring.
-# Then there are rows with a word for each slot: the last exchange of each parity that has a frame there; the last one
-# with a frame in the ring; the last one that the member has failed in or timed out in; the last one that it has
-# finished; whether it has left; whether any body did not fit into the slot; whether the member sleeps; when its last
-# frame was written, on the monotonic clock of the host, in nanoseconds; and the last meeting that it has come to.
-_ANY_PROBLEM: Final = 0
-_ANY_RING: Final = 1
-_FIRST_WORD: Final = 8
-_ROWS: Final = 10
 
 # The kinds of frames after which the members do not wait for the frames of the others.
 _PROBLEMS: Final = frozenset({FrameKind.FAILED, FrameKind.WAITING_IN_OTHER_GROUP})
-
-
-def window_bytes(num_members: int) -> int:
-    """Return the length of the window of a group."""
-    return _words_bytes(num_members) + _round_up((num_members + 1) * _SLOT_BYTES)
 
 
 class Window:
@@ -69,15 +68,18 @@ class Window:
         self._memory = memory
         self._slots = num_members + 1
         self._view = memory.open_window(number)
-        self._words = self._view[: _words_bytes(num_members)].cast("Q")
-        firsts = range(_FIRST_WORD, _FIRST_WORD + _ROWS * self._slots, self._slots)
-        self._rows = [self._words[first : first + self._slots] for first in firsts]
-        *self._frames, self._ring, self._problem, self.finished = self._rows[:5]
-        self._left, self._is_large, self.sleeping, self._written_at, self.met = self._rows[5:]
-        self._starts = [_words_bytes(num_members) + slot * _SLOT_BYTES for slot in range(self._slots)]
+        self._words = self._view[: words_bytes(num_members)].cast("Q")
+        firsts = [FIRST_WORD + row * self._slots for row in Row]
+        self._rows = rows = [self._words[first : first + self._slots] for first in firsts]
+        self._frames = rows[Row.EVEN], rows[Row.ODD]
+        self._ring, self._problem, self._left = rows[Row.RING], rows[Row.PROBLEM], rows[Row.LEFT]
+        self._is_large, self._written_at = rows[Row.LARGE], rows[Row.WRITTEN_AT]
+        self.finished, self.sleeping, self.met = rows[Row.FINISHED], rows[Row.SLEEPING], rows[Row.MET]
+        self._starts = [words_bytes(num_members) + slot * SLOT_BYTES for slot in range(self._slots)]
         self._own_lock = threading.Lock()
         self._own_lock.acquire()
-        self._overflow = WindowOverflow(memory, number)
+        # What this member has written behind the windows: the length and the exchange, by offset in the file.
+        self._overflow: dict[int, tuple[int, int]] = {}
 
     def write(self, slot: int, frame: Frame, *, has_room: bool) -> None:
         """Write a frame, and then its sequence number.
@@ -91,18 +93,18 @@ class Window:
         self._written_at[slot] = time.monotonic_ns()
         data = frame.encode()
         if has_room:
-            if self._overflow.written:
-                self._overflow.free_before(sequence - 1)
-            if len(data) > _FRAME_BYTES:
+            if self._overflow:
+                self._free_overflow_before(sequence - 1)
+            if len(data) > FRAME_BYTES:
                 header = len(data) - len(frame.body)
                 self._is_large[slot] = 1
-                self._overflow.write(self._overflow.body(slot, parity), data[header:], sequence)
+                self._write_overflow(self._body(slot, parity), data[header:], sequence)
                 data = data[:header]
-            start = self._starts[slot] + parity * _FRAME_BYTES
+            start = self._starts[slot] + parity * FRAME_BYTES
             self._view[start : start + len(data)] = data
         else:
-            self._overflow.write(self._overflow.entry(slot, sequence), data, sequence)
-            self._words[_ANY_RING] = 1
+            self._write_overflow(self._ring_entry(slot, sequence), data, sequence)
+            self._words[ANY_RING] = 1
         if frame.kind in _PROBLEMS:
             self._set_problem(self._problem, slot, sequence)
         self.fence()
@@ -113,23 +115,23 @@ class Window:
         parity = sequence & 1
         if self._frames[parity][slot] != sequence:
             return self._read_ring(slot, sequence)
-        start = self._starts[slot] + parity * _FRAME_BYTES
+        start = self._starts[slot] + parity * FRAME_BYTES
         frame, header, length = decode_frame(self._view, start)
-        if header + length <= _FRAME_BYTES:
+        if header + length <= FRAME_BYTES:
             frame.body = bytes(self._view[start + header : start + header + length])
         else:
-            frame.body = self._memory.read(self._overflow.body(slot, parity), length)
+            frame.body = self._memory.read(self._body(slot, parity), length)
         return frame
 
     def body(self, slot: int, sequence: int) -> bytes:
         """Return the body of the frame of an exchange, as `read` does, without decoding the rest of the frame."""
         if self._frames[sequence & 1][slot] != sequence:
             return self._read_ring(slot, sequence).body
-        start = self._starts[slot] + (sequence & 1) * _FRAME_BYTES
+        start = self._starts[slot] + (sequence & 1) * FRAME_BYTES
         length, *_, call_length = HEADER.unpack_from(self._view, start)
         first = start + HEADER.size + call_length
-        if first + length > start + _FRAME_BYTES:
-            return self._memory.read(self._overflow.body(slot, sequence & 1), length)
+        if first + length > start + FRAME_BYTES:
+            return self._memory.read(self._body(slot, sequence & 1), length)
         return bytes(self._view[first : first + length])
 
     def bodies_of_calls(self, sequence: int, digest: bytes) -> list[bytes] | None:
@@ -138,13 +140,13 @@ class Window:
         None if one is another frame, or is not in its slot.
         """
         bodies: list[bytes] = []
-        offset = (sequence & 1) * _FRAME_BYTES
+        offset = (sequence & 1) * FRAME_BYTES
         for last, start in zip(self._frames[sequence & 1], self._starts, strict=True):
             if len(bodies) == self.verdict_slot:
                 break
             length, _, _, kind, _, other, call_length = HEADER.unpack_from(self._view, start + offset)
             header = HEADER.size + call_length
-            if last != sequence or kind or other != digest or header + length > _FRAME_BYTES:
+            if last != sequence or kind or other != digest or header + length > FRAME_BYTES:
                 return None
             first = start + offset + header
             bodies.append(bytes(self._view[first : first + length]))
@@ -152,7 +154,7 @@ class Window:
 
     def num_arrived(self, sequence: int) -> int:
         """Return how many slots have a frame of an exchange, which this member has not finished."""
-        if not self._words[_ANY_RING]:
+        if not self._words[ANY_RING]:
             return self._frames[sequence & 1].tolist().count(sequence)
         return sum(self.has_arrived(slot, sequence) for slot in range(self._slots))
 
@@ -170,10 +172,10 @@ class Window:
         if not last:
             return ""
         if self._ring[slot] == last:
-            data = self._memory.read(self._overflow.entry(slot, last), _FRAME_BYTES)
+            data = self._memory.read(self._ring_entry(slot, last), FRAME_BYTES)
         else:
-            start = self._starts[slot] + (last & 1) * _FRAME_BYTES
-            data = bytes(self._view[start : start + _FRAME_BYTES])
+            start = self._starts[slot] + (last & 1) * FRAME_BYTES
+            data = bytes(self._view[start : start + FRAME_BYTES])
         frame, _, _ = decode_frame(data)
         return frame.call
 
@@ -193,14 +195,14 @@ class Window:
 
     def has_problem(self, sequence: int) -> bool:
         """Return whether a member may have failed in an exchange, may have timed out in it, or has left."""
-        if not self._words[_ANY_PROBLEM]:
+        if not self._words[ANY_PROBLEM]:
             return False
         return max(self._problem) >= sequence or any(self._left)
 
     def set_timed_out(self, slot: int, sequence: int, text: str) -> None:
         """Record that a member has waited longer than its timeout in an exchange."""
         record = _SEQUENCE.pack(sequence) + _encoded(text)
-        self._overflow.write(self._overflow.entry(slot, sequence) + TEXT_OFFSET, record, sequence)
+        self._write_overflow(self._ring_entry(slot, sequence) + TEXT_OFFSET, record, sequence)
         self.fence()
         self._set_problem(self._problem, slot, sequence)
         self.fence()
@@ -209,15 +211,15 @@ class Window:
         """Return the error message of a member that has timed out in an exchange; "" if none has."""
         for slot, last in enumerate(self._problem):
             if last >= sequence:
-                record = self._memory.read(self._overflow.entry(slot, sequence) + TEXT_OFFSET, _REASON_BYTES)
+                record = self._memory.read(self._ring_entry(slot, sequence) + TEXT_OFFSET, REASON_BYTES)
                 if _SEQUENCE.unpack_from(record)[0] == sequence:
                     return record[_SEQUENCE.size :].rstrip(b"\0").decode(errors="replace")
         return ""
 
     def set_left(self, slot: int, reason: str) -> None:
         """Record why a member takes part in no further exchange."""
-        start = self._starts[slot] + 2 * _FRAME_BYTES
-        self._view[start : start + _REASON_BYTES] = _encoded(reason).ljust(_REASON_BYTES, b"\0")
+        start = self._starts[slot] + 2 * FRAME_BYTES
+        self._view[start : start + REASON_BYTES] = _encoded(reason).ljust(REASON_BYTES, b"\0")
         self.fence()
         self._set_problem(self._left, slot, 1)
 
@@ -226,8 +228,8 @@ class Window:
         if not self._left[slot]:
             return ""
         self.fence()
-        start = self._starts[slot] + 2 * _FRAME_BYTES
-        return bytes(self._view[start : start + _REASON_BYTES]).rstrip(b"\0").decode(errors="replace")
+        start = self._starts[slot] + 2 * FRAME_BYTES
+        return bytes(self._view[start : start + REASON_BYTES]).rstrip(b"\0").decode(errors="replace")
 
     def fence(self) -> None:
         """Order this thread's earlier reads and writes of memory before its later ones, as other processes see them."""
@@ -239,9 +241,9 @@ class Window:
         """Free the memory, which is zero for the next group; no member reads it any more."""
         for slot in range(self._slots):
             if self._problem[slot] or self._ring[slot]:
-                self._overflow.free_ring(slot)
+                self._memory.free(self._ring_entry(slot, 0), RING_ENTRIES * ENTRY_BYTES)
             if self._is_large[slot]:
-                self._overflow.free_bodies(slot)
+                self._memory.free(self._body(slot, 0), 2 * BODY_BYTES)
         self._memory.free(self._memory.window_offset(self.number), window_bytes(self._slots - 1))
 
     def close(self) -> None:
@@ -250,16 +252,38 @@ class Window:
             view.release()
         self._memory.close_window(self.number)
 
+    def _body(self, slot: int, parity: int) -> int:
+        return body_offset(self.number, slot, parity)
+
+    def _ring_entry(self, slot: int, sequence: int) -> int:
+        return ring_entry_offset(self.number, slot, sequence)
+
+    def _write_overflow(self, offset: int, data: bytes, sequence: int) -> None:
+        """Write a record of an exchange behind the windows."""
+        if offset in self._overflow:
+            self._free_overflow(offset)
+        self._overflow[offset] = len(data), sequence
+        self._memory.write(offset, data)
+
+    def _free_overflow_before(self, sequence: int) -> None:
+        """Free what this member has written there for the exchanges before this one."""
+        for offset in [offset for offset, (_, written) in self._overflow.items() if written < sequence]:
+            self._free_overflow(offset)
+
+    def _free_overflow(self, offset: int) -> None:
+        length, _ = self._overflow.pop(offset)
+        self._memory.free(offset, length)
+
     def _last_entered(self, slot: int) -> int:
         return int(max(self._frames[0][slot], self._frames[1][slot], self._ring[slot]))
 
     def _set_problem(self, row: memoryview, slot: int, value: int) -> None:
         row[slot] = value
-        self._words[_ANY_PROBLEM] = 1
+        self._words[ANY_PROBLEM] = 1
 
     def _read_ring(self, slot: int, sequence: int) -> Frame:
-        offset = self._overflow.entry(slot, sequence)
-        frame, header, length = decode_frame(self._memory.read(offset, _FRAME_BYTES))
+        offset = self._ring_entry(slot, sequence)
+        frame, header, length = decode_frame(self._memory.read(offset, FRAME_BYTES))
         frame.body = self._memory.read(offset + header, length)
         return frame
 
@@ -274,12 +298,4 @@ def _fence() -> None:
 
 def _encoded(text: str) -> bytes:
     """Return a text as it is stored."""
-    return text.encode(errors="backslashreplace")[: _REASON_BYTES - _SEQUENCE.size]
-
-
-def _words_bytes(num_members: int) -> int:
-    return _round_up(8 * (_FIRST_WORD + _ROWS * (num_members + 1)))
-
-
-def _round_up(size: int) -> int:
-    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    return text.encode(errors="backslashreplace")[: REASON_BYTES - _SEQUENCE.size]
