@@ -8,34 +8,24 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from rankwise._environment.accelerate import AccelerateLaunch
-from rankwise._environment.alps import Alps
-from rankwise._environment.azureml import AzureMl
-from rankwise._environment.composer import Composer
-from rankwise._environment.deepspeed import DeepSpeed
+from rankwise._environment.clouds import AZURE_ML, KUBERNETES, Kubeflow, SageMaker
 from rankwise._environment.facts import OVERRIDE_PREFIX, Environ, LaunchEnvironment
-from rankwise._environment.flux import Flux
-from rankwise._environment.hydra import Hydra
 from rankwise._environment.installed import installed_launchers
-from rankwise._environment.kubeflow import Kubeflow
-from rankwise._environment.kubernetes import Kubernetes
-from rankwise._environment.lightning import Lightning
-from rankwise._environment.lsf import Jsrun
-from rankwise._environment.mpt import Mpt
-from rankwise._environment.mvapich import MVAPICH2, MVAPICH3, Mvapich
+from rankwise._environment.mpi import INTEL_MPI, MPICH, MPT, MVAPICH2, MVAPICH3, OPEN_MPI, PLATFORM_MPI, PMI
 from rankwise._environment.nesting import without_outer_ranks
-from rankwise._environment.openmpi import OpenMpi
 from rankwise._environment.own_launcher import Launcher, OwnLauncher
-from rankwise._environment.pals import Pals
-from rankwise._environment.pbs import Pbs
-from rankwise._environment.plain import TorchVariables
-from rankwise._environment.platform_mpi import PlatformMpi
-from rankwise._environment.pmi import Pmi
-from rankwise._environment.ray import RayTrain
-from rankwise._environment.sagemaker import SageMaker
+from rankwise._environment.schedulers import ALPS, FLUX, JSRUN, PALS, PBSDSH, Slurm
 from rankwise._environment.single import SingleProcess, refuse_incomplete, refuse_incomplete_override
-from rankwise._environment.slurm import Slurm
-from rankwise._environment.torchrun import RankwiseLaunch, Torchrun
+from rankwise._environment.torch_like import (
+    COMPOSER,
+    DEEPSPEED,
+    RAY_TRAIN,
+    AccelerateLaunch,
+    Lightning,
+    RankwiseLaunch,
+    Torchrun,
+    TorchVariables,
+)
 from rankwise._environment.tpu import TpuHosts
 from rankwise._environment.unsupported import refuse_task_without_step, refuse_unsupported
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, shown
@@ -44,6 +34,8 @@ _OVERRIDE: Final = TorchVariables(
     name="override", description="variables for rankwise alone, set by hand", prefix=OVERRIDE_PREFIX
 )
 _PLAIN: Final = TorchVariables(name="plain", description="RANK and WORLD_SIZE, set by hand")
+
+_SLURM: Final = Slurm()
 
 _BEFORE_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
     _OVERRIDE,  # the user set these variables for rankwise alone
@@ -54,32 +46,32 @@ _BEFORE_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
 # The launchers of other installed packages stand here. After torchrun, which they too may start once for each node;
 # before the others, because they may set RANK, or be started through mpirun or srun, and have a variable of their own.
 _AFTER_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
-    RayTrain(),  # before plain, as the next two: they set RANK too, and more
-    DeepSpeed(),
-    Composer(),
+    RAY_TRAIN,  # before plain, as the next two: they set RANK too, and more
+    DEEPSPEED,
+    COMPOSER,
     _PLAIN,  # before MPI and Slurm: a RANK that is set by hand is more specific than the scheduler's
     Lightning(),  # sets no RANK; before Slurm, in a step of one task of which it starts its processes
-    Flux(),  # before jsrun, MPI and Slurm, which may have started Flux itself
-    Jsrun(),  # before Open MPI, whose variables Spectrum MPI adds to those of jsrun
-    AzureMl(),  # before Open MPI: it sets the same variables, and an address
-    OpenMpi(),  # before Slurm: mpirun starts one daemon a node through srun, and its ranks inherit the daemon's SLURM_*
-    Hydra(name="intelmpi", description="mpirun of Intel MPI", marker="I_MPI_HYDRA_UUID"),  # likewise
+    FLUX,  # before jsrun, MPI and Slurm, which may have started Flux itself
+    JSRUN,  # before Open MPI, whose variables Spectrum MPI adds to those of jsrun
+    AZURE_ML,  # before Open MPI: it sets the same variables, and an address
+    OPEN_MPI,  # before Slurm: mpirun starts one daemon a node through srun, and its ranks inherit the daemon's SLURM_*
+    INTEL_MPI,  # likewise
     # Likewise, and after Intel MPI, which sets the same variables, and one more.
-    Hydra(name="mpich", description="mpiexec of MPICH (Hydra)"),
+    MPICH,
     # After Hydra, which is the mpiexec of MVAPICH, and whose variables Platform MPI has in part.
-    Mvapich(name="mvapich2", description="mpirun_rsh of MVAPICH 2", names=MVAPICH2),
-    Mvapich(name="mvapich3", description="mpirun_rsh of MVAPICH 3", names=MVAPICH3),
-    PlatformMpi(),
-    Slurm(),  # a process of its step is a rank only if no inner launcher started it
-    Pals(),  # after MPI: PALS may start the daemons of an mpirun
-    Mpt(),
-    Alps(),
-    Pmi(),  # after those that set its variables too
+    MVAPICH2,
+    MVAPICH3,
+    PLATFORM_MPI,
+    _SLURM,  # a process of its step is a rank only if no inner launcher started it
+    PALS,  # after MPI: PALS may start the daemons of an mpirun
+    MPT,
+    ALPS,
+    PMI,  # after those that set its variables too
     # Schedulers, whose variables single processes have too: last, and recognized only with the number of ranks.
     Kubeflow(),
-    Pbs(),
+    PBSDSH,
     SageMaker(),
-    Kubernetes(),
+    KUBERNETES,
     TpuHosts(),  # only if named: its variables are set in all processes of a host
     SingleProcess(),  # no launcher: a world of one
 )
@@ -87,7 +79,9 @@ LAUNCHERS: Final = (*_BEFORE_INSTALLED, *_AFTER_INSTALLED)
 _NAMES: Final = frozenset(launcher.name for launcher in LAUNCHERS)
 
 # Those that start processes on the nodes of a cluster, and may do so inside a script that has exported RANK.
-_CLUSTER_LAUNCHERS: Final = (OpenMpi, Hydra, Slurm, Jsrun, Mvapich, PlatformMpi, Pals, Flux, Pmi)
+_CLUSTER_LAUNCHERS: Final = (
+    *(FLUX, JSRUN, AZURE_ML, OPEN_MPI, INTEL_MPI, MPICH, MVAPICH2, MVAPICH3, PLATFORM_MPI, _SLURM, PALS, PMI),
+)
 
 
 def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
@@ -124,7 +118,7 @@ def detect(environ: Environ, launcher: str = "auto") -> LaunchEnvironment:
         refuse_incomplete(environ)
         refuse_task_without_step(environ)
     reading = chosen.read(environ)
-    if isinstance(chosen, OpenMpi):
+    if chosen in (OPEN_MPI, AZURE_ML):
         _refuse_another_mpi(reading, environ)
     if isinstance(chosen, TorchVariables):
         if chosen is not _OVERRIDE:
@@ -198,7 +192,7 @@ def _refuse_another_world(reading: LaunchEnvironment, environ: Environ) -> None:
     """
     if reading.world_size.value == 1 or reading.local_rank is not None:
         return
-    for _, outer in _readings(environ, (each for each in LAUNCHERS if isinstance(each, _CLUSTER_LAUNCHERS))):
+    for _, outer in _readings(environ, _CLUSTER_LAUNCHERS):
         if outer.world_size.value not in {1, reading.world_size.value}:
             raise LauncherEnvironmentError(
                 f"{_place_text(reading)} are set, but {_place_text(outer)}; unset RANK and WORLD_SIZE to use the "
@@ -213,7 +207,7 @@ def _refuse_another_mpi(reading: LaunchEnvironment, environ: Environ) -> None:
     Raises:
         LauncherEnvironmentError: Their ranks or world sizes differ.
     """
-    for launcher, other in _readings(environ, (each for each in LAUNCHERS if isinstance(each, Hydra))):
+    for launcher, other in _readings(environ, (INTEL_MPI, MPICH)):
         if other.world_size.value > 1 and _place(other) != _place(reading):
             raise LauncherEnvironmentError(
                 f"{_place_text(reading)} are set, but {_place_text(other)}: one mpirun has started the other; unset "

@@ -45,6 +45,8 @@ class HostFile:
 
 
 MAX_PORT: Final = 65535
+# Set by torchrun and by `rankwise launch`, which start ranks again after a failure; by Slurm, which requeues a job.
+RESTART_COUNTS: Final = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 # The ranks, and the sizes, that scripts set for themselves where no launcher has started them.
 _ALONE: Final = (frozenset({"", "-1", "0"}), frozenset({"", "-1", "1"}))
 # Ten times the ranks of the largest jobs. A larger number is a typing error, and an error message that lists all
@@ -254,3 +256,13 @@ def check_exported_world_size(environ: Environ, world_size: Fact[int]) -> None:
             f"WORLD_SIZE={hint.value} was exported without RANK, but {world_size.source} is {world_size.value}; "
             "unset WORLD_SIZE, or start that many ranks"
         )
+
+
+def count_restarts(environ: Environ) -> int:
+    """Return how often the ranks were started again: the sum, since each requeued job counts from 0.
+
+    Raises:
+        LauncherEnvironmentError: A variable is not a whole number.
+    """
+    counts = [read_int(environ, name) for name in RESTART_COUNTS]
+    return sum(count.value for count in counts if count is not None)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from rankwise._environment.detect import LAUNCHERS
-from rankwise._environment.facts import OVERRIDES, Environ
+from rankwise._environment.facts import OVERRIDES, RESTART_COUNTS, Environ
 from rankwise._environment.nesting import AGENT_VARIABLES, OUTER, RANK_VARIABLES, RUN
-from rankwise._environment.restarts import RESTART_COUNTS
 from rankwise._environment.unsupported import UNSUPPORTED
 
 VARIABLES: Final = frozenset(

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from rankwise._environment.detect import detect
-from rankwise._environment.facts import Fact, HostFile, LaunchEnvironment, read_int, read_text
-from rankwise._environment.restarts import count_restarts
+from rankwise._environment.facts import Fact, HostFile, LaunchEnvironment, count_restarts, read_int, read_text
 from rankwise._net.job_secret import JobSecret, find_secret
 from rankwise._xla_use import is_used
 from rankwise.errors import LauncherEnvironmentError

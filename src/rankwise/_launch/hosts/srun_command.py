@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankwise._environment.hostlist import expand
-from rankwise._environment.slurm import FIRST_RESERVED_STEP
+from rankwise._environment.schedulers import FIRST_RESERVED_STEP
 from rankwise._launch.hosts.ssh_command import HostCommand
 from rankwise._launch.interpreter import interpreter_command
 from rankwise.errors import InvalidArgumentError, printable
