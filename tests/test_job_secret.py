@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import HashStore
 
 import rankwise as rw
-from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
+from rankwise._launch.forkserver.ipc import StartRequest, Target, TargetKind
 from rankwise._net.acceptor import Client
 from rankwise._net.job_secret import DEFAULT_FILE, JobSecret, code, find_secret
 from rankwise._net.rank_proof import AcceptedProofs, connection_key, send_hello, send_proof
@@ -152,7 +152,7 @@ def test_no_command_shows_a_secret(tmp_path: Path) -> None:
     env = [output("env"), output("env", "--json"), output("env", "--all"), output("env", "--all", "--json")]
     assert all("set (32 characters)" in text for text in env)
     shown += [*env, output("env", "--why"), output("submit", "waits.py", "--k8s", "--dry-run", "--image", "an-image")]
-    shown += [repr(StartRequest(environ={"RANKWISE_SECRET": TEXT}, kind=TargetKind.SCRIPT))]
+    shown += [repr(StartRequest(environ={"RANKWISE_SECRET": TEXT}, target=Target(kind=TargetKind.SCRIPT)))]
     assert not any(TEXT in text for text in shown)
 
 

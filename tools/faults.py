@@ -665,8 +665,8 @@ _LAUNCH = (
     _fault(
         "one-restart-more",
         "_launch/attempts.py",
-        "restarts_left=spec.max_restarts)",
-        "restarts_left=spec.max_restarts + 1)",
+        "restarts_left=spec.options.max_restarts)",
+        "restarts_left=spec.options.max_restarts + 1)",
         "Ranks are started more often than allowed.",
         "tests/launch/test_torchrun.py::test_ranks_are_started_again_as_often_as_allowed",
     ),

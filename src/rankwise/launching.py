@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise._launch.functions import FunctionLaunch, launch_many
+from rankwise._launch.options import check_nproc, parse_nproc
 from rankwise._launch.output import Output
 from rankwise._launch.scripts import ScriptLaunch
-from rankwise._launch.spec import check_nproc, parse_nproc
 from rankwise._rendezvous.nodes import Nodes
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
+from rankwise._comm.control.call import Call
 from rankwise._comm.group import Group
 from rankwise._environment.facts import Fact
 from rankwise._session.session import state_behind
@@ -207,7 +208,7 @@ def test_a_failure_or_another_call_on_one_rank_is_raised_on_all(
         rw.barrier() if rank == 0 else make()
     with monkeypatch.context() as patched:
         if rank == 0:
-            patched.setattr(state.comm, "all_gather_bytes", None)
+            patched.setattr(Call, "all_gather", None)
         with pytest.raises(TypeError if rank == 0 else rw.RemoteRankError, match="not callable"):
             make()
     group = make()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousHandler
 
 from rankwise._launch.attempt_history import AttemptHistory, FailedAttempt, reason_to_give_up
-from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.grace_period import AFTER_FAILURE, AFTER_LOSS, after_interrupt, after_termination
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.place import Place, agree_on_place
@@ -60,7 +59,7 @@ class Attempts:
         self._supervisor = supervisor
         self._rendezvous = rendezvous
         self._history = history
-        self._steps = ReportedSteps(spec.nproc if spec.max_restarts or spec.nodes else 0)
+        self._steps = ReportedSteps(spec.options.nproc if spec.options.max_restarts or spec.options.nodes else 0)
         self._next_attempt = 0
         self._hosts: HostFailures | None = None
 
@@ -92,9 +91,9 @@ class Attempts:
             place.first_rank + local_rank: self._spec.request(
                 place.variables(self._spec, self._rendezvous, local_rank) | self._steps.variables(local_rank)
             )
-            for local_rank in range(self._spec.nproc)
+            for local_rank in range(self._spec.options.nproc)
         }
-        if self._spec.debugpy is not None and not place.attempt:
+        if self._spec.options.debugpy is not None and not place.attempt:
             self._supervisor.pause_timeouts()  # to the end: nothing reports when the client of debugpy stops the rank
         self._history.begin_attempt()
         self._close_hosts()
@@ -131,7 +130,7 @@ class Attempts:
                 self._hosts.finish()
                 time.sleep(_HOSTS_SECONDS)
             for rank in self._supervisor.ranks.values():
-                rank.update_lingers(self._spec.grace)
+                rank.update_lingers(self._spec.options.grace)
         return True
 
     def _is_over(self) -> bool:
@@ -186,7 +185,7 @@ class Attempts:
     def _goes_on_without(self, hosts: HostFailures) -> bool:
         """Return whether an attempt follows the loss of a host: if the launchers of the others can meet again."""
         self._history.lost = hosts.lost
-        backend = STATIC if self._spec.nodes is None else self._spec.nodes.backend
+        backend = STATIC if self._spec.options.nodes is None else self._spec.options.nodes.backend
         if not self._history.restarts_left or backend == STATIC or not hosts.can_go_on():
             return False
         self._history.restarts_left -= 1
@@ -227,10 +226,10 @@ class Attempts:
         try:
             yield
         except KeyboardInterrupt:
-            self._supervisor.stop(after_interrupt(self._spec.grace), explain=True)
+            self._supervisor.stop(after_interrupt(self._spec.options.grace), explain=True)
             raise
         except SystemExit:
-            self._supervisor.stop(after_termination(self._spec.grace), explain=True)
+            self._supervisor.stop(after_termination(self._spec.options.grace), explain=True)
             raise
 
 
@@ -251,7 +250,7 @@ def run_ranks(
         LaunchError: The ranks could not be started.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended; its cause are the errors that ranks had raised before.
     """
-    history = AttemptHistory(most=spec.max_restarts + 1, restarts_left=spec.max_restarts)
+    history = AttemptHistory(most=spec.options.max_restarts + 1, restarts_left=spec.options.max_restarts)
     try:
         # The store is referred to by this call alone. The error of a rank is raised outside of it, so that its
         # traceback, which a caller may keep, does not keep the store open.
@@ -275,7 +274,7 @@ def run_ranks(
     raise_failures(
         supervisor.ranks,
         supervisor.world_size,
-        returning=spec.kind is TargetKind.FUNCTION,
+        returning=spec.target.is_function,
         oom_text=history.explain_oom(),
         attempts=history.report,
         consequences=history.consequences,
@@ -284,11 +283,11 @@ def run_ranks(
 
 
 def _rendezvous_of(spec: LaunchSpec, supervisor: Supervisor) -> RendezvousHandler:
-    if spec.nodes is None:
-        return LoopbackRendezvous(uuid.uuid4().hex, spec.ports)
+    if spec.options.nodes is None:
+        return LoopbackRendezvous(uuid.uuid4().hex, spec.options.ports)
     needs_secret = SECRET in spec.environ
-    waiting = WaitingReport(supervisor.print_message, spec.nodes, spec.command, needs_secret=needs_secret)
-    return multi_node_rendezvous(spec.nodes, find_secret(spec.environ), waiting)
+    waiting = WaitingReport(supervisor.print_message, spec.options.nodes, spec.command, needs_secret=needs_secret)
+    return multi_node_rendezvous(spec.options.nodes, find_secret(spec.environ), waiting)
 
 
 def _wait_for_hosts(place: Place) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rankwise._launch.one_host import function_spec, run_function
+from rankwise._launch.one_host import function_target, run_on_this_host
+from rankwise._launch.options import Options
 from rankwise._launch.output import Output
-from rankwise._launch.preload import Preload, caller_source, check_preload
-from rankwise._launch.spec import check_placement
+from rankwise._launch.preload import Preload, caller_source
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
@@ -188,13 +188,15 @@ class FunctionLaunch(Generic[R]):
 
             target = (run_on_devices, (*target, check_device_launch(backend, nproc, nodes)))
             nproc = num_local_processes()
-        name = "" if setup is None else _importable_name(setup)
-        self._spec = function_spec(*target, nproc=nproc, nodes=nodes, setup=name)
-        check_preload(preload)
-        self._preload = preload
+        options = Options(
+            nproc=nproc,  # type: ignore[arg-type]  # None is refused
+            nodes=nodes,
+            output=Output() if output is None else output,
+            preload=preload,
+        )
+        self._target = function_target(*target, setup="" if setup is None else _importable_name(setup))
+        self._options = options
         self._main = caller_source()
-        self._output = Output() if output is None else output
-        check_placement(self._spec.nproc, nodes, self._output)
 
     def run(self) -> list[R]:
         """Run the function in the ranks of this host, and return their results, by rank.
@@ -216,7 +218,8 @@ class FunctionLaunch(Generic[R]):
 
     def _values(self) -> list[Any]:
         """Run the ranks, and return what each process of a rank returns."""
-        ranks = run_function(self._spec, self._preload, self._main, self._output.console(self._spec.nproc))
+        console = self._options.output.console(self._options.nproc)
+        ranks = run_on_this_host(self._target, self._options, self._main, console)
         return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
 
 

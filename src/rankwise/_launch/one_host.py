@@ -8,23 +8,21 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise._dependencies import import_torch, require_torch
 from rankwise._launch.console import Console
 from rankwise._launch.forkserver.client import ForkServer
-from rankwise._launch.forkserver.ipc import TargetKind
+from rankwise._launch.forkserver.ipc import Target, TargetKind
 from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.launched_rank import LaunchedRank
-from rankwise._launch.preload import MainSource, Preload, preloaded_modules
+from rankwise._launch.options import Options
+from rankwise._launch.preload import MainSource, preloaded_modules
 from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.resource_limits import convert_resource_errors
-from rankwise._launch.spec import LaunchSpec, check_nproc, common_environ
+from rankwise._launch.spec import LaunchSpec, rank_environ
 from rankwise._launch.supervisor import Supervisor
-from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, shown
 
 if TYPE_CHECKING:
@@ -34,33 +32,45 @@ if TYPE_CHECKING:
 
 
 def run_on_this_host(
-    spec: LaunchSpec,
+    target: Target,
+    options: Options,
+    main: MainSource | None,
     console: Console,
-    start_server: Callable[[], ForkServer],
     *,
-    forwarded: Sequence[int] | None = None,
+    owns_descendants: bool = False,
+    command: Sequence[str] = (),
     rendezvous: MakeRendezvous | None = None,
     ranks: dict[int, LaunchedRank] | None = None,
 ) -> dict[int, LaunchedRank]:
     """Run ranks to their end, and return them.
 
     Args:
-        spec: The ranks.
+        target: What each rank runs.
+        options: The options of the launch.
+        main: The program whose imports they inherit with preload="auto"; None for an executable, which inherits none.
         console: Shows their output.
-        start_server: Starts the fork server.
-        forwarded: For a command, whose signals are about its ranks: those that stop them. None in a program.
-        rendezvous: Makes the rendezvous, once torch may be imported; None for that of the spec.
+        owns_descendants: This process does nothing else: it is a command, whose signals are about its ranks.
+        command: The command line of this process, if it is a command that other hosts need too.
+        rendezvous: Makes the rendezvous, once torch may be imported; None for that of the options.
         ranks: Gets the ranks, also if this raises.
 
     Raises:
+        InvalidArgumentError: There is no such module to preload.
         RankFailedError: A rank failed, and the others were stopped.
         LaunchError: The ranks could not be started, or the hosts did not meet.
     """
-    hang_dir = spec.environ.get(HANG_DIR, "")
+    require_torch("starting ranks")
+    environ = rank_environ(options)
+    spec = LaunchSpec(target=target, options=options, environ=environ, command=tuple(command))
+
+    def start_server() -> ForkServer:
+        modules = None if main is None else preloaded_modules(options.preload, environ, main)
+        return ForkServer(environ, preload=modules, owns_descendants=owns_descendants)
+
     with (
         convert_resource_errors(),
-        Supervisor(start_server, console=console, hang_dir=hang_dir) as supervisor,
-        nullcontext() if forwarded is None else forwarded_signals(supervisor, forwarded),
+        Supervisor(start_server, console=console, hang_dir=environ.get(HANG_DIR, "")) as supervisor,
+        forwarded_signals(supervisor, options.signals) if owns_descendants else nullcontext(),
     ):
         import_torch()  # while the fork server does
         from rankwise._launch.attempts import run_ranks  # noqa: PLC0415
@@ -72,47 +82,19 @@ def run_on_this_host(
                 ranks.update(supervisor.ranks)
 
 
-def function_spec(
-    fn: Callable[..., Any], args: Sequence[Any], *, nproc: int | None, nodes: Nodes | None, setup: str = ""
-) -> LaunchSpec:
-    """Return the ranks that run a function, which is pickled here; `setup` is "module:function", called first in each.
-
-    Raises:
-        InvalidArgumentError: An argument cannot be used, or cannot be pickled.
-        LaunchError: This process is a rank that imports the script, where no guard protects this call.
-    """
-    number = check_nproc(nproc)  # type: ignore[arg-type]  # None is refused
-    if not callable(fn):
-        raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
-    return LaunchSpec(
-        nproc=number,
-        kind=TargetKind.FUNCTION,
-        argv=tuple(map(str, getattr(sys, "argv", ()))),
-        call=pickle.dumps(FunctionCall.of(fn, tuple(args), setup=setup)),
-        nodes=nodes,
-    )
-
-
-def run_function(
-    spec: LaunchSpec,
-    preload: Preload,
-    main: MainSource,
-    console: Console,
-    *,
-    owns_descendants: bool = False,
-    **others: Any,  # noqa: ANN401 - arguments of `run_on_this_host`
-) -> dict[int, LaunchedRank]:
-    """Run a function in ranks of this host to their end, and return them.
+def function_target(fn: Callable[..., Any], args: Sequence[Any], *, setup: str = "") -> Target:
+    """Return a function as the target of ranks, which is pickled here.
 
     Args:
-        spec: The ranks.
-        preload, main: The modules that they inherit, as users name them, and the program of the caller.
-        console: Shows their output.
-        owns_descendants: This process does nothing else.
-        **others: As for `run_on_this_host`.
+        fn, args: The function and its arguments.
+        setup: "module:function", which each rank calls first; "" for none.
+
+    Raises:
+        InvalidArgumentError: It is no function, or cannot be pickled.
+        LaunchError: This process is a rank that imports the script, where no guard protects this call.
     """
-    require_torch("starting ranks")
-    environ = common_environ(spec.nproc, one_host=spec.nodes is None)
-    modules = preloaded_modules(preload, environ, main)
-    start_server = partial(ForkServer, environ, preload=modules, owns_descendants=owns_descendants)
-    return run_on_this_host(replace(spec, environ=environ), console, start_server, **others)
+    if not callable(fn):
+        raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
+    argv = tuple(map(str, getattr(sys, "argv", ())))
+    call = pickle.dumps(FunctionCall.of(fn, tuple(args), setup=setup))
+    return Target(kind=TargetKind.FUNCTION, argv=argv, call=call)

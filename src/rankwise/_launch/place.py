@@ -67,15 +67,15 @@ class Place:
             "RANK": self.first_rank + local_rank,
             "GROUP_RANK": self.host,
             "ROLE_RANK": self.first_role_rank + local_rank,
-            "ROLE_NAME": spec.role,
-            "LOCAL_WORLD_SIZE": spec.nproc,
+            "ROLE_NAME": spec.options.role,
+            "LOCAL_WORLD_SIZE": spec.options.nproc,
             "WORLD_SIZE": self.world_size,
             "GROUP_WORLD_SIZE": self.num_hosts,
             "ROLE_WORLD_SIZE": self.role_world_size,
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": self.master_port,
             "TORCHELASTIC_RESTART_COUNT": self.attempt,
-            "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
+            "TORCHELASTIC_MAX_RESTARTS": spec.options.max_restarts,
             "TORCHELASTIC_RUN_ID": rendezvous.get_run_id(),
             "TORCHELASTIC_USE_AGENT_STORE": rendezvous.use_agent_store,
         }
@@ -94,9 +94,9 @@ def agree_on_place(met: RendezvousInfo, spec: LaunchSpec, attempt: int) -> Place
     Raises:
         LaunchError: The launcher of another host did not go on, or the store failed.
     """
-    own = _RanksOfHost(spec.nproc, spec.role, attempt)
+    own = _RanksOfHost(spec.options.nproc, spec.options.role, attempt)
     hosts = [own] if met.world_size == 1 else _published(met, own)
-    local_address = None if spec.nodes is None else spec.nodes.local_address or None
+    local_address = None if spec.options.nodes is None else spec.options.nodes.local_address or None
     master = met.bootstrap_store_info or RendezvousStoreInfo.build(met.rank, met.store, local_address)
     before, role = hosts[: met.rank], hosts[met.rank].role
     return Place(

@@ -7,29 +7,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, Literal
 
-from rankwise._arguments import as_bool, as_integer, as_seconds, as_text
+from rankwise._arguments import as_text
 from rankwise._dependencies import require_torch
-from rankwise._environment.facts import MAX_PORT
 from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
-from rankwise._launch.debugged_rank import check_debug
-from rankwise._launch.forkserver.client import ForkServer
-from rankwise._launch.forkserver.ipc import TargetKind
-from rankwise._launch.grace_period import GRACE_SECONDS
+from rankwise._launch.forkserver.ipc import Target, TargetKind
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.one_host import run_on_this_host
-from rankwise._launch.output import Output
-from rankwise._launch.preload import Preload, check_preload, preloaded_modules, script_source
-from rankwise._launch.rank_stacks import HANG_DIR
+from rankwise._launch.options import Options
+from rankwise._launch.preload import script_source
 from rankwise._launch.report import exit_status
-from rankwise._launch.spec import LaunchSpec, check_nproc, check_placement, common_environ
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._launch.targets import NotExecutableError, check_target, read_piped
-from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, RankFailedError, RankwiseError, shown
 
 if TYPE_CHECKING:
@@ -42,8 +35,6 @@ _NOT_EXECUTABLE: Final = 126
 _INTERRUPTED: Final = 130
 
 KINDS: Final = {"script": TargetKind.SCRIPT, "module": TargetKind.MODULE, "program": TargetKind.PROGRAM}
-_LONGEST_GRACE: Final = 86_400.0
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(SystemExit):
@@ -55,7 +46,7 @@ class Terminated(SystemExit):
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptLaunch:
+class ScriptLaunch(Options):
     """A launch of a Python script, of a module or of another program, in ranks of this host.
 
     Made once, and then started by `run` from a program, or by `run_as_command` from a command.
@@ -97,45 +88,23 @@ class ScriptLaunch:
     target: str
     args: Sequence[str] = ()
     _: KW_ONLY
-    nproc: int
     kind: Literal["script", "module", "program"] = "script"
-    nodes: Nodes | None = None
-    output: Output = field(default_factory=Output)
-    max_restarts: int = 0
-    grace: float = GRACE_SECONDS
-    preload: Preload = True
-    ports: Sequence[int] = (0,)
-    debug: int | None = None
-    debugpy: int | None = None
-    append_local_rank: bool = False
-    role: str = "default"
-    virtual_local_rank: bool = False
-    signals: Sequence[int] = STOP_SIGNALS
-    hang_dir: str = ""
 
     def __post_init__(self) -> None:
-        check_nproc(self.nproc)
+        Options.__post_init__(self)
         if self.kind not in tuple(KINDS):  # it may be unhashable
             raise InvalidArgumentError(f"kind={shown(self.kind)} is none of {', '.join(map(repr, KINDS))}")
         as_text(self.target, "target")
-        as_text(self.role, "role")
-        as_text(self.hang_dir, "hang_dir")
-        as_bool(self.virtual_local_rank, "virtual_local_rank")
         if isinstance(self.args, (str, bytes)) or not isinstance(self.args, Sequence):
             raise InvalidArgumentError(f"args={shown(self.args)} is not a sequence of strings")
         for argument in self.args:
             as_text(argument, "an argument of the target")
-        if as_integer(self.max_restarts, "max_restarts") < 0:
-            raise InvalidArgumentError(f"max_restarts={self.max_restarts} is below 0")
-        if self.grace != 0:
-            as_seconds(self.grace, "grace", most=_LONGEST_GRACE)
-        if not self.ports or not all(0 <= as_integer(port, "a port") <= MAX_PORT for port in self.ports):
-            raise InvalidArgumentError(f"ports={shown(self.ports)} is not a sequence of ports, from 0 to {MAX_PORT}")
-        check_debug(
-            self.debug, self.debugpy, nproc=self.nproc, one_host=self.nodes is None, is_program=self.kind == "program"
-        )
-        check_preload(self.preload)
-        check_placement(self.nproc, self.nodes, self.output)
+        debugged = {"debug": self.debug, "debugpy": self.debugpy} if self.kind == "program" else {}
+        for name, rank in debugged.items():
+            if rank is not None:
+                raise InvalidArgumentError(
+                    f"{name}={rank} needs a Python script or module, and the target is a program"
+                )
 
     def run(self) -> None:
         """Run the target in the ranks of this host, and return when all have ended without an error.
@@ -200,35 +169,18 @@ def run_script(
     require_torch("starting ranks")
     if owns_descendants:
         console.show_status(f"rankwise: starting {launch.nproc} ranks")
-    environ = common_environ(launch.nproc, one_host=launch.nodes is None)
-    if launch.hang_dir:
-        environ[HANG_DIR] = str(Path(launch.hang_dir).absolute())  # a rank may have another working directory
-    spec = LaunchSpec(
-        nproc=launch.nproc,
-        kind=kind,
-        argv=(launch.target, *launch.args),
-        max_restarts=launch.max_restarts,
-        nodes=launch.nodes,
-        ports=tuple(launch.ports),
-        append_local_rank=launch.append_local_rank,
-        grace=launch.grace,
-        debug=launch.debug,
-        debugpy=launch.debugpy,
-        environ=environ,
-        role=launch.role,
-        virtual_local_rank=launch.virtual_local_rank,
-        source=read_piped(launch.target) if kind is TargetKind.SCRIPT and source is None else source,
+    if source is None and kind is TargetKind.SCRIPT:
+        source = read_piped(launch.target)
+    run_on_this_host(
+        Target(kind=kind, argv=(launch.target, *launch.args), source=source),
+        launch,
+        None if kind is TargetKind.PROGRAM else script_source(kind, launch.target),
+        console,
+        owns_descendants=owns_descendants,
         command=_own_command() if owns_descendants else (),
+        rendezvous=rendezvous,
+        ranks=ranks,
     )
-
-    def start_server() -> ForkServer:
-        modules: tuple[str, ...] | None = None
-        if kind is not TargetKind.PROGRAM:  # which replaces what a fork inherits
-            modules = preloaded_modules(launch.preload, environ, script_source(kind, launch.target))
-        return ForkServer(environ, preload=modules, owns_descendants=owns_descendants)
-
-    signals = launch.signals if owns_descendants else None
-    run_on_this_host(spec, console, start_server, forwarded=signals, rendezvous=rendezvous, ranks=ranks)
 
 
 def _own_command() -> tuple[str, ...]:

@@ -275,7 +275,7 @@ class Supervisor:
                 output=output,
                 errors=errors,
                 on_terminal_request=lambda wanted: self.terminal.request(number, wanted=wanted),
-                is_program=request.kind is TargetKind.PROGRAM,
+                is_program=request.target.kind is TargetKind.PROGRAM,
             )
             crashes = self._pipes.pipe(rank.add_crash)
             stack.callback(os.close, crashes)

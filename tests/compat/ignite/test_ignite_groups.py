@@ -158,9 +158,9 @@ def test_a_member_that_comes_once_another_was_refused_raises_the_same(monkeypatc
     comms = [serial_comm(torch.device("cpu")) for _ in range(2)]
     zero, one = (MemberRendezvous(comm, rank, (0, 1, 2), timeout=9.0) for rank, comm in enumerate(comms))
     store = dist.HashStore()
-    monkeypatch.setattr(comms[0], "pending_call_from", lambda rank: rank == 2)
+    monkeypatch.setattr(comms[0].control, "pending_call_from", lambda rank: rank == 2)
     for member in (zero, one):
         with pytest.raises(rw.MismatchError, match=r"but ranks \[2\] wait"):
             member.wait(store)
-    monkeypatch.setattr(type(comms[1]), "sequence", 1)
+    monkeypatch.setattr(type(comms[1].control), "sequence", 1)
     assert not one.wait(store)

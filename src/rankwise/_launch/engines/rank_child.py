@@ -19,7 +19,7 @@ from rankwise._environment.facts import OVERRIDES
 from rankwise._launch.engines.interface import RankJob, RankOutcome
 from rankwise._launch.engines.no_terminal import BREAKPOINT_HOOK
 from rankwise._launch.forkserver import worker
-from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, receive_message, serialize
+from rankwise._launch.forkserver.ipc import StartRequest, Target, TargetKind, WorkerResult, receive_message, serialize
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import LAUNCH_ID, kill_launch, set_parent_death_signal
@@ -107,7 +107,8 @@ class RankChild:
         variables.setdefault("PYTHONBREAKPOINT", BREAKPOINT_HOOK)
         variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self._job.nproc)))
         job = self._job
-        return StartRequest(environ=variables, kind=job.kind, argv=job.argv, call=job.call, has_stdin=False)
+        target = Target(kind=job.kind, argv=job.argv, call=job.call)
+        return StartRequest(environ=variables, target=target, has_stdin=False)
 
     def _receive(self, request: StartRequest) -> None:
         try:

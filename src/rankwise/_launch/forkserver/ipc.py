@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any, Final
@@ -60,15 +60,34 @@ class TargetKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a rank runs.
+
+    Attributes:
+        kind: The kind of target.
+        argv: The script, module or program and its arguments; for a function, the caller's `sys.argv`.
+        call: For a function: a pickled `FunctionCall`.
+        source: The source of a script that can be read once only, such as a pipe; None for a file.
+    """
+
+    kind: TargetKind
+    argv: tuple[str, ...] = ()
+    call: bytes = b""
+    source: bytes | None = None
+
+    @property
+    def is_function(self) -> bool:
+        """It is a function of the caller."""
+        return self.kind is TargetKind.FUNCTION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequest:
     """The first message to a rank: its environment and its target.
 
     Attributes:
         environ: Its whole environment.
-        kind: The kind of target.
-        argv: The script, module or program and its arguments; for a function, the caller's `sys.argv`.
-        call: For a function: a pickled `FunctionCall`.
-        source: The source of a script that is no file; None otherwise.
+        target: Its target.
         has_stdin: It has the launcher's standard input; else it reads end of file.
         timeouts: The path of the launcher's `TimeoutPause`; "" for none.
         can_debug: `breakpoint()` gets the launcher's terminal.
@@ -77,10 +96,7 @@ class StartRequest:
     """
 
     environ: dict[str, str] = field(repr=False)
-    kind: TargetKind
-    argv: Sequence[str] = ()
-    call: bytes = b""
-    source: bytes | None = None
+    target: Target
     has_stdin: bool = True
     timeouts: str = ""
     can_debug: bool = False

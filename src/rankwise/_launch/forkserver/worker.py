@@ -71,10 +71,10 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
     if not request.has_stdin:
         with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - of all ranks
             os.dup2(nothing.fileno(), 0)
-    _prepare_process({**request.environ, **preloaded}, request.argv)
+    _prepare_process({**request.environ, **preloaded}, request.target.argv)
     faulthandler.enable(crashes)
-    if request.kind is TargetKind.PROGRAM:
-        return _exec_program(request.argv)
+    if request.target.kind is TargetKind.PROGRAM:
+        return _exec_program(request.target.argv)
     _set_process_name(request)
     _offer_stacks(request)
     terminal = _prepare_debugging(request, connection)
@@ -94,7 +94,7 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
         _send(connection if os.getpid() == pid else None, WorkerResult(value=value, time_ns=time.monotonic_ns()))
     finally:
         connection.close()
-        if is_preloaded and os.getpid() == pid and request.kind in {TargetKind.SCRIPT, TargetKind.MODULE}:
+        if is_preloaded and os.getpid() == pid and request.target.kind in {TargetKind.SCRIPT, TargetKind.MODULE}:
             _warn_of_late_settings(request.environ)
     return 0
 
@@ -102,7 +102,7 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
 def _offer_stacks(request: StartRequest) -> None:
     """Let `rankwise stacks` find this rank, and request its stacks; those of the pytest plugin have another way."""
     variables = request.environ
-    if request.kind is not TargetKind.FUNCTION_WITH_CONNECTION and "RANK" in variables:
+    if request.target.kind is not TargetKind.FUNCTION_WITH_CONNECTION and "RANK" in variables:
         offer_stacks(
             rank=int(variables["RANK"]),
             world_size=int(variables["WORLD_SIZE"]),
@@ -171,7 +171,7 @@ def _renew_random_state() -> None:
 
 def _set_process_name(request: StartRequest) -> None:
     """Give this process the name of its command, in place of that of the fork server."""
-    command = ["-m", *request.argv] if request.kind is TargetKind.MODULE else request.argv
+    command = ["-m", *request.target.argv] if request.target.kind is TargetKind.MODULE else request.target.argv
     sys.orig_argv[:] = [sys.executable, *interpreter_options(), *command]
     suffix = f" [rank {request.environ['RANK']}]" if "RANK" in request.environ else ""
     set_title(" ".join(sys.orig_argv) + suffix)
@@ -201,22 +201,23 @@ def _stream(descriptor: int, mode: str) -> io.TextIOWrapper | None:
 
 def _run(request: StartRequest, connection: socket.socket, crashes: int) -> bytes:
     """Run the target, and return the pickled return value of a function."""
-    if request.kind in {TargetKind.FUNCTION, TargetKind.FUNCTION_WITH_CONNECTION}:
-        fn, args = pickle.loads(request.call).prepare()
-        if request.kind is TargetKind.FUNCTION_WITH_CONNECTION:
+    target = request.target
+    if target.kind in {TargetKind.FUNCTION, TargetKind.FUNCTION_WITH_CONNECTION}:
+        fn, args = pickle.loads(target.call).prepare()
+        if target.kind is TargetKind.FUNCTION_WITH_CONNECTION:
             fn(connection, crashes, *args)
             return b""
         logging.getLogger("rankwise.leaving").disabled = True  # the caller gets the error, and may expect it
         return pickled_result(fn(*args))
-    if request.kind is TargetKind.MODULE:
+    if target.kind is TargetKind.MODULE:
         _search_first(str(Path.cwd()))
-        runpy._run_module_as_main(request.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001 - as `python -m` does
-    elif request.source is not None:
-        _search_first("" if request.argv[0] == STANDARD_INPUT else str(Path(request.argv[0]).resolve().parent))
+        runpy._run_module_as_main(target.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001 - as `python -m` does
+    elif target.source is not None:
+        _search_first("" if target.argv[0] == STANDARD_INPUT else str(Path(target.argv[0]).resolve().parent))
         module = sys.modules["__main__"]
-        exec(prepare_piped_script(module, request.argv[0], request.source), module.__dict__)  # noqa: S102
+        exec(prepare_piped_script(module, target.argv[0], target.source), module.__dict__)  # noqa: S102
     else:
-        _run_script(request.argv[0])
+        _run_script(target.argv[0])
     return b""
 
 
@@ -241,13 +242,13 @@ def _status(error: BaseException, request: StartRequest, connection: socket.sock
     """Send an exception to the launcher, and return the status that the interpreter would exit with."""
     if isinstance(error, SystemExit):
         code = _exit_status(error)
-        value = pickled_result(None) if code == 0 and request.kind is TargetKind.FUNCTION else b""
+        value = pickled_result(None) if code == 0 and request.target.kind is TargetKind.FUNCTION else b""
         _send(connection, WorkerResult(value=value, status=code, time_ns=time.monotonic_ns()))
         return code
     error.__traceback__ = without_launcher_frames(error.__traceback__)
     # Set for debuggers and atexit functions, as in the interpreter.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    pickled = pickle_error(error) if request.kind is TargetKind.FUNCTION else b""
+    pickled = pickle_error(error) if request.target.kind is TargetKind.FUNCTION else b""
     result = failed_result(error, int(request.environ.get("RANK", 0)), pickled)
     was_sent = _send(connection, result)
     if not was_sent or _is_hooked():

@@ -89,7 +89,7 @@ class HostsLaunch:
             commands: How the watchdogs of the hosts are started.
             console: Shows the output.
         """
-        self._launch, self._nodes = job.launch, job.nodes
+        self._options, self._nodes = job.options, job.nodes
         self._commands = commands
         self._console = console
         self._output = HostOutput(console)
@@ -296,7 +296,7 @@ class HostsLaunch:
         for problem in [*errors, *map(LaunchError, ended.lost)]:
             self._problems.append(HostProblem(host=host.name, error=problem, ended=ended))
         if errors:
-            self._end_others(_AFTER_FAILURE_SECONDS + self._launch.grace)
+            self._end_others(_AFTER_FAILURE_SECONDS + self._options.grace)
 
     def _lose(self, host: HostConnection, why: LaunchError) -> None:
         """Go on without a host, or end the others."""
@@ -304,7 +304,7 @@ class HostsLaunch:
             return
         self._tell_lost(host, str(why))
         problem = HostProblem(host=host.name, error=why)
-        may_restart = self._launch.max_restarts > 0 or not self._num_rounds
+        may_restart = self._options.max_restarts > 0 or not self._num_rounds
         if not self._problems and may_restart and can_go_on(self._hosts, least=self._nodes.min_nodes):
             self._console.print_message(f"rankwise: {why}\nrankwise: the launch goes on without host {host.name}")
             self._lost += [problem] if host.round == self._num_rounds else []
@@ -331,7 +331,7 @@ class HostsLaunch:
         """Stop the ranks of all hosts, as Ctrl-C or SIGTERM to this process does on one host."""
         self._stop = self._stop or stop
         self.signal_all(signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
-        self._end_others(max(self._launch.grace, _GRACE_AFTER_TERMINATION) + _END_SECONDS)
+        self._end_others(max(self._options.grace, _GRACE_AFTER_TERMINATION) + _END_SECONDS)
 
     def _release(self) -> None:
         """Hang up on the hosts that have no ranks: their watchdogs end what has been started there."""

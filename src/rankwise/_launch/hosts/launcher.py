@@ -15,10 +15,9 @@ from rankwise._launch.forkserver.ipc import receive_message
 from rankwise._launch.host_messages import HostEnded
 from rankwise._launch.hosts.relay import HostConsole, TerminalLink
 from rankwise._launch.launched_rank import LaunchedRank
-from rankwise._launch.output import Output
+from rankwise._launch.options import Options
 from rankwise._launch.reaper import set_parent_death_signal
-from rankwise._launch.scripts import STOP_SIGNALS, ScriptLaunch, Terminated, terminated_by_signals
-from rankwise._launch.spec import LaunchSpec
+from rankwise._launch.scripts import Terminated, terminated_by_signals
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import RankFailedError, RankwiseError
 
@@ -34,21 +33,17 @@ class HostJob:
     """A launch, as each host runs it.
 
     Attributes:
-        launch: The launch; its `nodes` are those of the terminal.
+        options: Its options. The `nodes` are those of the terminal, which also shows what `output` shows.
         run: Runs it on one host: with a console, and the arguments `rendezvous` and `ranks` of `run_on_this_host`.
-        output: Where the output of ranks goes; what is shown, the terminal shows.
-        signals: The signals that stop the ranks.
     """
 
-    launch: ScriptLaunch | LaunchSpec
+    options: Options
     run: Callable[..., object]
-    output: Output
-    signals: tuple[int, ...] = STOP_SIGNALS
 
     @property
     def nodes(self) -> Nodes:
         """The hosts."""
-        return cast("Nodes", self.launch.nodes)  # never None, as said above
+        return cast("Nodes", self.options.nodes)  # never None, as said above
 
 
 def main(search_path: Sequence[str]) -> None:  # noqa: ARG001 - of processes that import a script
@@ -62,7 +57,7 @@ def main(search_path: Sequence[str]) -> None:  # noqa: ARG001 - of processes tha
     except EOFError:  # the watchdog has ended
         os._exit(1)
     terminal = TerminalLink(connection)
-    console = HostConsole(terminal, job.output, job.launch.nproc)
+    console = HostConsole(terminal, job.options.output, job.options.nproc)
     ended = _launch(job, console, terminal)
     terminal.send(replace(ended, lost=tuple(console.drain(_SECONDS_TO_READ))))
     terminal.writer.drain(_SECONDS_TO_READ)
@@ -79,7 +74,7 @@ def _launch(job: HostJob, console: HostConsole, terminal: TerminalLink) -> HostE
 
     ranks: dict[int, LaunchedRank] = {}
     try:
-        with terminated_by_signals(job.signals):
+        with terminated_by_signals(job.options.signals):
             job.run(console, rendezvous=rendezvous, ranks=ranks)
     except RankwiseError as error:
         return _failed(error, ranks)

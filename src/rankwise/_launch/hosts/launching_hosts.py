@@ -11,11 +11,12 @@ from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.hosts.hosts_launch import HostsLaunch, nodes_of
 from rankwise._launch.hosts.launcher import HostJob
 from rankwise._launch.hosts.ssh_command import DEFAULT_SSH, SSH_VARIABLE, HostCommand, host_commands
-from rankwise._launch.one_host import function_spec, run_function
+from rankwise._launch.one_host import function_target, run_on_this_host
+from rankwise._launch.options import Options
 from rankwise._launch.output import Output
-from rankwise._launch.preload import Preload, caller_source, check_preload
+from rankwise._launch.preload import Preload, caller_source
 from rankwise._launch.resource_limits import convert_resource_errors
-from rankwise._launch.scripts import STOP_SIGNALS, ScriptLaunch, command_status, run_script, terminated_by_signals
+from rankwise._launch.scripts import ScriptLaunch, command_status, run_script, terminated_by_signals
 from rankwise._launch.spec import own_environ
 from rankwise._launch.standard_streams import open_standard_streams
 from rankwise._launch.targets import read_piped
@@ -38,12 +39,7 @@ def run_on_hosts_as_command(launch: ScriptLaunch, commands: Sequence[HostCommand
     def run() -> None:
         open_standard_streams()
         source = read_piped(launch.target) if launch.kind == "script" else None
-        job = HostJob(
-            launch=launch,
-            run=partial(run_script, launch, owns_descendants=True, source=source),
-            output=launch.output,
-            signals=tuple(map(int, launch.signals)),
-        )
+        job = HostJob(options=launch, run=partial(run_script, launch, owns_descendants=True, source=source))
         started = HostsLaunch(job, commands, console)
         with (
             convert_resource_errors(),
@@ -72,12 +68,15 @@ def launch_on_hosts(
         LaunchError: A host cannot be used, or is lost.
     """
     commands = host_commands(hosts, own_environ().get(SSH_VARIABLE) or DEFAULT_SSH)
-    nodes, where = nodes_of(commands), Output() if output is None else output
-    spec = function_spec(fn, args, nproc=nproc, nodes=nodes)
-    check_preload(preload)
-    run = partial(run_function, spec, preload, caller_source(), owns_descendants=True, forwarded=STOP_SIGNALS)
-    job = HostJob(launch=spec, run=run, output=where)
-    console = where.console(spec.nproc * nodes.num_nodes, in_files=False)
+    options = Options(
+        nproc=nproc,  # type: ignore[arg-type]  # None is refused
+        nodes=nodes_of(commands),
+        output=Output() if output is None else output,
+        preload=preload,
+    )
+    run = partial(run_on_this_host, function_target(fn, args), options, caller_source(), owns_descendants=True)
+    job = HostJob(options=options, run=run)
+    console = options.output.console(options.nproc * len(commands), in_files=False)
     try:
         with convert_resource_errors():
             values = HostsLaunch(job, commands, console).run()

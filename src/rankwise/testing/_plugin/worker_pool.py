@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from rankwise._launch.forkserver.client import ForkServer
-from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, serialize
+from rankwise._launch.forkserver.ipc import StartRequest, Target, TargetKind, WorkerResult, serialize
 from rankwise._launch.rank_process import RankProcess, RankProcesses
 from rankwise._launch.reaper import SECONDS_TO_END
 from rankwise._launch.report import describe_end
@@ -217,9 +217,8 @@ class WorkerPool:
             errors=_unnamed_file() if self._captured else None,
             crashes=_unnamed_file(),
         )
-        request = StartRequest(
-            environ={**self._environ, **variables}, kind=TargetKind.FUNCTION_WITH_CONNECTION, call=call
-        )
+        target = Target(kind=TargetKind.FUNCTION_WITH_CONNECTION, call=call)
+        request = StartRequest(environ={**self._environ, **variables}, target=target)
         stdout = 1 if rank.output is None else rank.output.fileno()
         stderr = 2 if rank.errors is None else rank.errors.fileno()
         self._processes.start(number, rank, request, [stdout, stderr, rank.crashes.fileno()])
