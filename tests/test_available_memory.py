@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rankwise import _memory
-from rankwise._comm.control import shared_file
+from rankwise._comm import shared_memory
 from rankwise._memory import available_memory, require_available
 
 MEMINFO = "MemTotal:        9000 kB\nMemAvailable:       4 kB\nHugePages_Total:       0\nSwapFree:              1 kB\n"
@@ -102,17 +102,17 @@ def test_memory_that_other_ranks_are_about_to_take_is_left(monkeypatch: pytest.M
             free -= taken
         return nbytes
 
-    for module in (_memory, shared_file):
+    for module in (_memory, shared_memory):
         monkeypatch.setattr(module, "CHECKED_BYTES", 4 * step)
-    monkeypatch.setattr(shared_file, "_MAX_BYTES", step)
-    monkeypatch.setattr(shared_file, "_OTHERS_BYTES", others)
+    monkeypatch.setattr(shared_memory, "_MAX_BYTES", step)
+    monkeypatch.setattr(shared_memory, "_OTHERS_BYTES", others)
     monkeypatch.setattr(_memory, "available_memory", lambda: free)
     monkeypatch.setattr(os, "writev", write)
 
     data = [np.ones(steps * step, np.uint8)]
-    shared_file.SharedFile(data).close()
+    shared_memory.SharedFile(data).close()
     assert free == others
     free, taken = steps * step + others, 1
     with pytest.raises(MemoryError, match=f"do not fit into .*, of which {others} are for other processes"):
-        shared_file.SharedFile(data)
+        shared_memory.SharedFile(data)
     assert free == others + step - 1  # the last step was not written

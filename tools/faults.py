@@ -143,7 +143,7 @@ _CHANNELS = (
     ),
     _fault(
         "error-that-ends-an-exchange-lost",
-        "_comm/control/inbox.py",
+        "_comm/control/peer.py",
         "            self.errors[frame.sequence] = read_report(frame.body)",
         "            read_report(frame.body)",
         "A member that has all frames goes on, though another one has ended the exchange with an error.",
@@ -152,7 +152,7 @@ _CHANNELS = (
     ),
     _fault(
         "sockets-left-rank-not-noticed",
-        "_comm/control/inbox.py",
+        "_comm/control/peer.py",
         "            self.left = self.left or frame.call",
         "            pass",
         "A member that has left the group is waited for.",
@@ -545,7 +545,7 @@ _JOINING = (
     ),
     _fault(
         "group-of-other-code-closed",
-        "_session/shutdown.py",
+        "_session/lifecycle.py",
         "        still_ours = dist.is_initialized() and dist.group.WORLD is self.group()",
         "        still_ours = dist.is_initialized()",
         "The end of a session destroys a process group that other code has opened since.",
@@ -742,7 +742,7 @@ _TESTING = (
     ),
     _fault(
         "collective-that-came-is-missing",
-        "_diagnose/missing_calls.py",
+        "_diagnose/hang_report.py",
         "    absent = [rank for rank, last in reached.items() if last < number]",
         "    absent = [rank for rank, last in reached.items() if last <= number]",
         "Ranks are said to be missing in the collective that they wait in.",

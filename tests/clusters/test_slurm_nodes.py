@@ -72,7 +72,8 @@ def test_tasks_that_are_dealt_out_in_turn(cluster: dict[str, str]) -> None:
 )
 def test_a_step_of_a_job(cluster: dict[str, str], options: str, nodes: list[int]) -> None:
     """Its nodes may be some of the job's, whose variables the ranks have too."""
-    command = ["salloc", "-Q", "-N3", "--ntasks-per-node=2", "srun", *options.split(), *PROBE]
+    # Named, since a node that still ends an earlier job would not be chosen.
+    command = ["salloc", "-Q", "-N3", "-w", "node[0-2]", "--ntasks-per-node=2", "srun", *options.split(), *PROBE]
     found = check(run(command, cluster), "slurm", list(Counter(nodes).values()))
     assert found == [f"node{node}" for node in nodes]
 

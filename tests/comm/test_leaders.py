@@ -10,10 +10,10 @@ import pytest
 from torch.distributed import HashStore
 
 from rankwise._comm.control import connect as connecting
-from rankwise._comm.control import route
+from rankwise._comm.control import socket_channel
 from rankwise._comm.control.links import Links
 from rankwise._comm.control.protocol import Frame, FrameKind
-from rankwise._comm.control.route import Route
+from rankwise._comm.control.socket_channel import Route
 from rankwise._comm.control.verdict import Verdict
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 from tests.comm.conftest import no_page
@@ -81,9 +81,9 @@ def test_frames_go_through_the_leaders(group: list[Member]) -> None:
 
 
 def test_a_small_group_sends_frames_directly() -> None:
-    small = Route(range(route.MAX_DIRECT_SIZE), 1, lambda _: "node")
+    small = Route(range(socket_channel.MAX_DIRECT_SIZE), 1, lambda _: "node")
     assert (small.is_leader, small.neighbours) == (True, [])
-    assert small.other_leaders == [member for member in range(route.MAX_DIRECT_SIZE) if member != 1]
+    assert small.other_leaders == [member for member in range(socket_channel.MAX_DIRECT_SIZE) if member != 1]
 
 
 @pytest.mark.parametrize("is_announced", [False, True])

@@ -18,7 +18,7 @@ import torch
 
 import rankwise as rw
 from rankwise._collectives import memory_room, scatter
-from rankwise._comm.control import shared_file
+from rankwise._comm import shared_memory as files
 from rankwise._comm.group import Group
 from rankwise._memory import require_available
 
@@ -223,7 +223,7 @@ def no_address_space() -> Iterator[None]:
 @contextmanager
 def patched(name: str, value: object) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_file, name, value)
+        patch.setattr(files, name, value)
         yield
 
 
@@ -335,8 +335,8 @@ def test_a_file_is_written_in_any_steps(comm: Group) -> None:
         if rank == 0:
             patch.setattr(os, "writev", write_less)
         else:
-            patch.setattr(shared_file, "_MAX_BYTES", 50_000)
-            patch.setattr(shared_file, "_MAX_PIECES", 7)
+            patch.setattr(files, "_MAX_BYTES", 50_000)
+            patch.setattr(files, "_MAX_PIECES", 7)
         received = rw.all_gather(value)
         assert num_mapped() == comm.size
     for src, one in enumerate(received):

@@ -9,7 +9,7 @@ import pytest
 
 from rankwise._diagnose.findings import Findings
 from rankwise._diagnose.flight_record import GroupCalls
-from rankwise._diagnose.missing_calls import absent_ranks, missing_calls
+from rankwise._diagnose.hang_report import absent_ranks, missing_calls
 from rankwise._diagnose.sampling import ProcessSample, RankSample
 from rankwise._diagnose.stack import Stack, StackFrame
 

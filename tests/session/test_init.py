@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 import rankwise as rw
 from rankwise._session.current import opened_session
+from rankwise._session.lifecycle import OpenedResources
 from rankwise._session.session import state_behind
-from rankwise._session.shutdown import OpenedResources
 from tests.lanes import variants
 from tests.session.worlds import PROGRAMS, clean_environ, free_port, plain, run_ranks
 

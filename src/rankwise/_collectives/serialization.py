@@ -26,7 +26,7 @@ from rankwise._collectives.out_of_band import (
 )
 from rankwise._comm.buffers import as_bytes, contents, device_of_bytes, memory_of, to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
-from rankwise._comm.control.shared_file import SharedFile
+from rankwise._comm.shared_memory import SharedFile
 from rankwise._xla_use import DEVICE_TYPE, is_used
 
 _T = TypeVar("_T")

@@ -18,17 +18,43 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from rankwise._collectives.member_hosts import MemberHosts
 from rankwise._collectives.serialization import Header, Serialized, deserialize
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.call import Call
-from rankwise._comm.control.shared_file import FileReference, ReceivedFile, map_file
+from rankwise._comm.shared_memory import FileReference, ReceivedFile, map_file
 from rankwise._memory import require_available
 
 _Message = TypeVar("_Message", Header, Serialized)
-
 # Errors after which there is no use in trying another way, which takes more memory.
 _NO_MEMORY: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
+
+
+class MemberHosts:
+    """The hosts of a group, as a member needs them.
+
+    Attributes:
+        own: The group rank of this member.
+        here: The group ranks of the members on its host.
+        first_elsewhere: The group rank of the first member on each other host.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        hosts: Sequence[str] = comm.hosts or [""] * comm.size
+        self.own = comm.control.require_member()
+        self.here = [member for member, host in enumerate(hosts) if host == hosts[self.own]]
+        self.first_elsewhere = [hosts.index(host) for host in dict.fromkeys(hosts) if host != hosts[self.own]]
+
+    @property
+    def is_alone(self) -> bool:
+        """This member is the only one on its host."""
+        return len(self.here) == 1
+
+    def awaited(self, headers: Sequence[Header], senders: Sequence[int]) -> dict[int, int]:
+        """Return the lengths of the values that this member receives from other hosts for its own, by their index."""
+        if self.own != self.here[0]:
+            return {}
+        lengths = {index: header.file_bytes for index, header in enumerate(headers) if senders[index] not in self.here}
+        return {index: nbytes for index, nbytes in lengths.items() if nbytes}
 
 
 class Rest(Enum):

@@ -1,24 +1,31 @@
-"""How a session is opened, with its process group. How it is closed is decided in `shutdown`."""
+"""How a session is opened, with its process group, and how what it has opened is closed."""
 
 from __future__ import annotations
 
 import importlib
+import logging
+import socket
 import sys
+import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
+from typing import Final, cast
 
 import torch
 import torch.distributed as dist
 
-from rankwise._comm.comm import open_comm
+from rankwise._comm.comm import Comm, open_comm
 from rankwise._comm.control.connect import HostConnections
 from rankwise._comm.control.control import uses_frames
 from rankwise._comm.control.registry import GroupRegistry
+from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import launching_process
+from rankwise._net.pausable_timeouts import elapsed_since
+from rankwise._net.polling import wait_readable
 from rankwise._rendezvous.endpoint import Endpoint, authenticated, choose
 from rankwise._rendezvous.membership import JoinReply
 from rankwise._rendezvous.mpi import endpoint_over_mpi, needs_mpi
@@ -28,9 +35,61 @@ from rankwise._session.environ import read_secret, with_first_host
 from rankwise._session.joining import Joined, join_with_device, own_address, select_device
 from rankwise._session.progress_report import report_session_timeout
 from rankwise._session.session import SessionState
-from rankwise._session.shutdown import OpenedResources
+from rankwise._text import ranks_text
 from rankwise._torch import gloo_on, keep_gloo_on
 from rankwise.errors import JoinError
+
+log = logging.getLogger(__name__)
+
+# How long rank zero waits for the other ranks before it logs a warning.
+_PATIENCE_SECONDS = 5.0
+# How long rank zero serves the store after an error: the others may still read the reason from it, as in an exclusive
+# section that has failed.
+_FAILED_SECONDS: Final = 5.0
+
+
+@dataclass(slots=True)
+class OpenedResources:
+    """The resources that a session has opened, and closes."""
+
+    comm: Comm
+    group: weakref.ref[dist.ProcessGroup]
+    joined: Joined
+    hooks: tuple[Callable[..., object], Callable[..., object]]
+    timeout: float
+    reset: Callable[[], None]
+    unset_interface: Callable[[], None]
+
+    def close(self, reason: str, failed: bool) -> None:
+        """Close all of them, and wait for the other ranks on rank zero, whose store they may still need."""
+        self.reset()
+        self.unset_interface()
+        # First: ranks that have closed already may be joining the next world, perhaps on the same port.
+        self.joined.release_port()
+        still_ours = dist.is_initialized() and dist.group.WORLD is self.group()
+        self.comm.shutdown(reason)
+        if still_ours:
+            dist.destroy_process_group()
+        await_idle_threads()
+        before, theirs = self.hooks
+        if sys.excepthook is theirs:
+            sys.excepthook = before
+        if self.joined.reading.rank.value == 0:
+            _serve_until_others_leave(self.joined.connections, timeout=_FAILED_SECONDS if failed else self.timeout)
+        self.joined.close()
+
+
+def _serve_until_others_leave(connections: dict[int, socket.socket], *, timeout: float) -> None:
+    """Wait until every other rank has closed its connection: a rank that has not may still need the store."""
+    start = time.monotonic()
+    warned = False
+    connected = dict(connections)
+    while connected and elapsed_since(start) < timeout:
+        for rank in wait_readable(connected, _PATIENCE_SECONDS / 10):
+            del connected[rank]
+        if not warned and connected and time.monotonic() - start > _PATIENCE_SECONDS:
+            warned = True
+            log.warning("rank 0 waits up to %g s until %s leave(s)", timeout, ranks_text(sorted(connected)))
 
 
 def preload_torch_functional() -> None:

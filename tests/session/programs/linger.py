@@ -3,9 +3,9 @@
 import time
 
 import rankwise as rw
-from rankwise._session import shutdown
+from rankwise._session import lifecycle
 
-shutdown._PATIENCE_SECONDS = 0.2
+lifecycle._PATIENCE_SECONDS = 0.2
 with rw.init(timeout=100.0):
     rw.barrier()
     if rw.get_rank() == 1:

@@ -28,8 +28,8 @@ from rankwise._comm.control.layout import (
     window_bytes,
 )
 from rankwise._comm.control.page_memory import PageMemory
-from rankwise._comm.control.shared_range import SharedRange
 from rankwise._comm.control.window import Window
+from rankwise._comm.shared_memory import SharedRange
 from rankwise._net.polling import SharedEventLoop
 from rankwise.errors import CollectiveError
 

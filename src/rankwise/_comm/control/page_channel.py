@@ -20,9 +20,9 @@ from rankwise._comm.control.links import Links
 from rankwise._comm.control.page_meeting import PageMeeting
 from rankwise._comm.control.peer import CLOSED
 from rankwise._comm.control.protocol import Frame, FrameKind
-from rankwise._comm.control.shared_range import SharedRange
 from rankwise._comm.control.transfer import LOSS_SECONDS
 from rankwise._comm.control.verdict import Outcome, Verdict, combined, conclude
+from rankwise._comm.shared_memory import SharedRange
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 

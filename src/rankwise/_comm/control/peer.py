@@ -1,19 +1,19 @@
 """A non-blocking connection to another rank, which all groups of the session share.
 
-Frames and data of the groups follow each other on it. A thread that moves data of one group leaves data of another one
-where it is, for the thread that waits for it.
+Frames and data of the groups follow each other on it. What is read and not wanted yet is kept by group: frames in an
+`Inbox` until this rank comes to their exchanges, data as `KeptData` for the thread that will ask for it.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from rankwise._comm.control.inbox import Inbox
-from rankwise._comm.control.kept_data import AbandonedDataError, KeptData
 from rankwise._comm.control.protocol import (
     Frame,
     FrameKind,
@@ -21,7 +21,14 @@ from rankwise._comm.control.protocol import (
     data_next,
     pop_data_header,
     pop_frame,
+    read_report,
+    without_traceback,
 )
+from rankwise.errors import RankwiseError
+
+# The number of exchanges that a member may be ahead before tracebacks of its failures are dropped. Only a member that
+# fails in each of them gets so far, since all others wait for this rank.
+_MAX_TRACEBACKS: Final = 1000
 
 _READ_BYTES: Final = 1 << 18
 _ZEROS: Final = memoryview(bytes(1 << 16))
@@ -29,6 +36,118 @@ _ZEROS: Final = memoryview(bytes(1 << 16))
 _COMPLETE: Final = b"\0"
 _ABANDONED: Final = b"\1"
 CLOSED: Final = "is gone: its connection closed, so it was killed or exited without cleanup"
+
+
+@dataclass(slots=True)
+class Inbox:
+    """The frames of one group that a peer has sent.
+
+    Attributes:
+        frames: Its frames of exchanges that this rank has not finished, by sequence number.
+        arrivals: Its announcements that it is in an exchange, without bodies, by sequence number.
+        bundles: The frames of other members that it has sent for exchanges, by sequence number.
+        errors: The errors by which it has ended exchanges for all members, by sequence number.
+        first_sequence: The first exchange that this rank has not finished.
+        last_call: The last call it was seen in.
+        left: The reason why it takes part in no further exchange; "" if it does.
+        last_sequence: The last exchange that it is known to have entered.
+    """
+
+    frames: dict[int, Frame] = field(default_factory=dict)
+    arrivals: dict[int, Frame] = field(default_factory=dict)
+    bundles: dict[int, Frame] = field(default_factory=dict)
+    errors: dict[int, RankwiseError] = field(default_factory=dict)
+    first_sequence: int = 0
+    last_call: str = ""
+    left: str = ""
+    last_sequence: int = 0
+
+    def store(self, frame: Frame) -> None:
+        self.last_sequence = max(self.last_sequence, frame.sequence)
+        if frame.kind is FrameKind.LEFT:
+            self.left = self.left or frame.call
+        elif frame.kind is FrameKind.ENDED:
+            self.errors[frame.sequence] = read_report(frame.body)
+        elif frame.kind is FrameKind.BUNDLE:
+            self.bundles[frame.sequence] = frame
+        else:
+            self.last_call = frame.call
+            # A frame of a finished exchange comes from a member that was late for an exchange that failed here.
+            if frame.sequence >= self.first_sequence:
+                if frame.kind is FrameKind.FAILED and len(self.frames) >= _MAX_TRACEBACKS:
+                    frame.body = without_traceback(frame.body, frame.call)
+                (self.arrivals if frame.kind is FrameKind.ARRIVED else self.frames)[frame.sequence] = frame
+
+    def discard_before(self, sequence: int) -> None:
+        """Discard the frames of exchanges before `sequence`, including those that have not arrived yet."""
+        self.first_sequence = sequence
+        stored: dict[int, Any]
+        for stored in (self.frames, self.arrivals, self.bundles, self.errors):
+            for old in [number for number in stored if number < sequence]:
+                del stored[old]
+
+
+class AbandonedDataError(Exception):
+    """The peer has left a group in the middle of its data."""
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """The data of one transfer.
+
+    Attributes:
+        data: The data that has been read, and not taken.
+        is_complete: All of it has been read.
+        is_abandoned: The peer has left the group in the middle of it.
+    """
+
+    data: bytearray = field(default_factory=bytearray)
+    is_complete: bool = False
+    is_abandoned: bool = False
+
+
+class KeptData:
+    """The data of one group, in the order of its transfers; false if there is none."""
+
+    def __init__(self) -> None:
+        self._transfers: deque[_Transfer] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._transfers)
+
+    def add(self, data: memoryview, *, is_complete: bool, is_abandoned: bool) -> None:
+        """Add data that follows the last one; if that was complete, it begins the next transfer.
+
+        Args:
+            data: The data.
+            is_complete: It ends the transfer.
+            is_abandoned: If so, whether the peer has left the group in the middle of it.
+        """
+        if not self._transfers or self._transfers[-1].is_complete:
+            self._transfers.append(_Transfer())
+        last = self._transfers[-1]
+        last.data += data
+        last.is_complete, last.is_abandoned = is_complete, is_complete and is_abandoned
+
+    def take(self, buffer: memoryview) -> tuple[int, bool]:
+        """Move data of the first transfer into a buffer.
+
+        Returns:
+            The number of bytes, one more at the end of the data; and whether that end was reached.
+
+        Raises:
+            AbandonedDataError: The peer has left the group in the middle of its data.
+        """
+        first = self._transfers[0]
+        count = min(len(first.data), len(buffer))
+        buffer[:count] = first.data[:count]
+        del first.data[:count]
+        if first.data:
+            return count, False
+        self._transfers.popleft()  # the rest of incomplete data is still in the connection
+        if first.is_abandoned:
+            raise AbandonedDataError
+        return count + first.is_complete, first.is_complete
 
 
 class Peer:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from rankwise._comm.control.channel import Channel, Exchange
 from rankwise._comm.control.links import SLICE_SECONDS, Links
 from rankwise._comm.control.protocol import WAITING_KINDS, Frame, FrameKind, decode_bundle, encode_bundle
-from rankwise._comm.control.route import Route
 from rankwise._comm.control.transfer import LOSS_SECONDS
 from rankwise._comm.control.verdict import Outcome, Verdict, conclude
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
+
+# Up to this size each member sends its frame to every other one, as if each were on a host of its own: that takes fewer
+# steps one after the other.
+MAX_DIRECT_SIZE: Final = 4
 
 # With more unsent bytes than this for one member, posting a frame waits for that member.
 _MAX_UNSENT_BYTES: Final = 1 << 20
@@ -28,6 +31,42 @@ _MAX_UNSENT_BYTES: Final = 1 << 20
 _ANNOUNCE_SECONDS: Final = 0.05
 # After so long, a leader that has not announced itself is not in the exchange.
 _LEADER_SECONDS: Final = 1.0
+
+
+class Route:
+    """The members through which a member of a group sends and receives frames, all by group rank.
+
+    Attributes:
+        leader: The leader of its host.
+        neighbours: The other members on its host.
+        other_leaders: The leaders of the other hosts.
+    """
+
+    def __init__(self, ranks: Sequence[int], own: int, host: Callable[[int], str]) -> None:
+        """Find the way of the frames of a group.
+
+        Args:
+            ranks: The global ranks of the members, by group rank.
+            own: The group rank of this process.
+            host: Returns the id of the host of a global rank.
+        """
+        hosts = [host(rank) for rank in ranks] if len(ranks) > MAX_DIRECT_SIZE else [str(rank) for rank in ranks]
+        self._leader_of = [hosts.index(name) for name in hosts]
+        self._own = own
+        self.leader = self._leader_of[own]
+        self.neighbours = [member for member, name in enumerate(hosts) if name == hosts[own] and member != own]
+        self.other_leaders = sorted(set(self._leader_of) - {self.leader})
+
+    @property
+    def is_leader(self) -> bool:
+        """This member leads its host."""
+        return self.leader == self._own
+
+    def source(self, member: int) -> int:
+        """Return the member from which this one receives the frame of another one."""
+        if not self.is_leader:
+            return self.leader
+        return member if member in self.neighbours else self._leader_of[member]
 
 
 class SocketChannel(Channel):

@@ -6,19 +6,21 @@ import contextlib
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
 from rankwise._arguments import as_integer
-from rankwise._launch.engines.installed_engines import find_engine
 from rankwise._launch.engines.interface import NO_TERMINAL, Engine, RankJob, RankOutcome
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.report import describe_failures
 from rankwise._pickling import loads
-from rankwise.errors import InvalidArgumentError, LaunchError, RankFailedError, shown
+from rankwise.errors import InvalidArgumentError, LaunchError, RankFailedError, shown, summary
+
+GROUP: Final = "rankwise.engines"
+_METHODS: Final = ("submit", "wait", "cancel", "logs")
 
 R = TypeVar("R")
-
 # What the arguments of `launch` that describe this host mean, and what to do instead.
 _HOST_ARGUMENTS: Final = {
     "nodes": "an engine chooses the hosts: give it their number as nnodes",
@@ -27,6 +29,39 @@ _HOST_ARGUMENTS: Final = {
     "preload": "each rank is a new interpreter, and inherits no modules",
     "hosts": "an engine chooses the hosts: give it their number as nnodes",
 }
+
+
+def find_engine(on: str | Engine) -> Engine:
+    """Return the engine of a name, with its defaults, or the engine itself.
+
+    Raises:
+        InvalidArgumentError: There is no engine of that name, or the object is none.
+        LaunchError: The engine of that name cannot be loaded.
+    """
+    if not isinstance(on, str):
+        _check(on, f"on={shown(on)}")
+        return on
+    found: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
+    if on not in found:
+        raise InvalidArgumentError(
+            f"on={on!r} is not an engine; there are {', '.join(sorted(found)) or 'none, as rankwise is not installed'}"
+            ", and None for this host"
+        )
+    try:
+        engine = found[on].load()()
+    except Exception as error:
+        raise LaunchError(f"engine {on!r} ({found[on].value}) cannot be loaded: {summary(error)}") from error
+    _check(engine, f"engine {on!r} ({found[on].value})")
+    return engine  # type: ignore[no-any-return]  # checked
+
+
+def _check(engine: object, what: str) -> None:
+    missing = [name for name in _METHODS if not callable(getattr(engine, name, None))]
+    if missing or isinstance(engine, type) or not isinstance(getattr(engine, "name", None), str):
+        raise InvalidArgumentError(
+            f"{what} is not an engine: it has no {', '.join(missing) or 'name, or is a class'}; an engine is an object "
+            "as in rankwise.extend.engines"
+        )
 
 
 def launch_on(

@@ -9,18 +9,55 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, READ_BYTES, TEXT_EVENTS, ServerCommand, ServerEvent
-from rankwise._launch.forkserver.preload_progress import PreloadProgress
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import LAUNCH_ID, SECONDS_TO_END, kill_descendants, kill_launch
 from rankwise.errors import LaunchError
 
+# How long an import may take before a message names it.
+_SILENT_SECONDS: Final = 10.0
+
 # How long after SIGKILL the fork server is waited for.
 _KILL_SECONDS: Final = 1.0
+
+
+class PreloadProgress:
+    """The imports of a fork server.
+
+    Attributes:
+        is_over: The fork server has imported all modules, and starts ranks.
+        current: The module that it imports now; "" for torch, and after the last.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.is_over = not names
+        self.current = ""
+        self._since = time.monotonic()
+        self._not_preloaded: dict[str, str] = {}
+
+    def record(self, event: ServerEvent, text: str) -> None:
+        """Record IMPORTING or NOT_PRELOADED."""
+        if event is ServerEvent.NOT_PRELOADED:
+            name, _, reason = text.partition("\0")
+            self._not_preloaded[name] = reason
+        else:
+            self.current, self._since = text, time.monotonic()
+            self.is_over = not text
+
+    def messages(self) -> Iterator[str]:
+        """Yield the messages that are due, each once."""
+        if self.current and time.monotonic() - self._since > _SILENT_SECONDS:
+            yield f"rankwise: still importing {self.current}, as --preload asks for; Ctrl-C ends it"
+            self._since = float("inf")
+        if self.is_over and self._not_preloaded:
+            reasons = "; ".join(f"{name} ({reason})" for name, reason in self._not_preloaded.items())
+            yield f"rankwise: not preloaded, but imported by each rank: {reasons}"
+            self._not_preloaded.clear()
 
 
 class ForkServer:

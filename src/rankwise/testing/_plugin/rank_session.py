@@ -6,6 +6,7 @@ pytest-xdist: it writes no report and no cache. `messages` describes the protoco
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import faulthandler
@@ -48,7 +49,6 @@ from rankwise.testing._plugin.messages import (
     SubtestReport,
 )
 from rankwise.testing._plugin.snapshots import SessionFinishLock
-from rankwise.testing._plugin.teardown import GroupTeardown
 
 # The name of the plugin that is registered with pytest in ranks alone.
 PLUGIN: Final = "rankwise-rank"
@@ -58,7 +58,6 @@ STACKS: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
 FAILURE: Final = pytest.StashKey[str]()
 # The closed process group of a test, whose last reference is dropped when the test has been reported.
 CLOSED_GROUP: Final = pytest.StashKey[list[object]]()
-
 # Torch's logger of every error of a collective, in a long line. It has no output by default, but pytest would show it.
 _SILENT_LOGGER: Final = "c10d-NullHandler-default"
 # The plugin of hypothesis, which does not import hypothesis itself.
@@ -67,6 +66,31 @@ _NOT_REPORTED: Final = (
     "a plugin runs tests in its own way, without reporting each phase when it is over; so ranks cannot wait for each "
     "other (-p no:NAME switches a plugin off)"
 )
+
+
+class GroupTeardown:
+    """Drops the last reference to a closed process group on a thread of its own.
+
+    gloo closes its connections one after the other, and waits up to 10 ms for each, which is half of the time of a
+    small test. The thread is not one of `threading`, so that a test that counts threads does not find it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()  # held while the thread runs
+
+    def begin(self, groups: list[object]) -> None:
+        """Start to empty a list that has the last reference to a group; wait for the last group before."""
+        self._lock.acquire()
+        _thread.start_new_thread(self._empty, (groups,))
+
+    def wait(self) -> None:
+        """Wait for the thread: the interpreter must not end before it."""
+        with self._lock:
+            pass
+
+    def _empty(self, groups: list[object]) -> None:
+        groups.clear()
+        self._lock.release()
 
 
 def load_plugins() -> None:

@@ -1,24 +1,28 @@
-"""Files in memory, by which a rank gives data to the other ranks of its host: written once, then mapped by each.
+"""Memory that the ranks of a host share: parts of the page that all of them write, and files that are written once.
 
-The file is anonymous, so that nothing is left of it when the last process that has it open or mapped has ended. Its
-seals forbid every change. A receiver maps it privately: it may write to its map, which no other process sees, and which
-stays when the sender has gone. See docs/decisions/0037-values-in-shared-files.md.
+By a file a rank gives data to the others. It is anonymous, so that nothing is left of it when the last process that has
+it open or mapped has ended. Its seals forbid every change. A receiver maps it privately: it may write to its map, which
+no other process sees, and which stays when the sender has gone. See docs/decisions/0037-values-in-shared-files.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
-from rankwise._comm.control.memory_map import map_memory
 from rankwise._memory import CHECKED_BYTES, require_available
+
+_FAILED: Final = ctypes.c_void_p(-1).value
 
 # An object with the buffer protocol, for which only later versions of Python have a name.
 Buffer: TypeAlias = Any
@@ -30,6 +34,85 @@ _LENGTH_SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW")
 _MAX_PIECES: Final = 1024
 _MAX_BYTES: Final = 1 << 24
 _OTHERS_BYTES: Final = 7 * _MAX_BYTES
+
+
+def map_memory(descriptor: int, offset: int, nbytes: int, *, flags: int) -> Any:  # noqa: ANN401 - a ctypes array
+    """Map a part of a file, to read and write; it is unmapped when nothing refers to the returned array.
+
+    Args:
+        descriptor: The descriptor of the file.
+        offset: The offset in the file, a multiple of the page size.
+        nbytes: The length, one or more.
+        flags: `mmap.MAP_SHARED` or `mmap.MAP_PRIVATE`.
+
+    Raises:
+        OSError: There is no address space.
+    """
+    libc = _libc()
+    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{nbytes} bytes of memory cannot be mapped: {os.strerror(number)}")
+    memory = (ctypes.c_char * nbytes).from_address(address)
+    weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False
+    return memory
+
+
+@cache
+def _libc() -> Any:  # noqa: ANN401 - ctypes has no types
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        getattr(ctypes, "c_off_t", ctypes.c_long),
+    ]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+class SharedRange:
+    """Memory that all ranks of the host may map; it is unmapped when nothing refers to the range or its tensors.
+
+    Attributes:
+        address: The address in this process.
+    """
+
+    def __init__(self, descriptor: int, offset: int, nbytes: int) -> None:
+        """Map the range, without memory.
+
+        Args:
+            descriptor: The descriptor of the file.
+            offset: The offset in the file, a multiple of the page size.
+            nbytes: The length of the range.
+
+        Raises:
+            OSError: There is no address space.
+        """
+        self._descriptor = descriptor
+        self._offset = offset
+        # What the tensors refer to: it may live longer than this object.
+        self._memory = map_memory(descriptor, offset, nbytes, flags=mmap.MAP_SHARED)
+        self.address = ctypes.addressof(self._memory)
+
+    def allocate(self, start: int, nbytes: int) -> None:
+        """Allocate the memory of a part: without that, writing to it would end the process where none is left.
+
+        Raises:
+            OSError: There is no memory.
+        """
+        os.posix_fallocate(self._descriptor, self._offset + start, nbytes)
+
+    def words(self, offset: int, count: int) -> memoryview:
+        """Return words of 8 bytes at an offset in the range; keep the range while they are used."""
+        return memoryview((ctypes.c_char * (8 * count)).from_address(self.address + offset)).cast("B").cast("Q")
+
+    def tensor(self, offset: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """Return the flat tensor at an offset in the range; it has one element or more."""
+        return torch.frombuffer(self._memory, dtype=dtype, count=numel, offset=offset)
 
 
 class FileReference(NamedTuple):
