@@ -256,15 +256,15 @@ _AGREEMENT = (
     ),
     _fault(
         "pending-calls-count-for-deadlocks",
-        "_comm/control/protocol.py",
-        "self.main and not busy_queues",
-        "self.main",
+        "_comm/control/turns.py",
+        "(thread is threading.main_thread() or thread in rank_threads) and not _busy_queues",
+        "thread is threading.main_thread() or thread in rank_threads",
         "Non-blocking calls in several groups are taken for a deadlock.",
         f"{CONTRACT}/test_non_blocking.py::test_a_pending_call_of_one_rank_is_not_taken_for_a_deadlock",
     ),
     _fault(
         "collective-in-a-section-not-refused",
-        "_comm/control/call_guard.py",
+        "_comm/control/turns.py",
         "            if outer._blocks_collectives and",
         "            if not outer._blocks_collectives and",
         "A collective inside of a block, for whose end other ranks wait, begins.",
@@ -272,7 +272,7 @@ _AGREEMENT = (
     ),
     _fault(
         "other-thread-not-refused",
-        "_comm/control/call_guard.py",
+        "_comm/control/turns.py",
         "        if not self._lock.acquire(blocking=False):\n            raise",
         "        if not self._lock.acquire():\n            raise",
         "Collectives of two threads of one rank are in an order that nobody has decided.",
@@ -280,7 +280,7 @@ _AGREEMENT = (
     ),
     _fault(
         "pending-calls-in-reverse-order",
-        "_comm/work_queue.py",
+        "_comm/control/turns.py",
         "self._calls.popleft()",
         "self._calls.pop()",
         "Ranks make their pending calls in different orders.",
@@ -289,7 +289,7 @@ _AGREEMENT = (
     ),
     _fault(
         "blocking-call-before-pending-ones",
-        "_comm/work_queue.py",
+        "_comm/control/turns.py",
         "        if self._last is not None:\n            self._last.wait(None)",
         "",
         "A blocking call does not wait for those that the program has made before.",

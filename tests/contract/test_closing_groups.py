@@ -186,7 +186,7 @@ def test_a_group_in_use_by_another_thread_stays_open(comm: Group) -> None:
         if rw.get_rank() == 0:
             waiting = threading.Thread(target=lambda: rw.barrier(group=group))
             waiting.start()
-            while not comm_of(group).control.guard._call:
+            while not comm_of(group).control.turns._call:
                 threading.Event().wait(0.001)
             with pytest.raises(rw.CollectiveError, match="thread"):
                 group.close()

@@ -109,7 +109,7 @@ def test_another_thread_is_refused_while_any_collective_waits(comm: Group, tmp_p
         file = tmp_path / title
 
         def in_thread(refusal: list[str] = refusal, file: Path = file) -> None:
-            while not comm_of(comm).control.guard._lock.locked():
+            while not comm_of(comm).control.turns._lock.locked():
                 time.sleep(0.01)
             refusal.append(refused(rw.barrier))
             file.touch()
@@ -250,7 +250,7 @@ def test_a_signal_handler_is_refused_while_its_rank_waits(comm: Group, tmp_path:
         (tmp_path / str(rank)).touch()
 
     def send() -> None:
-        while not comm_of(comm).control.guard._lock.locked():
+        while not comm_of(comm).control.turns._lock.locked():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGUSR2)
 

@@ -20,9 +20,8 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.control.call import Call
-from rankwise._comm.control.call_guard import CallGuard
+from rankwise._comm.control.turns import Turns, WorkQueue
 from rankwise._comm.group import Group
-from rankwise._comm.work_queue import WorkQueue
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3),
@@ -114,7 +113,7 @@ def test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way(
     comm: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_begin, begun, go = threading.Event(), threading.Event(), threading.Event()
-    acquire, is_run_by = CallGuard.acquire, WorkQueue.is_run_by
+    acquire, is_run_by = Turns.acquire, WorkQueue.is_run_by
 
     class Slow:
         def __reduce__(self) -> tuple[object, ...]:
@@ -122,9 +121,9 @@ def test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way(
             assert go.wait(200)
             return int, ()
 
-    def acquire_later(guard: CallGuard, call: Call) -> None:
+    def acquire_later(turns: Turns, call: Call) -> None:
         assert may_begin.wait(200)
-        acquire(guard, call)
+        acquire(turns, call)
 
     def look_before(queue: WorkQueue, thread: threading.Thread) -> bool:
         result = is_run_by(queue, thread)
@@ -134,7 +133,7 @@ def test_a_call_that_begins_while_the_next_one_is_started_is_not_in_its_way(
         return result
 
     rw.barrier()
-    monkeypatch.setattr(CallGuard, "acquire", acquire_later)
+    monkeypatch.setattr(Turns, "acquire", acquire_later)
     first: rw.Work[list[Any]] = rw.all_gather(Slow(), async_op=True)
     monkeypatch.setattr(WorkQueue, "is_run_by", look_before)
     try:

@@ -323,7 +323,7 @@ def test_a_block_refused_because_of_another_thread_fails_on_all_ranks(comm: Grou
     held = threading.Event(), threading.Event()
 
     def hold() -> None:
-        guard = comm_of(comm).control.guard.block_collectives(comm_of(comm).call("another"))
+        guard = comm_of(comm).control.turns.block_collectives(comm_of(comm).call("another"))
         held[0].set()
         held[1].wait(60)
         guard.release()

@@ -26,11 +26,9 @@ from rankwise._comm.data.socket_plane import SocketPlane
 from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.work import Work
-from rankwise._comm.work_queue import WorkQueue
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._torch import gloo_on
-from rankwise._user_frames import call_site
 from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import CollectiveError, InvalidArgumentError, NotJoinedError, shown
 
@@ -190,7 +188,7 @@ class Comm:
     def add_child(self, child: Comm) -> Comm:
         """Register a group of some of these members, to be closed with this one if it still exists then."""
         self._children.add(child)
-        child.control.guard.outer = self.control.guard
+        child.control.turns.outer = self.control.turns
         return child
 
     def start(
@@ -210,14 +208,8 @@ class Comm:
             CollectiveError: This rank is in another collective of the group.
             RuntimeError: No thread can be started, and no call is pending.
         """
-        group_rank, guard = self.control.require_member(), self.control.guard
-        guard.check_start(call)
-        if guard.works is None:
-            name = f"rankwise: a group of {self.size} ranks"
-            guard.works = WorkQueue(name, self.ranks[group_rank], self._timeout)
-        if at_once:
-            return guard.works.run(call.operation, call_site(), run)
-        return guard.works.start(call.operation, call_site(), run, convert)
+        self.control.require_member()
+        return self.control.turns.start(call, run, at_once=at_once, convert=convert)
 
     def finish_works(self, seconds: float | None) -> None:
         """Wait at most so long for the non-blocking calls of this group and those made from it, and end the rest."""
@@ -225,8 +217,7 @@ class Comm:
         for child in list(self._children):
             child.finish_works(seconds)
             seconds = None if seconds is None else max(0, seconds - elapsed_since(start))
-        if self.control.guard.works is not None:
-            self.control.guard.works.finish(seconds)
+        self.control.turns.finish(seconds)
 
     def close(self) -> None:
         """Close a group that users have made, as `Group.close` describes.

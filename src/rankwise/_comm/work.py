@@ -1,4 +1,4 @@
-"""Work: a collective that was started without waiting for its result. In which order works run: `work_queue`."""
+"""Work: a collective that was started without waiting for its result. In which order works run: `control.turns`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rankwise import _torch_xla
 from rankwise._comm.comm import Comm, open_comm
 from rankwise._comm.control.registry import GroupRegistry
-from rankwise._comm.work_queue import rank_threads
+from rankwise._comm.control.turns import rank_threads
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._environment.xla_processes import MeetingPlace, meeting_place
 from rankwise._net.addresses import LOOPBACK

@@ -73,7 +73,7 @@ class ExclusiveSection:
                 rank is the owner.
         """
         try:
-            guard = self._comm.control.guard.block_collectives(self._call)
+            turns = self._comm.control.turns.block_collectives(self._call)
         except CollectiveError as error:
             if self._comm.rank == self._owner:
                 self.end(error)
@@ -81,7 +81,7 @@ class ExclusiveSection:
         try:
             yield
         finally:
-            guard.release()
+            turns.release()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:

@@ -93,10 +93,10 @@ class Call(Description):
         if control.closed or control.pid != os.getpid() or control.rank is None:
             control.require_member()
         try:
-            control.guard.acquire(self)
+            control.turns.acquire(self)
             if control.broken_reason:
                 text = f"{self.text}: this group cannot be used any more: {control.broken_reason}"
-                raise CollectiveError(text)  # noqa: TRY301 - every error releases the guard
+                raise CollectiveError(text)  # noqa: TRY301 - every error ends the turn
             if not control.is_connected:
                 control.connect()
             if _num_dispatch_modes() and makes_fake_tensors():
@@ -104,7 +104,7 @@ class Call(Description):
                 self._fail(error)
                 raise error  # noqa: TRY301
         except BaseException:  # also KeyboardInterrupt
-            control.guard.cancel(self)
+            control.turns.cancel(self)
             raise
         return self
 
@@ -116,7 +116,7 @@ class Call(Description):
                 strip_internal_frames(traceback, error)
                 self._fail(error)
         finally:
-            self._control.guard.release()
+            self._control.turns.release()
 
     def verify(self, *, timeout: float | None = None) -> None:
         """Wait until every member has made the same call.

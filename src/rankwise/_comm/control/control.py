@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Final, cast
 
-from rankwise._comm.control.call_guard import CallGuard
 from rankwise._comm.control.channel import Channel, try_lock
 from rankwise._comm.control.digests import Digests, Transport
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Description, FrameKind
 from rankwise._comm.control.registry import GROUPS_OF_MEMBERS, PAIRS, GroupRegistry
+from rankwise._comm.control.turns import Turns
 from rankwise._comm.control.verdict import Combine, Verdict, combined
 from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import CollectiveError, InvalidArgumentError, NotJoinedError, RemoteRankError
@@ -34,7 +34,7 @@ class Control:
         is_connected: The members are connected, or need not be.
         closed: The group is closed, alone or with its session.
         closed_before_session: The group was closed alone, before its session.
-        guard: Allows one collective at a time.
+        turns: Which call of the group is next on this rank.
         pid: The process that has made the group.
         broken_reason: Why the group cannot be used any more; "" if it can.
     """
@@ -61,7 +61,7 @@ class Control:
         self.closed = False
         self.closed_before_session = False
         self.broken_reason = ""
-        self.guard = CallGuard()
+        self.turns = Turns(ranks, global_rank, None if registry is None else registry.timeout)
         self.pid = os.getpid()
         self._registry = registry
         self._channel: Channel | None = None

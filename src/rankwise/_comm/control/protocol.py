@@ -19,7 +19,6 @@ from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
 from rankwise import errors
-from rankwise._comm.work_queue import busy_queues
 from rankwise._restricted_pickles import plain_loads
 from rankwise._text import ranks_by_value, ranks_text
 from rankwise._user_frames import call_site
@@ -157,7 +156,7 @@ class Description:
             ranks differ.
         is_data: The members have agreed on the call, and this is the next agreement, about its data.
         site: The line of the user's program: "train.py:88"; set when the call enters a group.
-        main: The call is one of the rank's program, not of another thread; set when the call enters a group.
+        main: The call is one of the rank's program, and this rank waits in no other group; set when it enters a group.
         nested_call_refused: Another call was refused during this one in the same thread. Its error may end this call
             on this rank alone.
     """
@@ -189,7 +188,7 @@ class Description:
 
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
         """Return a frame about this call."""
-        return Frame(kind, self.text, self.digest(), body, self.main and not busy_queues)
+        return Frame(kind, self.text, self.digest(), body, self.main)
 
     def details(self, failure: RemoteRankError | None = None) -> Details:
         """Return all of this, for the members whose calls differ; or with the failure of this one."""

@@ -20,8 +20,8 @@ from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
 from rankwise._comm.control.rank_state import RankState
 from rankwise._comm.control.socket_channel import SocketChannel
+from rankwise._comm.control.turns import is_program_of_rank
 from rankwise._comm.gloo_threads import await_idle_threads
-from rankwise._comm.work_queue import is_program_of_rank
 from rankwise._net.host import interface_towards_others, loopback_interface
 from rankwise._net.job_secret import JobSecret
 from rankwise._xla_use import DEVICE_TYPE
