@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,11 +135,14 @@ def flight_record() -> None:
             dist.barrier()
             dist.all_reduce(torch.ones(1))
             (name,) = _torch.ranks_of_groups()
-            entries = _torch.flight_record(collectives=True)["entries"]
-            own = [entry for entry in entries if entry["process_group"][0] == name][-2:]
+            own: list[dict[str, Any]] = [{"retired": False}]
+            while not all(entry["retired"] for entry in own):  # a thread of gloo retires them
+                time.sleep(0.001)
+                entries = _torch.flight_record(collectives=True)["entries"]
+                own = [entry for entry in entries if entry["process_group"][0] == name][-2:]
             assert [entry["profiling_name"] for entry in own] == ["gloo:barrier", "gloo:all_reduce"]
             assert own[1]["collective_seq_id"] == own[0]["collective_seq_id"] + 1
-            assert all(entry["retired"] and not entry["is_p2p"] and entry["time_created_ns"] for entry in own)
+            assert all(not entry["is_p2p"] and entry["time_created_ns"] for entry in own)
             record = _torch.flight_record(collectives=False)
             assert "entries" not in record
             numbers = {"last_enqueued_collective": "2", "last_completed_collective": "2"}

@@ -49,6 +49,11 @@ else:
     print(numbers(), flush=True)
 if how == "init":
     print(rw.get_local_rank(), rw.node_group().ranks, rw.one_per_node_group().ranks, flush=True)
-if how != "late":
+if how == "late":  # rank zero serves the store, which the others still ask
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"has printed/{rank}", "")
+    if rank == 0:
+        store.wait([f"has printed/{other}" for other in range(size)], timedelta(seconds=100))
+else:
     dist.barrier()
 dist.destroy_process_group()
