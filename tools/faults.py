@@ -46,7 +46,7 @@ CONTRACT = "tests/contract"
 _CHANNELS = (
     _fault(
         "page-frame-without-fence",
-        "_comm/control/window.py",
+        "_comm/control/page/window.py",
         "        self.fence()\n        (self._frames[parity]",
         "        (self._frames[parity]",
         "Another processor may see the number of a frame before its content.",
@@ -54,7 +54,7 @@ _CHANNELS = (
     ),
     _fault(
         "page-meeting-without-fence",
-        "_comm/control/page_meeting.py",
+        "_comm/control/page/meeting.py",
         "        window.fence()  # before the look at the others",
         "        # before the look at the others",
         "Of two members that come at once, neither may see the other one.",
@@ -62,7 +62,7 @@ _CHANNELS = (
     ),
     _fault(
         "page-body-of-the-exchange-before",
-        "_comm/control/window.py",
+        "_comm/control/page/window.py",
         "        start = self._starts[slot] + (sequence & 1) * FRAME_BYTES",
         "        start = self._starts[slot]",
         "A member reads the body of the exchange before.",
@@ -70,7 +70,7 @@ _CHANNELS = (
     ),
     _fault(
         "page-windows-overlap",
-        "_comm/control/page_memory.py",
+        "_comm/control/page/memory.py",
         "(0 if area else self._directory_bytes)",
         "(0 if area else self._directory_bytes - 4096)",
         "The window of a group overlaps the directory.",
@@ -78,7 +78,7 @@ _CHANNELS = (
     ),
     _fault(
         "page-slots-of-another-length",
-        "_comm/control/layout.py",
+        "_comm/control/page/layout.py",
         "SLOT_BYTES: Final = 2 * FRAME_BYTES + REASON_BYTES",
         "SLOT_BYTES: Final = 2 * FRAME_BYTES + 2 * REASON_BYTES",
         "The windows take more memory, and ranks of another version read something else.",
@@ -94,7 +94,7 @@ _CHANNELS = (
     ),
     _fault(
         "page-digest-not-compared",
-        "_comm/control/window.py",
+        "_comm/control/page/window.py",
         " or other != digest or",
         " or",
         "Different calls of members agree.",
@@ -134,7 +134,7 @@ _CHANNELS = (
     ),
     _fault(
         "page-memory-kept",
-        "_comm/control/host_page.py",
+        "_comm/control/page/host_page.py",
         "            window.free()  #",
         "            #",
         "The memory of a closed group is not freed, nor zero for the next one.",
@@ -143,7 +143,7 @@ _CHANNELS = (
     ),
     _fault(
         "error-that-ends-an-exchange-lost",
-        "_comm/control/peer.py",
+        "_comm/control/links/peer.py",
         "            self.errors[frame.sequence] = read_report(frame.body)",
         "            read_report(frame.body)",
         "A member that has all frames goes on, though another one has ended the exchange with an error.",
@@ -152,7 +152,7 @@ _CHANNELS = (
     ),
     _fault(
         "sockets-left-rank-not-noticed",
-        "_comm/control/peer.py",
+        "_comm/control/links/peer.py",
         "            self.left = self.left or frame.call",
         "            pass",
         "A member that has left the group is waited for.",
@@ -168,7 +168,7 @@ _CHANNELS = (
     ),
     _fault(
         "data-written-over",
-        "_comm/control/transfer.py",
+        "_comm/control/links/transfer.py",
         "            self.unfilled[rank] = buffer[received:]",
         "            self.unfilled[rank] = buffer",
         "Data that comes in several pieces is written over.",
@@ -185,7 +185,7 @@ _CHANNELS = (
     ),
     _fault(
         "connections-left-open",
-        "_comm/control/links.py",
+        "_comm/control/links/links.py",
         "            peer.connection.close()",
         "            pass",
         "Connections between ranks outlast the session.",
@@ -607,7 +607,7 @@ _LAUNCH = (
     ),
     _fault(
         "empty-output-is-its-end",
-        "_launch/stream_writer.py",
+        "_launch/output/stream_writer.py",
         "while (piece := self._next()) is not None:",
         "while piece := self._next():",
         "After the second progress bar on a terminal nothing is shown any more.",
@@ -616,7 +616,7 @@ _LAUNCH = (
     ),
     _fault(
         "no-back-pressure",
-        "_launch/stream_writer.py",
+        "_launch/output/stream_writer.py",
         "        return self._unwritten >= _BACKLOG_BYTES",
         "        return False",
         "Output that nobody reads fills the memory of the launcher.",
@@ -624,7 +624,7 @@ _LAUNCH = (
     ),
     _fault(
         "lines-of-another-rank",
-        "_launch/line_prefix.py",
+        "_launch/output/line_prefix.py",
         '    texts = {"rank": f"{rank:>',
         '    texts = {"rank": f"{nproc - 1 - rank:>',
         "Lines have the number of another rank.",
@@ -632,7 +632,7 @@ _LAUNCH = (
     ),
     _fault(
         "last-line-lost",
-        "_launch/console.py",
+        "_launch/output/console.py",
         "        self._show(rest)\n\n    def _end_of",
         "\n    def _end_of",
         "The last line of a rank is lost if it has no end.",
@@ -688,7 +688,7 @@ _LAUNCH = (
     ),
     _fault(
         "host-never-late",
-        "_launch/host_watchdog.py",
+        "_launch/other_hosts/watchdog.py",
         "if now - heard > limit}",
         "if now - heard > 1000 * limit}",
         "A host that does not answer is not noticed.",

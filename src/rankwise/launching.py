@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rankwise._launch.functions import FunctionLaunch, launch_many
 from rankwise._launch.options import check_nproc, parse_nproc
-from rankwise._launch.output import Output
+from rankwise._launch.output.settings import Output
 from rankwise._launch.scripts import ScriptLaunch
 from rankwise._rendezvous.nodes import Nodes
 

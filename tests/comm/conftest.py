@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from rankwise._comm.control import connect, socket_channel
-from rankwise._comm.control.links import Links
+from rankwise._comm.control import socket_channel
+from rankwise._comm.control.links import connect
+from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page_channel import PageChannel
 from tests.comm import members
 from tests.comm.members import Member

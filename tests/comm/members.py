@@ -11,8 +11,8 @@ from typing import Any
 from torch.distributed import Store
 
 from rankwise._comm.control.channel import Channel
-from rankwise._comm.control.connect import connect as connect_ranks
-from rankwise._comm.control.links import Links
+from rankwise._comm.control.links.connect import connect as connect_ranks
+from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Description, Frame, FrameKind
 from rankwise._comm.control.socket_channel import SocketChannel

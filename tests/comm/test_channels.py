@@ -12,7 +12,7 @@ import pytest
 
 import rankwise as rw
 from rankwise._comm.control import channel, socket_channel
-from rankwise._comm.control.links import Links
+from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Outcome, Verdict
 from tests.comm.conftest import ROUTES

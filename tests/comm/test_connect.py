@@ -19,7 +19,7 @@ import torch
 from torch.distributed import HashStore, TCPStore
 
 import rankwise as rw
-from rankwise._comm.control import connect, sockets
+from rankwise._comm.control.links import connect, sockets
 from rankwise._comm.control.registry import GroupRegistry
 from rankwise._net import acceptor
 from tests.comm import members

@@ -15,11 +15,11 @@ from unittest import mock
 import pytest
 import torch
 
-from rankwise._comm.control.host_page import HostPage
-from rankwise._comm.control.layout import FILE_BYTES, window_bytes
-from rankwise._comm.control.page_meeting import PageMeeting
+from rankwise._comm.control.page.host_page import HostPage
+from rankwise._comm.control.page.layout import FILE_BYTES, window_bytes
+from rankwise._comm.control.page.meeting import PageMeeting
+from rankwise._comm.control.page.window import Window
 from rankwise._comm.control.protocol import Frame, FrameKind
-from rankwise._comm.control.window import Window
 from rankwise._comm.data.staging import Staging
 from tests.recorded import assert_recorded, record
 

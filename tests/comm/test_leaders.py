@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch.distributed import HashStore
 
-from rankwise._comm.control import connect as connecting
 from rankwise._comm.control import socket_channel
-from rankwise._comm.control.links import Links
+from rankwise._comm.control.links import connect as connecting
+from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.socket_channel import Route
 from rankwise._comm.control.verdict import Verdict

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwise._comm.control.layout import window_bytes
-from rankwise._comm.control.page_memory import PageMemory
+from rankwise._comm.control.page.layout import window_bytes
+from rankwise._comm.control.page.memory import PageMemory
 
 
 def num_mappings() -> int:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import rankwise as rw
-from rankwise._comm.control.layout import RING_ENTRIES
+from rankwise._comm.control.page.layout import RING_ENTRIES
+from rankwise._comm.control.page.meeting import PageMeeting
+from rankwise._comm.control.page.memory import PageMemory
 from rankwise._comm.control.page_channel import PageChannel
-from rankwise._comm.control.page_meeting import PageMeeting
-from rankwise._comm.control.page_memory import PageMemory
 from rankwise._comm.control.protocol import Frame, FrameKind
 from tests.comm.members import RANKS, SIZE, Member, agree, assert_connected, failed, in_threads, open_group
 

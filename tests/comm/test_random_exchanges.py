@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import rankwise as rw
-from rankwise._comm.control.links import Links
+from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Outcome, Verdict
 from tests.comm.conftest import ROUTES

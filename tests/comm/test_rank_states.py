@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore
 
 import rankwise as rw
-from rankwise._comm.control.links import Links
+from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.rank_state import OngoingCall, RankState
 from rankwise._comm.control.registry import GroupRegistry
 from tests.comm.members import CALL, Member, agree, assert_connected, failed, in_threads, open_group

@@ -10,7 +10,7 @@ import pickle
 import pytest
 
 import rankwise as rw
-from rankwise._comm.control.peer import Inbox
+from rankwise._comm.control.links.peer import Inbox
 from rankwise._comm.control.protocol import Details, Frame, FrameKind, WaitingInOtherGroup, read_report
 from rankwise._comm.control.verdict import Verdict
 

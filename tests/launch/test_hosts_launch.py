@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rankwise._launch.forkserver.ipc import pop_messages, serialize, whole_messages
-from rankwise._launch.host_watchdog import Heartbeats
 from rankwise._launch.hosts.rounds import StoreValues
+from rankwise._launch.other_hosts.watchdog import Heartbeats
 
 
 def test_the_store_does_what_torchs_does_but_does_not_wait() -> None:

@@ -17,8 +17,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 LEAVES = (
     "_launch/engines/*.py",
     "_launch/hosts/*.py",
-    "_launch/host_*.py",
-    "_launch/watched_hosts.py",
+    "_launch/other_hosts/*.py",
     "cli/launch_hosts.py",
     "_diagnose/*.py",
     "_torch_xla.py",

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise._launch.console import Console
+from rankwise._launch.output.console import Console
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]

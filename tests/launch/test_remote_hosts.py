@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import rankwise as rw
-from rankwise._launch.host_watchdog import version
+from rankwise._launch.other_hosts.watchdog import version
 from tests.lanes import variants
 from tests.session.worlds import clean_environ, run_in
 

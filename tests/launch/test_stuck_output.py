@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankwise._launch.stream_writer import StreamWriter
+from rankwise._launch.output.stream_writer import StreamWriter
 from tests.session.worlds import clean_environ
 
 FILL = str(Path(__file__).parent / "programs" / "fill.py")

@@ -11,7 +11,7 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.control import channel
-from rankwise._comm.control.page_memory import PageMemory
+from rankwise._comm.control.page.memory import PageMemory
 from rankwise._session.session import state_behind
 from tests.session.worlds import clean_environ, free_port, plain, run_ranks
 

@@ -31,7 +31,7 @@ from rankwise._rendezvous.waiting import WaitingReport
 from rankwise.errors import RankFailedError
 
 if TYPE_CHECKING:
-    from rankwise._launch.host_failures import HostFailures
+    from rankwise._launch.other_hosts.failures import HostFailures
 
 # How often a launcher whose ranks run asks whether other hosts want to join.
 _CHECK_SECONDS: Final = 1.0
@@ -195,8 +195,8 @@ class Attempts:
     def _other_hosts(self, place: Place) -> HostFailures:
         """Return the other hosts of an attempt, which are watched from now on."""
         # A launch on one host does not need these.
-        from rankwise._launch.host_failures import HostFailures  # noqa: PLC0415
-        from rankwise._launch.watched_hosts import HostsOfWatchdog  # noqa: PLC0415
+        from rankwise._launch.other_hosts.failures import HostFailures  # noqa: PLC0415
+        from rankwise._launch.other_hosts.watched_hosts import HostsOfWatchdog  # noqa: PLC0415
 
         timeout = self._steps.longest_timeout
         watch = getattr(self._rendezvous, "watch", None)  # of a terminal, which watches the hosts itself

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rankwise._launch.one_host import function_target, run_on_this_host
 from rankwise._launch.options import Options
-from rankwise._launch.output import Output
+from rankwise._launch.output.settings import Output
 from rankwise._launch.preload import Preload, caller_source
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes

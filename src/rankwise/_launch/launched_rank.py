@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rankwise._launch.console import RankOutput
 from rankwise._launch.forkserver.ipc import TerminalRequest, WorkerResult
+from rankwise._launch.output.console import RankOutput
 from rankwise._launch.rank_process import RankProcess
 
 

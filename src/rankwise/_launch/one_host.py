@@ -11,13 +11,13 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise._dependencies import import_torch, require_torch
-from rankwise._launch.console import Console
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import Target, TargetKind
 from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.function_call import FunctionCall
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.options import Options
+from rankwise._launch.output.console import Console
 from rankwise._launch.preload import MainSource, preloaded_modules
 from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.resource_limits import convert_resource_errors

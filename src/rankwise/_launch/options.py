@@ -13,7 +13,7 @@ from rankwise._arguments import as_bool, as_integer, as_seconds, as_text, intege
 from rankwise._dependencies import import_torch, require_torch
 from rankwise._environment.facts import MAX_PORT
 from rankwise._launch.grace_period import GRACE_SECONDS
-from rankwise._launch.output import Output
+from rankwise._launch.output.settings import Output
 from rankwise._launch.preload import Preload, check_preload
 from rankwise._rendezvous.nodes import Nodes
 from rankwise.errors import InvalidArgumentError, MissingDependencyError, shown

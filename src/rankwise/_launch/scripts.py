@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from rankwise._arguments import as_text
 from rankwise._dependencies import require_torch
-from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.forkserver.ipc import Target, TargetKind
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.one_host import run_on_this_host
 from rankwise._launch.options import Options
+from rankwise._launch.output.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.preload import script_source
 from rankwise._launch.report import exit_status
 from rankwise._launch.standard_streams import open_standard_streams

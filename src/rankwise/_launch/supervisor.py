@@ -16,12 +16,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
-from rankwise._launch.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
 from rankwise._launch.grace_period import StopSignals
 from rankwise._launch.launched_rank import LaunchedRank
-from rankwise._launch.output_pipes import OutputPipes
+from rankwise._launch.output.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
+from rankwise._launch.output.pipes import OutputPipes
 from rankwise._launch.rank_process import RankProcesses
 from rankwise._launch.rank_stacks import RankStacks
 from rankwise._launch.reaper import become_subreaper, wait_of

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rankwise._launch.console import Console
 from rankwise._launch.launched_rank import LaunchedRank
-from rankwise._launch.output_pipes import OutputPipes
+from rankwise._launch.output.console import Console
+from rankwise._launch.output.pipes import OutputPipes
 from rankwise._net.pausable_timeouts import TimeoutPause
 
 # A rank that returns the terminal, as at each step of a debugger, has it again if it asks within this time.

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
 from rankwise._comm.comm import Comm, open_comm
-from rankwise._comm.control.connect import HostConnections
 from rankwise._comm.control.control import uses_frames
+from rankwise._comm.control.links.connect import HostConnections
 from rankwise._comm.control.registry import GroupRegistry
 from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._net.host import address_towards

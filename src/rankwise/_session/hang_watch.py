@@ -7,22 +7,16 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from rankwise._arguments import as_seconds
-from rankwise._comm.control.connect import HostConnections
-from rankwise._diagnose.flight_record import GroupCalls
+from rankwise._comm.control.links.connect import HostConnections
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._rank_files import offer_stacks
 from rankwise._session.environ import process_variables
-from rankwise._torch import flight_record, ranks_of_groups
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
-
-# Ranks that hang are seldom so many collectives apart.
-_MOST_OPERATIONS: Final = 100
 
 _SECONDS: Final = "RANKWISE_HANG_SECONDS"
 _FOLDER: Final = "RANKWISE_HANG_DIR"
@@ -32,56 +26,6 @@ _RECORDED: Final = 2000
 _RECORDING: Final = frozenset({"gloo", "nccl"})
 _SILENT: Final = "its processes are stopped, or the host or the network is lost"
 _PACKAGES: Final = str(Path(__file__).parents[2])
-
-
-class CallRecord:
-    """The record of one session: earlier ones of this process had groups with the same names."""
-
-    def __init__(self, *, adopted: bool) -> None:
-        """Begin.
-
-        Args:
-            adopted: Other code has opened the process group, and may have used it before.
-        """
-        self._since_ns = 0 if adopted else time.time_ns()
-        self._left = _begun()
-
-    def pending(self) -> dict[str, int]:
-        """Return the sequence number of the last collective of each group in which one has not ended, by any key."""
-        return {group: numbers[0] for group, numbers in _begun().items() if self._left.get(group) != numbers}
-
-    def calls(self) -> dict[str, GroupCalls]:
-        """Return the calls in each group that is open, by its name."""
-        ranks = ranks_of_groups()
-        found = {
-            group: GroupCalls(ranks=members, reached=0, operations={}, pending=[]) for group, members in ranks.items()
-        }
-        entries = flight_record(collectives=True).get("entries", [])
-        for entry in sorted(entries, key=lambda entry: int(entry["record_id"])):
-            group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
-            if entry["is_p2p"] or group not in ranks or int(entry["time_created_ns"]) < self._since_ns:
-                continue
-            before = found[group]
-            operations = {
-                **before.operations,
-                number: str(entry["profiling_name"]).rpartition(":")[2],
-            }  # "gloo:barrier"
-            found[group] = GroupCalls(
-                ranks=ranks[group],
-                reached=number,
-                operations=dict(list(operations.items())[-_MOST_OPERATIONS:]),
-                pending=[*before.pending, *([] if entry["retired"] else [number])],
-            )
-        return found
-
-
-def _begun() -> dict[str, tuple[int, int]]:
-    """Return, of each group with a pending one, the numbers of the last collective begun and of the last that ended."""
-    numbers = {
-        group: (int(status["last_enqueued_collective"]), int(status["last_completed_collective"]))
-        for group, status in flight_record(collectives=False).get("pg_status", {}).items()
-    }
-    return {group: (begun, ended) for group, (begun, ended) in numbers.items() if begun > ended}
 
 
 class HangWatch:
@@ -134,7 +78,7 @@ class HangWatch:
         self._withdraws = [offer_stacks(rank=rank, world_size=reading.world_size.value, local_rank=local)]
         if {name.rpartition(":")[2] for name in (backend or "none").split(",")} <= _RECORDING:
             from rankwise._diagnose.flight_record import offer_calls  # noqa: PLC0415 - few sessions are watched
-            from rankwise._session.hang_watch import CallRecord  # noqa: PLC0415 - likewise
+            from rankwise._session.call_record import CallRecord  # noqa: PLC0415 - likewise
 
             record = CallRecord(adopted=adopted)
             self._withdraws.append(offer_calls(record.calls, record.pending))

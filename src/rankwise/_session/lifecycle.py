@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from rankwise._comm.comm import Comm, open_comm
-from rankwise._comm.control.connect import HostConnections
 from rankwise._comm.control.control import uses_frames
+from rankwise._comm.control.links.connect import HostConnections
 from rankwise._comm.control.registry import GroupRegistry
 from rankwise._comm.gloo_threads import await_idle_threads
 from rankwise._environment.facts import LaunchEnvironment

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from rankwise._comm.control.futex import has_futex
+from rankwise._comm.control.page.futex import has_futex
 from rankwise._environment.candidates import candidates
 from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIELDS, Environ, Fact, LaunchEnvironment
 from rankwise._environment.nesting import OUTER, RUN

@@ -49,7 +49,7 @@ def output_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _streams(_: click.Context, parameter: click.Parameter, value: str | None) -> object:
-    from rankwise._launch.log_files import parse_streams  # noqa: PLC0415 - `rankwise env` does not wait for this
+    from rankwise._launch.output.log_files import parse_streams  # noqa: PLC0415 - `rankwise env` does not wait for this
 
     if value is None:
         return None

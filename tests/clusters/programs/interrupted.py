@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-PARTS = {"watchdog": "host_watchdog import", "launcher": "hosts.launcher import"}
+PARTS = {"watchdog": "other_hosts.watchdog import", "launcher": "hosts.launcher import"}
 
 how, folder, command = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 pid, terminal = pty.fork()

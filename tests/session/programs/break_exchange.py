@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 import rankwise as rw
+from rankwise._comm.control.links.peer import Peer
+from rankwise._comm.control.page.meeting import PageMeeting
+from rankwise._comm.control.page.window import Window
 from rankwise._comm.control.page_channel import PageChannel
-from rankwise._comm.control.page_meeting import PageMeeting
-from rankwise._comm.control.peer import Peer
-from rankwise._comm.control.window import Window
 from rankwise._comm.data.staging import Staging
 
 # The class, its method, and whether the rank stops after the first call of it.

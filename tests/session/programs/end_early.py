@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import rankwise as rw
-from rankwise._comm.control import connect, rank_connections
+from rankwise._comm.control.links import connect, rank_connections
 
 rw.init(timeout=100.0)
 rank = rw.get_rank()

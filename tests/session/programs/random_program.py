@@ -229,10 +229,10 @@ class Leave(BaseException):
 def use_route(patch: pytest.MonkeyPatch) -> None:
     """Let the ranks of one host connect as those of a host without a page, or as those of several hosts."""
     if route == "sockets":
-        patch.setattr("rankwise._comm.control.page_handshake.MAX_RANKS", 0)
+        patch.setattr("rankwise._comm.control.page.handshake.MAX_RANKS", 0)
     elif route == "several hosts":
         several = {"one_host": False, "own_address": lambda: "127.0.0.1"}
-        patch.setattr("rankwise._comm.control.connect.network_id", lambda: f"host {rank // 2}")
+        patch.setattr("rankwise._comm.control.links.connect.network_id", lambda: f"host {rank // 2}")
         patch.setattr("rankwise._session.lifecycle.GroupRegistry", lambda **more: GroupRegistry(**more | several))
 
 

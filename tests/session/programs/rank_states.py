@@ -12,7 +12,7 @@ from typing import Any
 
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
-from rankwise._comm.control import page_handshake as handshake
+from rankwise._comm.control.page import handshake
 from rankwise._comm.control.rank_state import RankState
 from rankwise._comm.control.registry import GroupRegistry
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import rankwise as rw
-from rankwise._comm.control.page_meeting import PageMeeting
+from rankwise._comm.control.page.meeting import PageMeeting
 
 STOPPED = 1
 original = PageMeeting.meet

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rankwise._comm.control.links import SLICE_SECONDS, Links
+from rankwise._comm.control.links.links import SLICE_SECONDS, Links
+from rankwise._comm.control.links.transfer import transfer
 from rankwise._comm.control.protocol import Description, Frame, FrameKind
 from rankwise._comm.control.rank_state import OngoingCall
-from rankwise._comm.control.transfer import transfer
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Final
 
 from rankwise._comm.control.channel import Channel, Exchange
-from rankwise._comm.control.host_page import HostPage
-from rankwise._comm.control.layout import RING_ENTRIES
-from rankwise._comm.control.links import Links
-from rankwise._comm.control.page_meeting import PageMeeting
-from rankwise._comm.control.peer import CLOSED
+from rankwise._comm.control.links.links import Links
+from rankwise._comm.control.links.peer import CLOSED
+from rankwise._comm.control.links.transfer import LOSS_SECONDS
+from rankwise._comm.control.page.host_page import HostPage
+from rankwise._comm.control.page.layout import RING_ENTRIES
+from rankwise._comm.control.page.meeting import PageMeeting
 from rankwise._comm.control.protocol import Frame, FrameKind
-from rankwise._comm.control.transfer import LOSS_SECONDS
 from rankwise._comm.control.verdict import Outcome, Verdict, combined, conclude
 from rankwise._comm.shared_memory import SharedRange
 from rankwise._net.pausable_timeouts import elapsed_since

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from rankwise._comm.control.channel import Channel, try_lock, within_a_moment
-from rankwise._comm.control.connect import HostConnections, connect
-from rankwise._comm.control.links import Links
+from rankwise._comm.control.links.connect import HostConnections, connect
+from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
 from rankwise._comm.control.rank_state import RankState

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Final
 
 from rankwise._comm.control.channel import Channel, Exchange
-from rankwise._comm.control.links import SLICE_SECONDS, Links
+from rankwise._comm.control.links.links import SLICE_SECONDS, Links
+from rankwise._comm.control.links.transfer import LOSS_SECONDS
 from rankwise._comm.control.protocol import WAITING_KINDS, Frame, FrameKind, decode_bundle, encode_bundle
-from rankwise._comm.control.transfer import LOSS_SECONDS
 from rankwise._comm.control.verdict import Outcome, Verdict, conclude
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveError, CollectiveTimeoutError

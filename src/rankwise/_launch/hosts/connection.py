@@ -12,10 +12,10 @@ from io import RawIOBase
 from typing import IO, Any, Final, cast
 
 from rankwise._launch.forkserver.ipc import READ_BYTES, pop_messages, serialize
-from rankwise._launch.host_messages import HELLO_MARK, Alive, Hello, HostEnded
-from rankwise._launch.host_watchdog import python_version, version
 from rankwise._launch.hosts.ssh_command import HostCommand
 from rankwise._launch.interpreter import interpreter_command
+from rankwise._launch.other_hosts.messages import HELLO_MARK, Alive, Hello, HostEnded
+from rankwise._launch.other_hosts.watchdog import python_version, version
 from rankwise._net.polling import READABLE, EventLoop, poll
 from rankwise.errors import LaunchError
 
@@ -222,9 +222,10 @@ class HostConnection:
             )
             return False
         if hello.python != python_version():
+            interpreter = interpreter_command("other_hosts.watchdog")[0]
             self.give_up(
-                f"cannot be used: {interpreter_command('host_watchdog')[0]} is Python {hello.python} there, and this "
-                f"launcher has Python {python_version()}; hosts need the same one at the same path"
+                f"cannot be used: {interpreter} is Python {hello.python} there, and this launcher has Python "
+                f"{python_version()}; hosts need the same one at the same path"
             )
             return False
         self._on_message(self, hello)

@@ -17,8 +17,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from rankwise._launch.console import Console, RankOutput
-from rankwise._launch.host_messages import (
+from rankwise._launch.hosts.connection import HostConnection, HostState
+from rankwise._launch.hosts.launcher import HostJob
+from rankwise._launch.hosts.report import HostProblem, error_of, stopped_error
+from rankwise._launch.hosts.rounds import StoreValues, can_go_on, meeting_address, next_round, waiting_text
+from rankwise._launch.hosts.ssh_command import HostCommand
+from rankwise._launch.interpreter import working_directory
+from rankwise._launch.other_hosts.messages import (
     MEET,
     Alive,
     Deliver,
@@ -34,13 +39,8 @@ from rankwise._launch.host_messages import (
     Told,
     Watching,
 )
-from rankwise._launch.host_watchdog import BEAT_SECONDS, END_SECONDS, UNKNOWN_SECONDS, Heartbeats
-from rankwise._launch.hosts.connection import HostConnection, HostState
-from rankwise._launch.hosts.launcher import HostJob
-from rankwise._launch.hosts.report import HostProblem, error_of, stopped_error
-from rankwise._launch.hosts.rounds import StoreValues, can_go_on, meeting_address, next_round, waiting_text
-from rankwise._launch.hosts.ssh_command import HostCommand
-from rankwise._launch.interpreter import working_directory
+from rankwise._launch.other_hosts.watchdog import BEAT_SECONDS, END_SECONDS, UNKNOWN_SECONDS, Heartbeats
+from rankwise._launch.output.console import Console, RankOutput
 from rankwise._launch.scripts import Terminated
 from rankwise._launch.spec import sent_environ
 from rankwise._net.job_secret import SECRET, new_secret

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from rankwise._launch.forkserver.ipc import receive_message
-from rankwise._launch.host_messages import HostEnded
 from rankwise._launch.hosts.relay import HostConsole, TerminalLink
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.options import Options
+from rankwise._launch.other_hosts.messages import HostEnded
 from rankwise._launch.reaper import set_parent_death_signal
 from rankwise._launch.scripts import Terminated, terminated_by_signals
 from rankwise._rendezvous.nodes import Nodes

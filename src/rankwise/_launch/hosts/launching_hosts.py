@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from rankwise._launch.console import SECONDS_TO_READ
 from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.hosts.hosts_launch import HostsLaunch, nodes_of
 from rankwise._launch.hosts.launcher import HostJob
 from rankwise._launch.hosts.ssh_command import DEFAULT_SSH, SSH_VARIABLE, HostCommand, host_commands
 from rankwise._launch.one_host import function_target, run_on_this_host
 from rankwise._launch.options import Options
-from rankwise._launch.output import Output
+from rankwise._launch.output.console import SECONDS_TO_READ
+from rankwise._launch.output.settings import Output
 from rankwise._launch.preload import Preload, caller_source
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.scripts import ScriptLaunch, command_status, run_script, terminated_by_signals

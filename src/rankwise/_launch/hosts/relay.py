@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from rankwise._launch.console import Console, RankOutput
 from rankwise._launch.forkserver.ipc import receive_message, serialize
-from rankwise._launch.host_messages import Hold, HostLost, Printed, Reply, Request, Told
-from rankwise._launch.log_files import LogFile, LogFolder
-from rankwise._launch.output import Output
-from rankwise._launch.stream_writer import StreamWriter
+from rankwise._launch.other_hosts.messages import Hold, HostLost, Printed, Reply, Request, Told
+from rankwise._launch.output.console import Console, RankOutput
+from rankwise._launch.output.log_files import LogFile, LogFolder
+from rankwise._launch.output.settings import Output
+from rankwise._launch.output.stream_writer import StreamWriter
 
 
 class TerminalLink:

@@ -10,9 +10,9 @@ from typing import Any, Final
 from torch.distributed import DistStoreError, Store
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
-from rankwise._launch.host_messages import MEET, Meeting, Watching
 from rankwise._launch.hosts.relay import TerminalLink
-from rankwise._launch.watched_hosts import WatchedHosts
+from rankwise._launch.other_hosts.messages import MEET, Meeting, Watching
+from rankwise._launch.other_hosts.watched_hosts import WatchedHosts
 from rankwise._rendezvous.static_rendezvous import FixedNodesRendezvous
 from rankwise._rendezvous.store import serve
 from rankwise.errors import JoinError, LaunchError

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankwise._launch.host_messages import HostEnded
+from rankwise._launch.other_hosts.messages import HostEnded
 from rankwise._pickling import loads
 from rankwise.errors import LaunchError, RankFailedError, RankwiseError
 

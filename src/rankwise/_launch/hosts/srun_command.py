@@ -43,7 +43,7 @@ class SrunCommand(HostCommand):
         Raises:
             LaunchError: There is no interpreter to start.
         """
-        watchdog = [word.rstrip() for word in interpreter_command("host_watchdog")]
+        watchdog = [word.rstrip() for word in interpreter_command("other_hosts.watchdog")]
         return ["srun", *_OPTIONS, f"--nodelist={self.name}", *watchdog]
 
     def explain_loss(self, status: int | None, printed: str) -> str:

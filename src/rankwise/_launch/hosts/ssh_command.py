@@ -72,7 +72,7 @@ class HostCommand:
         Raises:
             LaunchError: There is no interpreter to start.
         """
-        watchdog = [word.rstrip() for word in interpreter_command("host_watchdog")]
+        watchdog = [word.rstrip() for word in interpreter_command("other_hosts.watchdog")]
         if self.is_local:
             return watchdog
         return [*self.ssh, *_OPTIONS, "--", self.name, f"exec {shlex.join(watchdog)}"]
@@ -84,7 +84,7 @@ class HostCommand:
             status: The exit status of ssh; negative for a signal.
             printed: What was printed on standard error.
         """
-        interpreter = interpreter_command("host_watchdog")[0]
+        interpreter = interpreter_command("other_hosts.watchdog")[0]
         text = _readable(printed)[-_LONGEST_TEXT:]
         last = text.splitlines()[-1] if text else ""
         missing = re.search(r"No module named '(rankwise[\w.]*)'", text)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
-from rankwise._launch.line_prefix import line_prefix
+from rankwise._launch.output.line_prefix import line_prefix
 from rankwise.testing._plugin.timeouts import REST_OF_LINE_SECONDS
 
 # The writer of the last line of an output, if the line is unfinished: a process id, and a descriptor of that process.

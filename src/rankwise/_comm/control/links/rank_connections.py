@@ -15,7 +15,7 @@ from typing import Final
 
 from torch.distributed import Store
 
-from rankwise._comm.control.sockets import admit
+from rankwise._comm.control.links.sockets import admit
 from rankwise._net.acceptor import Acceptor, Client
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.job_secret import SECRET, JobSecret

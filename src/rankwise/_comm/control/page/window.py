@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Final
 
-from rankwise._comm.control.layout import (
+from rankwise._comm.control.page.layout import (
     ANY_PROBLEM,
     ANY_RING,
     BODY_BYTES,
@@ -29,7 +29,7 @@ from rankwise._comm.control.layout import (
     window_bytes,
     words_bytes,
 )
-from rankwise._comm.control.page_memory import PageMemory
+from rankwise._comm.control.page.memory import PageMemory
 from rankwise._comm.control.protocol import HEADER, Frame, FrameKind, decode_frame
 
 _SEQUENCE: Final = struct.Struct("<Q")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from rankwise._comm.control.layout import (
+from rankwise._comm.control.page.layout import (
     COUNT_WORD,
     DIRECTORY_BYTES,
     FREE,
@@ -27,8 +27,8 @@ from rankwise._comm.control.layout import (
     staging_offset,
     window_bytes,
 )
-from rankwise._comm.control.page_memory import PageMemory
-from rankwise._comm.control.window import Window
+from rankwise._comm.control.page.memory import PageMemory
+from rankwise._comm.control.page.window import Window
 from rankwise._comm.shared_memory import SharedRange
 from rankwise._net.polling import SharedEventLoop
 from rankwise.errors import CollectiveError

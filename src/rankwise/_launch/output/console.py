@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Final, TextIO
 
-from rankwise._launch.line_prefix import prefix_maker, prefix_parts
-from rankwise._launch.log_files import LogFile, LogFolder
-from rankwise._launch.stream_writer import StreamWriter, TextStreamWriter, Writer
-from rankwise._launch.terminal_line import TerminalLine, fitted, last_state, moves_between_lines, visible_length
+from rankwise._launch.output.line_prefix import prefix_maker, prefix_parts
+from rankwise._launch.output.log_files import LogFile, LogFolder
+from rankwise._launch.output.stream_writer import StreamWriter, TextStreamWriter, Writer
+from rankwise._launch.output.terminal_line import TerminalLine, fitted, last_state, moves_between_lines, visible_length
 
 # How long the reader of the output may read nothing after the ranks have ended, until the rest is discarded: a person
 # with a pager; a user who has stopped the launcher.

@@ -15,10 +15,10 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Final
 
-from rankwise._comm.control.host_page import HostPage
-from rankwise._comm.control.peer import CLOSED, Peer
+from rankwise._comm.control.links.peer import CLOSED, Peer
+from rankwise._comm.control.links.sockets import admit, listen_locally, local_name
+from rankwise._comm.control.page.host_page import HostPage
 from rankwise._comm.control.rank_state import OngoingCalls, RankState
-from rankwise._comm.control.sockets import admit, listen_locally, local_name
 from rankwise._net.polling import SharedEventLoop
 from rankwise._rank_files import WaitNote
 from rankwise.errors import CollectiveError

@@ -20,9 +20,8 @@ from typing import Final, NamedTuple
 
 from torch.distributed import Store
 
-from rankwise._comm.control.links import Links
-from rankwise._comm.control.page_handshake import share_page
-from rankwise._comm.control.rank_connections import (
+from rankwise._comm.control.links.links import Links
+from rankwise._comm.control.links.rank_connections import (
     SECRET_BYTES,
     Address,
     Attempt,
@@ -30,7 +29,8 @@ from rankwise._comm.control.rank_connections import (
     connect_to,
     timeout_error,
 )
-from rankwise._comm.control.sockets import listen_locally, local_name
+from rankwise._comm.control.links.sockets import listen_locally, local_name
+from rankwise._comm.control.page.handshake import share_page
 from rankwise._net.acceptor import listen
 from rankwise._net.host import host_id, network_id
 from rankwise._net.job_secret import NO_SECRET, JobSecret

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from rankwise._comm.control.links import SLICE_SECONDS, Links
-from rankwise._comm.control.peer import AbandonedDataError
+from rankwise._comm.control.links.links import SLICE_SECONDS, Links
+from rankwise._comm.control.links.peer import AbandonedDataError
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._net.polling import READABLE, WRITABLE, poll
 from rankwise.errors import CollectiveError, CollectiveTimeoutError

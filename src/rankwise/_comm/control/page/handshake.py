@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from rankwise._comm.control.futex import has_futex
-from rankwise._comm.control.host_page import HostPage
-from rankwise._comm.control.layout import FILE_BYTES, MAX_RANKS
+from rankwise._comm.control.page.futex import has_futex
+from rankwise._comm.control.page.host_page import HostPage
+from rankwise._comm.control.page.layout import FILE_BYTES, MAX_RANKS
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 _CHECK_SECONDS: Final = 0.1

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from rankwise._arguments import as_integer, as_text
-from rankwise._launch.console import Console
-from rankwise._launch.line_prefix import prefix_parts
-from rankwise._launch.log_files import LogFolder, Streams, check_streams, named_ranks
+from rankwise._launch.output.console import Console
+from rankwise._launch.output.line_prefix import prefix_parts
+from rankwise._launch.output.log_files import LogFolder, Streams, check_streams, named_ranks
 from rankwise.errors import InvalidArgumentError, shown
 
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from torch.distributed import Store
 
-from rankwise._launch.host_messages import Watching
-from rankwise._launch.host_watchdog import ToLauncher, WatchSettings
 from rankwise._launch.interpreter import interpreter_command
+from rankwise._launch.other_hosts.messages import Watching
+from rankwise._launch.other_hosts.watchdog import ToLauncher, WatchSettings
 from rankwise._net.acceptor import listen
 from rankwise._net.addresses import is_loopback
 from rankwise._net.job_secret import JobSecret
@@ -127,7 +127,7 @@ class HostsOfWatchdog(WatchedHosts):
         self._connection, theirs = socket.socketpair()
         passed = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter
-            [*interpreter_command("host_watchdog"), str(theirs.fileno())],
+            [*interpreter_command("other_hosts.watchdog"), str(theirs.fileno())],
             pass_fds=passed,
             stdin=subprocess.DEVNULL,
             start_new_session=True,

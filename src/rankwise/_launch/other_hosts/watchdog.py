@@ -34,8 +34,8 @@ from typing import Any, Final
 
 from rankwise._launch.forkserver.ipc import READ_BYTES, pop_messages, serialize, whole_messages
 from rankwise._launch.forwarded_signals import leave_to_ranks
-from rankwise._launch.host_messages import Alive, Deliver, Hello, HostEnded, Start, Watching
 from rankwise._launch.interpreter import interpreter_command
+from rankwise._launch.other_hosts.messages import Alive, Deliver, Hello, HostEnded, Start, Watching
 from rankwise._launch.reaper import become_subreaper, kill_descendants, kill_launch
 from rankwise._launch.spec import own_environ
 from rankwise._net.acceptor import Client

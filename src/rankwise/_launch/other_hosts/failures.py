@@ -14,7 +14,7 @@ from typing import Final
 
 from torch.distributed import Store
 
-from rankwise._launch.watched_hosts import WatchedHosts
+from rankwise._launch.other_hosts.watched_hosts import WatchedHosts
 from rankwise._net.json_lines import decode_line, encode_line
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._rendezvous.store import wait_for

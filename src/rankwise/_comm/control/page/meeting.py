@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from rankwise._comm.control.futex import Futex
-from rankwise._comm.control.window import Window
+from rankwise._comm.control.page.futex import Futex
+from rankwise._comm.control.page.window import Window
 
 # The longest sleep, after which a member looks whether others are lost.
 _PAUSE_SECONDS: Final = 0.05

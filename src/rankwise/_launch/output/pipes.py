@@ -18,8 +18,8 @@ from functools import partial
 from io import RawIOBase
 from typing import TextIO
 
-from rankwise._launch.console import Console, RankOutput
 from rankwise._launch.forkserver.ipc import READ_BYTES
+from rankwise._launch.output.console import Console, RankOutput
 from rankwise._net.polling import READABLE, EventLoop, poll
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from rankwise._arguments import integer
-from rankwise._launch.stream_writer import StreamWriter
+from rankwise._launch.output.stream_writer import StreamWriter
 from rankwise.errors import InvalidArgumentError, LaunchError, shown
 
 # 1 for standard output, 2 for standard error, 3 for both, and 0 for none: as torch's `Std`. By local rank, or for all.
