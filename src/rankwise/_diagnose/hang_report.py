@@ -117,6 +117,17 @@ class QuietTimes:
         return {pid for pid, since in self._since.items() if now - since >= seconds}
 
 
+# A hang has one cause, on a rank that does not look special: it works, sleeps, or waits for something else, while all
+# others wait in a collective. Two witnesses say who it is, and neither is enough alone.
+#
+# The stacks, sampled several times: ranks whose stacks do not change, in the same line, wait; the one elsewhere is
+# missing. But a rank that computes has changing stacks, and one in a long step of its own looks like those that wait.
+# The records of torch's collectives: which call of a group each rank has begun, so who has not come. But they do not
+# know rankwise's own, or NCCL's, and a rank may have died before it wrote one.
+#
+# So the stacks are asked first, over the whole time, and the records where they name nobody (`_missing`). Ranks that
+# poll, as those that wait on the CPU for a device, count as waiting. Hosts that have not answered are named with the
+# reason: the missing rank may be theirs. Where nobody can be named, the report says so, and shows all stacks.
 def hang_report(world_size: int, found: Sequence[Findings], silent: Mapping[str, str]) -> str:
     """Return the report.
 

@@ -158,6 +158,19 @@ class SharedEventLoop(EventLoop):
         self._interrupter.setblocking(False)
         self.register(self._interrupted, partial(self._interrupted.recv, 1 << 12))
 
+    # Leader and followers. Several threads may wait, each for a state of its own, and one epoll set has all
+    # descriptors. The thread that gets `_polling` polls, and runs the callbacks for all; the others sleep in `_event`.
+    # The case that makes it hard: the polling thread handles the event that another thread needs, finds its own state
+    # reached, and leaves. Somebody has to poll next, and the other thread has to look at its state again.
+    #
+    # So the polling thread counts the event, releases `_polling`, and notifies all sleepers: each returns, looks at its
+    # state, and comes back if it has to; the first one back polls. A thread that goes to sleep just then could miss the
+    # notification. It counts itself in `_num_waiting` first, and tries `_polling` once more: the thread that releases
+    # the lock reads the count after that. Either it finds the sleeper, or the sleeper finds the lock free.
+    #
+    # `seen` closes the last gap, between a look at the state and the wait: the caller reads `num_events` before it
+    # looks, and a count that has changed since ends the wait at once. An event may be counted that is not the caller's:
+    # it then looks once for nothing.
     def wait(self, seen: int, seconds: float) -> bool:
         """Wait until an event has been handled since `num_events` was `seen`; False if none was within that time."""
         if not self._polling.acquire(blocking=False):

@@ -66,6 +66,17 @@ class GradientSync:
         Args:
             title: What has to be the same on all ranks beside the gradients: the names, if the parameters have any.
         """
+        # A rank knows its own gradients alone, and must prepare the reduction before it knows those of the others. It
+        # takes the usual case for granted, that every rank has dense gradients, or zeros, where it has them:
+        # parameters, shapes and dtypes are compared by the agreement itself. In the same frames the kinds travel
+        # (`_MISSING`, `_DENSE`, `_SPARSE`, combined with OR), or nothing if all of a rank's are dense. Then three
+        # cases:
+        # - All have all gradients, and all are dense: what was prepared is right.
+        # - Some are missing somewhere: zeros stood for them, so it is right too; a parameter that any rank has a
+        #   gradient for gets a new one where it has none. With missing="error" all ranks know it, and raise the same.
+        # - One is sparse on some ranks alone: these have left it out of their reduction, and the others have not. All
+        #   know it from the kinds, prepare again without it, and agree once more. Sparse gradients are gathered at the
+        #   end, when nothing of this call is pending any more.
         place = self._collect()
         reduction = self._reduction(self._kinds, place)
         self.call.content = f"{title} {described(self._grads, place)} {reduction.same}"

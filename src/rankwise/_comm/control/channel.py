@@ -228,6 +228,12 @@ class Channel(ABC):
         if not self._freed:
             self._links.loop.interrupt()
 
+    # A channel may be closed in one thread while another one is in an exchange of it, and reads memory that closing
+    # frees. So `close` only marks the channel, and whoever can take the lock without waiting frees it: `close` itself,
+    # if no exchange runs; else the thread of the exchange, which calls this after it has released the lock. Both may
+    # try at the same time, and both may fail for a moment when a third thread holds the lock for a look (`try_lock`):
+    # that one calls this too when it releases the lock. `_freeing` keeps threads out that look without the lock, such
+    # as that of a hang report.
     def _free_if_closed(self) -> None:
         if not self.closed or not self.lock.acquire(blocking=False):
             return

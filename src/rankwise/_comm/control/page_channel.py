@@ -111,6 +111,24 @@ class PageChannel(Channel):
     def _free(self) -> None:
         self.page.detach(self._window, len(self.ranks))
 
+    # How an exchange works, and what makes it hard.
+    #
+    # A member writes its frame, and then its sequence number (`_enter`). The first member leads: when all numbers are
+    # there it computes the verdict and writes it, and the others, which wait for that number alone, read it. So a
+    # collective costs each member one sleep at most, and wakes each of them once.
+    #
+    # All members must come to the same verdict, although each may die, fail or time out at any moment:
+    # - The leader looks at the frames first and at problems second, with a fence between: a member that has failed sets
+    #   the problem before its frame counts as arrived. After it has computed the verdict, which may take long, it looks
+    #   at problems once more: a member whose timeout has expired meanwhile will not wait for this verdict.
+    # - Such a member first writes that it has timed out, and only then waits a moment longer for a leader that is there
+    #   (`_verdict_after_timeout`). Either the leader sees the timeout, and publishes it, or it had published before.
+    # - A leader that is gone publishes nothing. Each member then finds by itself who is missing (`_problem`), from the
+    #   same memory, which nobody changes any more: so all find the same. It looks for a verdict again first, of a
+    #   leader that published and left between two looks.
+    #
+    # The frames of an exchange stay readable until all members have come to the next one but one: `finished` tells a
+    # writer when it may write over them. While others have not come so far, it writes to the ring instead.
     def _exchange(self, exchange: Exchange) -> Verdict:
         self._enter(exchange.frame)
         try:
@@ -196,8 +214,10 @@ class PageChannel(Channel):
         while time.perf_counter() < until:
             if has_news():
                 return
+        # Who writes looks at `sleeping` after its write and a fence; who is about to sleep looks for news after setting
+        # `sleeping` and a fence. So one of the two sees what the other one has written: no wake-up is lost.
         self._window.sleeping[self.own] = True
-        self._window.fence()  # before the last look
+        self._window.fence()
         try:
             if not has_news() and not self._links.loop.wait(seen, exchange.pause()):
                 self._wait_longer(exchange, self._missing())

@@ -114,6 +114,19 @@ class SharedMemoryPlane(DataPlane):
             self._staging = Staging(channel, group_rank=self._group_rank, size=self._size)
         return self._staging
 
+    # The data of the first step is written *before* the members agree on the call. The agreement is a point that all of
+    # them pass, and it costs a sleep and a wake-up; a second such point only for the data would double the cost of a
+    # small tensor. So what a member has written before it sends its frame, every other member may read after the
+    # verdict.
+    #
+    # That holds for the first operation of a call alone. The rows of a step are free when all members have come to the
+    # agreement before; a second operation of the same call would write over what others still read. `_prepared_after`
+    # has the exchange before which the last operation was prepared: an operation that finds the same number there is
+    # not the first one, writes when it runs, and meets the others once more in place of the agreement. The same happens
+    # if other steps have run between the preparation and the run, as those of an operation that was prepared with it.
+    #
+    # A call that fails between the two leaves a written step behind that nobody reads. The numbers of the steps tell:
+    # `Staging.begin` compares those of all members, and raises if one has written another step.
     def _prepare(self, steps: Steps) -> Prepared[None]:
         """Prepare an operation; if it is the first one of its call, write what the members read in its first step."""
         staging, control = steps.staging, self._control

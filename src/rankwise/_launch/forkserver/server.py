@@ -81,6 +81,13 @@ class Server:
         Returns:
             The descriptors of the rank's connection, and of its file for stacks after a crash.
         """
+        # The server has one thread, since it forks, and waits for two things: a command of the launcher, and SIGCHLD. A
+        # signal that came between a look and the wait would be lost; so its handler is empty, and Python writes a byte
+        # to a pipe that the wait includes. One byte may stand for several ends: `_report_ends` reaps all there are.
+        #
+        # Ends come before commands, always: a SWEEP reaps every child, and a SIGNAL goes to a process id only as long
+        # as that is not reaped, or another process could have it by then. When the launcher is gone, for whatever
+        # reason, the connection ends, and all descendants are killed: this is the promise that nothing is left behind.
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         # The launcher may have inherited SIGCHLD blocked or ignored; ranks get back what it inherited.
         self._handlers = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda *_: None), **leave_to_ranks()}

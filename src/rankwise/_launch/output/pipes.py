@@ -30,7 +30,13 @@ class OutputPipes:
         self._loop = loop
         self._console = console
         self._reads: dict[RawIOBase, Callable[[], None]] = {}
-        # Back pressure: a pipe that is not read fills up, and then the rank blocks in its write.
+        # Back pressure, with a high watermark and no timer. A rank writes to its pipe; the loop reads the pipe and
+        # hands the data to the display, which a thread writes to the terminal. When a reader is slow (`| less`,
+        # Ctrl-S), data collects in the display; above its watermark (`is_full`) the pipe is taken out of the loop. It
+        # fills up, and the rank blocks in its write, as it would with the terminal itself. When the writer's thread has
+        # room again it wakes the loop, which reads on. Nothing else waits meanwhile: ends, signals and messages come
+        # over descriptors of their own. Once the ranks have ended, pipes are read to their ends whatever is full: what
+        # is in them is at most the size of the pipes, and their processes are gone.
         self._paused: dict[RawIOBase, Callable[[], None]] = {}
         self._reads_all = False
         self._wakeup_reader, self._wakeup_writer = socket.socketpair()

@@ -110,6 +110,16 @@ def connect(
         CollectiveError: A rank could not be reached.
         CollectiveTimeoutError: Some ranks did not connect in time.
     """
+    # All ranks take the same way, and know it without asking, or by the same entries of the store:
+    # - One host: each rank connects to the first one, which hands out the page over these connections. They stay, for
+    #   the first rank alone: other ranks connect when they first move data. If any rank cannot map the page, the first
+    #   one tells all of them; they close these connections, and connect each to each, as ranks without pages do.
+    # - Several hosts: each connects to those before it and accepts those after it, so that no two connect twice. The
+    #   proof of a connection is answered only by a rank that has come to accepting. So a rank first begins all its
+    #   connections, and then ends their proofs: in another order, ranks would wait for each other in a circle.
+    # - The first rank of each host hands out the page of its host, over connections that exist.
+    # The first rank of a watched host connects to the first rank of all a second time, for the watchers: a watcher has
+    # to hear the others when its ranks hold Python's lock, or are stopped.
     group = Attempt(
         store=store,
         ranks=ranks,

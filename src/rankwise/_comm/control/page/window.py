@@ -233,7 +233,12 @@ class Window:
 
     def fence(self) -> None:
         """Order this thread's earlier reads and writes of memory before its later ones, as other processes see them."""
-        # A release that is followed by an acquisition is a full barrier, on ARM too; on x86 each of them is one.
+        # Python has no memory barrier, and a lock is what comes nearest. CPython's lock is an atomic read-modify-write:
+        # its release keeps what was before from moving down, its acquisition keeps what comes after from moving up. In
+        # this order, one directly after the other, nothing can pass both: on x86 each is a locked instruction, which is
+        # a full barrier by itself; on ARM a store-release and a load-acquire that follow each other are not reordered.
+        # This is an assumption on CPython, not a promise of it. No test can see a processor reorder memory: those in
+        # `tests/comm/test_pages.py` look at where the fences stand. The lock is this member's own, and never contended.
         self._own_lock.release()
         self._own_lock.acquire()
 
