@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankwise._net.json_lines import decode_line, encode_line
+from rankwise._net.json_lines import decode_line, decode_one_of, encode_line
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,14 @@ def test_a_message_comes_back() -> None:
         line = encode_line(value)
         assert "\n" not in line
         assert decode_line(Whole, line.encode()) == value
+
+
+def test_the_kind_of_a_message_is_that_of_its_fields() -> None:
+    for value in (WHOLE, Part("a")):
+        assert decode_one_of((Whole, Part), encode_line(value)) == value
+    for line in ('{"text": "a"}', '{"text": 1, "data": ""}', "[]"):
+        with pytest.raises(ValueError, match=r"Whole or Part|is a int|not an object"):
+            decode_one_of((Whole, Part), line)
 
 
 def test_control_characters_are_escaped_at_any_depth() -> None:

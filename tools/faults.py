@@ -506,8 +506,8 @@ _JOINING = (
     _fault(
         "wrong-answer-accepted",
         "_rendezvous/handshake.py",
-        '            if not hmac.compare_digest(str(fields["answer"]), expected):',
-        '            if not fields["answer"]:',
+        "        if not hmac.compare_digest(message.answer.encode(), expected.encode()):",
+        "        if not message.answer:",
         "A process that does not know the secret joins the world.",
         "tests/session/test_handshake.py::test_a_stranger_that_answers_wrongly_is_no_rank",
     ),

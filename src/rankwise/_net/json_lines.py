@@ -10,6 +10,7 @@ import base64
 import functools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -36,6 +37,19 @@ def decode_line(kind: type[T], line: str | bytes) -> T:
         ValueError: The line does not hold such a dataclass.
     """
     return _decode_fields(kind, parse_object(line))
+
+
+def decode_one_of(kinds: Sequence[type[T]], line: str | bytes) -> T:
+    """Return the dataclass in a line: of the kind, among several, whose fields the line has.
+
+    Raises:
+        ValueError: The line holds none of them.
+    """
+    value_by_name = parse_object(line)
+    for kind in kinds:
+        if value_by_name.keys() == _types(kind).keys():
+            return _decode_fields(kind, value_by_name)
+    raise ValueError(f"its fields are not those of {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 def parse_object(line: str | bytes) -> dict[str, Any]:

@@ -16,19 +16,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
-import json
 import os
 import socket
 import time
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from rankwise._net.acceptor import Acceptor, Client, listen
 from rankwise._net.addresses import address_for_others
-from rankwise._net.json_lines import parse_object
+from rankwise._net.json_lines import decode_one_of, encode_line
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, job_conflict, missing, replies_to
-from rankwise._rendezvous.rank_zero import MAX_LINE, PROTOCOL, answer_to, find_rank_zero, proof, read_line, send_line
+from rankwise._rendezvous.rank_zero import (
+    MAX_LINE,
+    PROTOCOL,
+    CounterProof,
+    Proof,
+    Question,
+    answer_to,
+    find_rank_zero,
+    proof,
+    read_line,
+    send_line,
+)
 from rankwise.errors import JoinError, JoinTimeoutError
 
 # Rank zero knows which ranks are missing, so the others wait for its reply longer than rank zero waits for them.
@@ -36,6 +46,8 @@ REPLY_SECONDS: Final = 5.0
 # How long rank zero tries a port again that is taken, and how often.
 _TAKEN_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = 0.1
+# What rank zero receives.
+_FROM_RANKS: Final[Sequence[type[Question | CounterProof | JoinRequest]]] = (Question, CounterProof, JoinRequest)
 
 
 def serve(
@@ -121,39 +133,42 @@ class _Server:
         client.received = rest
         for line in lines:
             try:
-                fields = parse_object(bytes(line))
-                if fields.get("protocol") == PROTOCOL:
-                    self._prove(client, fields)
+                message = decode_one_of(_FROM_RANKS, bytes(line))
+                if isinstance(message, (Question, CounterProof)):
+                    self._prove(client, message)
                     continue
                 if self._endpoint.has_secret and client not in self._trusted:
                     return False
-                request = JoinRequest.decode(bytes(line))
-            except (ValueError, KeyError, AttributeError, OSError):
+            except (ValueError, OSError):
                 return False
             if client in self.clients:
                 return False  # a rank sends one request
-            if problem := job_conflict(self._own, request):
+            if problem := job_conflict(self._own, message):
                 _reply(client, JoinReply(error=problem))
                 return False
-            self._admit(client, request)
+            self._admit(client, message)
         return True
 
-    def _prove(self, client: Client, fields: Mapping[str, Any]) -> None:
+    def _prove(self, client: Client, message: Question | CounterProof) -> None:
         """Answer a nonce, or check the answer to one.
 
         Raises:
-            ValueError: The answer is wrong.
+            ValueError: The answer is wrong, or of another protocol.
             OSError: The client has disconnected.
         """
-        if "answer" in fields:
-            expected = answer_to(self._endpoint, *self._nonces[client])
-            if not hmac.compare_digest(str(fields["answer"]), expected):
-                raise ValueError("the answer is wrong")
-            self._trusted.add(client)
+        if message.protocol != PROTOCOL:
+            raise ValueError(f"{message.protocol} is another protocol")
+        if isinstance(message, Question):
+            own = os.urandom(16).hex()
+            self._nonces[client] = message.nonce, own
+            send_line(client.connection, encode_line(Proof(proof(self._endpoint, message.nonce), own)))
             return
-        nonce, own = str(fields["nonce"]), os.urandom(16).hex()
-        self._nonces[client] = nonce, own
-        send_line(client.connection, json.dumps({"proof": proof(self._endpoint, nonce), "nonce": own}))
+        if client not in self._nonces:
+            raise ValueError("an answer to no nonce")
+        expected = answer_to(self._endpoint, *self._nonces[client])
+        if not hmac.compare_digest(message.answer.encode(), expected.encode()):
+            raise ValueError("the answer is wrong")
+        self._trusted.add(client)
 
     def _admit(self, client: Client, request: JoinRequest) -> None:
         self._acceptor.identify(client)

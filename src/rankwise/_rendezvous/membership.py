@@ -51,6 +51,10 @@ class JoinRequest:
     problem: str = ""
     reached: str = ""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size}")
+
     @classmethod
     def of(
         cls, reading: LaunchEnvironment, *, host: str, host_id: str, process: int, check: bool, problem: str
@@ -85,10 +89,7 @@ class JoinRequest:
         Raises:
             ValueError: The line is not the request of a rank.
         """
-        request = decode_line(cls, text)
-        if not 0 <= request.rank < request.world_size:
-            raise ValueError(f"rank {request.rank} of {request.world_size}")
-        return request
+        return decode_line(cls, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

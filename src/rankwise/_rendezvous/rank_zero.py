@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import socket
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 from rankwise._net.connecting import Target, connections, resolve, resolved_text
 from rankwise._net.job_secret import SECRET, code
-from rankwise._net.json_lines import parse_object
+from rankwise._net.json_lines import decode_line, encode_line
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise.errors import JoinError, JoinTimeoutError
 
@@ -28,6 +28,30 @@ _RETRY_SECONDS: Final = 0.05
 _OTHER_KEY_SECONDS: Final = 3.0
 # The name of a host may not resolve while the pods of a cluster are still being created.
 _RESOLVE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """From a rank to what listens at the endpoint: prove that you are rank zero of my world."""
+
+    protocol: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The answer of rank zero, with a nonce of its own: where there is a secret, the other rank has to prove it too."""
+
+    proof: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class CounterProof:
+    """The answer to that."""
+
+    protocol: str
+    answer: str
 
 
 class _Answer(Enum):
@@ -115,19 +139,16 @@ def _ask(connection: socket.socket, endpoint: Endpoint) -> _Answer:
     nonce = os.urandom(16).hex()
     connection.settimeout(_PROOF_SECONDS)
     try:
-        send_line(connection, json.dumps({"protocol": PROTOCOL, "nonce": nonce}))
-        text = read_line(connection, time.monotonic() + _PROOF_SECONDS)
-        fields = parse_object(text) if text else {"proof": ""}
-        expected, answer = proof(endpoint, nonce), fields["proof"]
-        if not isinstance(answer, str) or len(answer) != len(expected):
+        send_line(connection, encode_line(Question(PROTOCOL, nonce)))
+        found = decode_line(Proof, read_line(connection, time.monotonic() + _PROOF_SECONDS) or "")
+        expected = proof(endpoint, nonce)
+        if len(found.proof) != len(expected):
             return _Answer.NONE
-        if not hmac.compare_digest(answer, expected):
+        if not hmac.compare_digest(found.proof.encode(), expected.encode()):
             return _Answer.OTHER_KEY
         if endpoint.has_secret:
-            send_line(
-                connection, json.dumps({"protocol": PROTOCOL, "answer": answer_to(endpoint, nonce, fields["nonce"])})
-            )
-    except (OSError, JoinTimeoutError, ValueError, TypeError, KeyError, AttributeError):
+            send_line(connection, encode_line(CounterProof(PROTOCOL, answer_to(endpoint, nonce, found.nonce))))
+    except (OSError, JoinTimeoutError, ValueError):
         return _Answer.NONE
     return _Answer.PROOF
 
