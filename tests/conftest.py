@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -102,11 +103,7 @@ def torch_random() -> Iterator[None]:
 
 def _state() -> dict[str, object]:
     helpers = {"multiprocessing.forkserver", "multiprocessing.resource_tracker"}
-    children = {
-        process.pid
-        for process in psutil.Process().children()
-        if not any(h in " ".join(_command(process)) for h in helpers)
-    }
+    children = {pid for pid in _children() if not any(helper in " ".join(_command(pid)) for helper in helpers)}
     return {
         "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         "working directory": Path.cwd(),
@@ -118,14 +115,25 @@ def _state() -> dict[str, object]:
         # SIGALRM is the timeout plugin's.
         "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},
         "except hook": sys.excepthook,
-        "random state": bytes(torch.random.get_rng_state().tolist()),
+        "random state": torch.random.get_rng_state().numpy().tobytes(),
         "temporary files": {path.name for path in TEMPORARY.iterdir() if not HARNESS.fullmatch(path.name)},
     }
 
 
-def _command(process: psutil.Process) -> list[str]:
+def _children() -> set[int]:
+    """Return the children of all threads: psutil reads all processes of the machine for it, twice in each test."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():  # a kernel without these files
+        return {process.pid for process in psutil.Process().children()}
+    children: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            children.update(map(int, (task / "children").read_text().split()))
+    return children
+
+
+def _command(pid: int) -> list[str]:
     try:
-        return process.cmdline()
+        return psutil.Process(pid).cmdline()
     except psutil.Error:
         return []
 
