@@ -47,7 +47,7 @@ def check_groups(groups: list[rw.Group], dead: int, why: str) -> None:
 
 def memory_of_page(comm: Any) -> int:
     """Return how much memory the page of the host takes."""
-    return os.fstat(comm._exchange._registry._links.page._memory.descriptor).st_blocks * 512
+    return os.fstat(comm._registry._links.page._memory.descriptor).st_blocks * 512
 
 
 def many_groups() -> None:
