@@ -16,7 +16,7 @@ from rankwise._comm.control.call import Prepared
 from rankwise._comm.control.control import Control
 from rankwise._comm.data.flat_range import FlatRange
 from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
-from rankwise._comm.data.staged_steps import Gathered, ReducedByAll, ReducedBySlice, Reduction, Scattered, Steps
+from rankwise._comm.data.staged_steps import Gathered, ReducedByAll, ReducedBySlice, Reduction, Scattered, Spread, Steps
 from rankwise._comm.data.staging import Staging
 from rankwise._comm.reduce_ops import Op
 from rankwise.errors import CollectiveError, PayloadTypeError
@@ -25,7 +25,7 @@ from rankwise.errors import CollectiveError, PayloadTypeError
 # than to wait for the others once more.
 _REDUCED_BY_ALL_BYTES: Final = 1 << 21
 _SUPPORTED: Final = Support(
-    operations=frozenset({Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.ALL_GATHER}),
+    operations=frozenset(set(Operation) - {Operation.TRANSFER}),
     devices=frozenset({"cpu"}),
     dtypes=REAL_DTYPES | {torch.complex64, torch.complex128},
 )
@@ -33,7 +33,7 @@ _NOTHING: Final = Support(operations=frozenset())
 
 
 class SharedMemoryPlane(DataPlane):
-    """Reduces and gathers tensors on the CPU among ranks of one host."""
+    """Reduces, gathers and spreads tensors on the CPU among ranks of one host."""
 
     def __init__(self, control: Control, group_rank: int) -> None:
         """Use the page of the host, if all members do.
@@ -132,7 +132,7 @@ class SharedMemoryPlane(DataPlane):
         staging, control = steps.staging, self._control
         is_first, self._prepared_after = self._prepared_after != control.sequence, control.sequence
         step = staging.step
-        staging.reserve(steps.nbytes)
+        staging.reserve(steps.nbytes if steps.writes else 0)
         if is_first:
             steps.write_first()
 
@@ -148,16 +148,12 @@ class SharedMemoryPlane(DataPlane):
 
         return run
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
-        raise _unsupported()
+    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+        return self._prepare(Spread(self._opened(), data, src))
 
     def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:  # noqa: ARG002
-        raise _unsupported()
+        raise PayloadTypeError("shared memory is for all members; another data plane moves data between some of them")
 
 
 def _do_nothing() -> None:
     """Transfer no data."""
-
-
-def _unsupported() -> PayloadTypeError:
-    return PayloadTypeError("shared memory is for reductions and gathering; another data plane does this")

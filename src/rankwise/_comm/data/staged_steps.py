@@ -23,12 +23,14 @@ class Steps(ABC):
         staging: The memory.
         count: The number of steps.
         nbytes: How much of the rows a step takes.
+        writes: This member writes to its row.
         has_end: The members wait for each other after the last step too.
     """
 
     staging: Staging
     count: int
     nbytes: int
+    writes = True
     has_end = False
 
     @property
@@ -238,3 +240,26 @@ class Gathered(Steps):
         for row, chunks in zip(self._rows, self._gathered, strict=True):
             for chunk in chunks[index : index + 1]:
                 chunk.copy_(row[start : start + chunk.numel()])
+
+
+class Spread(Steps):
+    """A tensor of bytes of one member, which all others get."""
+
+    def __init__(self, staging: Staging, data: torch.Tensor, src: int) -> None:
+        self.staging = staging
+        self.nbytes = min(data.numel(), staging.max_step_bytes)
+        self.writes = staging.own == src
+        self._chunks = data.split(self.nbytes)
+        self._row = staging.rows(torch.uint8)[src]
+        self.count = len(self._chunks)
+
+    def write(self, start: int, index: int) -> None:
+        if self.writes:
+            self._place(start, index).copy_(self._chunks[index])
+
+    def read(self, start: int, index: int) -> None:
+        if not self.writes:
+            self._chunks[index].copy_(self._place(start, index))
+
+    def _place(self, start: int, index: int) -> torch.Tensor:
+        return self._row[start : start + self._chunks[index].numel()]
