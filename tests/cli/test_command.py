@@ -121,6 +121,9 @@ def test_a_program_that_cannot_be_executed_is_status_126(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "args",
     [
+        ["--help"],
+        ["--version"],
+        ["launch", "--help"],
         ["env", "--plain"],
         ["env", "--json"],
         ["env", "--rich"],

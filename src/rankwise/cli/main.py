@@ -11,6 +11,7 @@ import click
 from rankwise.cli.env_command import env
 from rankwise.cli.job_commands import cancel, logs, submit
 from rankwise.cli.launch_command import launch
+from rankwise.cli.printing import output_errors
 from rankwise.cli.ps_command import ps, top
 from rankwise.cli.stacks_command import stacks
 from rankwise.errors import InvalidArgumentError, RankwiseError
@@ -21,6 +22,14 @@ _MISUSED: Final = 2
 
 class _Group(click.Group):
     """Subcommands that raise errors of rankwise, each of which is one line."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as in click
+        try:
+            with output_errors(of_click=True):
+                return super().main(*args, **kwargs)
+        except RankwiseError as error:
+            click.echo(f"rankwise: {error}", err=True)
+            sys.exit(_FAILED)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as in click
         try:
