@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -82,6 +83,15 @@ def test_what_to_open_is_there() -> None:
     files = {name: [path for folder in folders for path in (folder / f"{name}.py", folder / name)] for name in named}
     assert len(named) >= 30
     assert not [name for name, paths in files.items() if not any(path.exists() for path in paths)]
+
+
+def test_the_files_that_a_room_names_are_there() -> None:
+    missing = []
+    for room in SOURCE.glob("**/_*/**/__init__.py"):
+        names = re.findall(r"`([a-z_0-9]+)`", ast.get_docstring(ast.parse(room.read_text())) or "")
+        places = {name: (room.parent / name, room.parent / f"{name}.py") for name in names}
+        missing += [(room, name) for name, paths in places.items() if not any(path.exists() for path in paths)]
+    assert not missing
 
 
 @pytest.mark.ranks(2)
