@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankwise._net.json_lines import decode_line, decode_one_of, encode_line
+from rankwise._net.json_lines import MAX_LINE_BYTES, decode_line, decode_one_of, encode_line
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ def test_a_message_comes_back() -> None:
         line = encode_line(value)
         assert "\n" not in line
         assert decode_line(Whole, line.encode()) == value
+
+
+def test_a_line_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ValueError, match="longer than 16777216 bytes"):
+        decode_line(Part, encode_line(Part("a" * MAX_LINE_BYTES)))
 
 
 def test_the_kind_of_a_message_is_that_of_its_fields() -> None:

@@ -69,7 +69,7 @@ def test_a_host_that_answers_nothing_or_disconnects_is_not_waited_for(connected:
 
 
 def test_an_endless_line_ends_the_connection(connected: Connected, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwise._diagnose.other_hosts._LONGEST_LINE", 100)
+    monkeypatch.setattr("rankwise._diagnose.other_hosts.MAX_LINE_BYTES", 100)
     connected.ends[0].sendall(b"7" * 200)
     assert connected.hosts.wait(60) == []
     assert connected.hosts.hosts[0].connection is None

@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rankwise._net.json_lines import parse_object
+from rankwise._net.json_lines import MAX_LINE_BYTES, parse_object
 from rankwise._net.polling import Descriptor, wait_readable
 from rankwise._text import ranks_text
 
 _PIECE_BYTES: Final = 1 << 16
-# 64 ranks with deep stacks are 2 MB.
-_LONGEST_LINE: Final = 1 << 24
 # The first host reads when it has taken its own samples.
 _SEND_SECONDS: Final = 6.0
 # The key of the pipe to the rank, among those of hosts.
@@ -122,7 +120,7 @@ class OtherHosts:
         except OSError:
             piece = b""
         host.received += piece
-        if not piece or len(host.received) > _LONGEST_LINE:
+        if not piece or len(host.received) > MAX_LINE_BYTES:
             self._drop(host, "the process that watches it has ended, or the host is lost")
             return []
         if b"\n" not in piece:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 _INT_LIMIT: Final = 1 << 63
+# The longest line that is read: 64 ranks with deep stacks are 2 MB.
+MAX_LINE_BYTES: Final = 1 << 24
 
 
 def encode_line(value: DataclassInstance) -> str:
@@ -56,8 +58,10 @@ def parse_object(line: str | bytes) -> dict[str, Any]:
     """Return the JSON object in a line.
 
     Raises:
-        ValueError: The line does not hold a JSON object.
+        ValueError: The line does not hold a JSON object, or is too long.
     """
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"it is longer than {MAX_LINE_BYTES} bytes")
     try:
         value_by_name = json.loads(line)
     except RecursionError as error:
