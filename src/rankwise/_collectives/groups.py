@@ -205,7 +205,7 @@ def _made_once(name: str, partition: Callable[[list[list[int]]], list[list[int]]
 
 
 def open_group(comm: Comm, call: Call, ranks: Sequence[int]) -> Comm:
-    """Agree on a call, and return a new group of some of the ranks, in a block of `collective`."""
+    """Agree on a call, and return a new group of some of the ranks, in the block of a call."""
     is_reserved = comm.reserve_group(ranks)
     call.verify()
     return comm.new_group(ranks) if is_reserved else _opened(comm, call, ranks)

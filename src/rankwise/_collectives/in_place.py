@@ -57,7 +57,7 @@ class _Group:
 
 
 class InPlaceReduction:
-    """One reduction of tensors: prepared by this rank alone, then run by all members, in a block of `collective`.
+    """One reduction of tensors: prepared by this rank alone, then run by all members, in the block of a call.
 
     All that can fail on one rank is done before the members agree, and nothing is written before. If a member is lost
     after that, some tensors may be reduced and others not.

@@ -159,7 +159,7 @@ class ReduceRequest:
         return finish()
 
     def exchange(self, *, dst: int | None = None) -> Callable[[], list[Any]]:
-        """Agree on the call and transfer the data, in a block of `collective`; return a function for the rest.
+        """Agree on the call and transfer the data, in the block of a call; return a function for the rest.
 
         That function returns the leaves of the result. No other rank waits for it: its errors and allocations concern
         this rank alone. If only group rank `dst` gets the result, the others do not make it, but have its errors.

@@ -61,7 +61,7 @@ class GradientSync:
     _new: list[int] = field(default_factory=list)
 
     def exchange(self, title: str) -> Completion[None]:
-        """Agree on the call and reduce the gradients, in a block of `collective`; return a function for the rest.
+        """Agree on the call and reduce the gradients, in the block of a call; return a function for the rest.
 
         Args:
             title: What has to be the same on all ranks beside the gradients: the names, if the parameters have any.
