@@ -39,6 +39,7 @@ def _fault(name: str, file: str, text: str, replacement: str, breaks: str, *test
 
 CHANNELS = "tests/comm/test_channels.py"
 LEADERS = "tests/comm/test_leaders.py"
+EXCHANGE = "tests/comm/test_exchange.py"
 PAGES = "tests/comm/test_pages.py"
 CONTRACT = "tests/contract"
 
@@ -143,28 +144,64 @@ _CHANNELS = (
     ),
     _fault(
         "error-that-ends-an-exchange-lost",
-        "_comm/control/links/peer.py",
-        "            self.errors[frame.sequence] = read_report(frame.body)",
-        "            read_report(frame.body)",
+        "_comm/control/exchange.py",
+        "return self.errors if kind is FrameKind.ENDED else self.frames",
+        "return {} if kind is FrameKind.ENDED else self.frames",
         "A member that has all frames goes on, though another one has ended the exchange with an error.",
         f"{CHANNELS}::test_a_timeout_is_raised_on_every_member",
         "tests/comm/test_random_exchanges.py",
     ),
     _fault(
         "sockets-left-rank-not-noticed",
-        "_comm/control/links/peer.py",
+        "_comm/control/exchange.py",
         "            self.left = self.left or frame.call",
         "            pass",
         "A member that has left the group is waited for.",
         f"{CHANNELS}::test_the_reason_of_a_member_that_left_is_in_the_error[sockets]",
     ),
     _fault(
-        "leader-forwards-its-host-alone",
-        "_comm/control/socket_channel.py",
-        "self._bundle(own, self._peers)",
-        "self._bundle(own, neighbours)",
-        "Members do not get the frames of other hosts.",
+        "leader-forwards-no-frames",
+        "_comm/control/exchange.py",
+        "any(frames[member].reads for member in below)",
+        "False",
+        "Members do not get the frames of the others that they read.",
+        f"{EXCHANGE}::test_members_that_come_agree",
         f"{LEADERS}::test_frames_go_through_the_leaders",
+    ),
+    _fault(
+        "timeout-raised-without-the-root",
+        "_comm/control/exchange.py",
+        "waited - self._error_since < GRACE_SECONDS",
+        "waited < 0",
+        "A member raises the timeout of another one although the root has found agreement.",
+        f"{EXCHANGE}::test_at_a_timeout_all_have_the_same_outcome",
+    ),
+    _fault(
+        "root-agrees-after-an-end",
+        "_comm/control/exchange.py",
+        """        error = self._ended(waited)
+        if error is not None:
+            return Verdict(Outcome.ERROR, error=error)
+""",
+        "",
+        "The root finds agreement after a member has ended the exchange.",
+        f"{EXCHANGE}::test_at_a_timeout_all_have_the_same_outcome",
+    ),
+    _fault(
+        "lost-parent-not-noticed",
+        "_comm/control/exchange.py",
+        "        if member == tree.parent:",
+        "        if member == -1:",
+        "A member waits for a verdict that its parent, which is gone, will not send on.",
+        f"{EXCHANGE}::test_the_end_of_members_is_noticed_by_all_that_wait",
+    ),
+    _fault(
+        "no-announcement",
+        "_comm/control/exchange.py",
+        "if verdict is None and waited > self._announce_after:",
+        "if False:",
+        "A member that waits is missing for the others.",
+        f"{EXCHANGE}::test_at_a_timeout_all_have_the_same_outcome",
     ),
     _fault(
         "data-written-over",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from rankwise._comm.control import socket_channel
+from rankwise._comm.control import exchange
 from rankwise._comm.control.links import connect
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page_channel import PageChannel
@@ -38,7 +38,7 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     if route == "led hosts":
         monkeypatch.setattr(connect, "network_id", network_of_a_pair)
     if route.startswith("led"):
-        monkeypatch.setattr(socket_channel, "MAX_DIRECT_SIZE", 1)
+        monkeypatch.setattr(exchange, "MAX_STAR_SIZE", 1)
     if route != "page":
         monkeypatch.setattr(connect, "share_page", no_page)
     return route

@@ -11,7 +11,8 @@ import time
 import pytest
 
 import rankwise as rw
-from rankwise._comm.control import channel, socket_channel
+from rankwise._comm.control import channel
+from rankwise._comm.control import exchange as exchanges
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Outcome, Verdict
@@ -123,7 +124,7 @@ def test_a_frame_that_another_thread_reads_ends_the_wait_for_it(
     """A thread that receives data of one group may read a frame of another group, in which a second thread waits."""
     monkeypatch.setattr(channel, "_FIRST_SLICE_SECONDS", 10.0)
     monkeypatch.setattr(channel, "SLICE_SECONDS", 10.0)
-    monkeypatch.setattr(socket_channel, "_ANNOUNCE_SECONDS", 10.0)
+    monkeypatch.setattr(exchanges, "_ANNOUNCE_SECONDS", 10.0)
     other = open_group(links, 1)
     assert_connected(group)
     pauses: list[object] = []

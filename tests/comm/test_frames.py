@@ -79,7 +79,7 @@ def frames() -> Mapping[str, bytes]:
     found["member that leaves"] = encoded(Frame(FrameKind.LEFT, "it has left the session"))
     found["announcement"] = encoded(Frame(FrameKind.ARRIVED, f"barrier at {SITE}", bytes(range(16))))
     two = {0: CALLS["a barrier"].frame(), 70_000: CALLS["a reduction"].frame(body=b"other")}
-    found["bundle"] = encoded(Frame(FrameKind.BUNDLE, "", body=encode_bundle(two)))
+    found["bundle"] = encoded(Frame(FrameKind.BUNDLE, "", body=encode_bundle(two.items())))
     return found
 
 

@@ -10,7 +10,7 @@ import pickle
 import pytest
 
 import rankwise as rw
-from rankwise._comm.control.links.peer import Inbox
+from rankwise._comm.control.exchange import Exchange, Inbox, Tree
 from rankwise._comm.control.protocol import Details, Frame, FrameKind, WaitingInOtherGroup, read_report
 from rankwise._comm.control.verdict import Verdict
 
@@ -49,5 +49,13 @@ def test_pickles_with_anything_else_are_refused(hostile: object) -> None:
         read_report(body)
     with pytest.raises(pickle.UnpicklingError, match="is not allowed in this pickle"):
         Verdict.decode(b"\2" + body)
+    exchange = Exchange(
+        Frame(FrameKind.CALL, "", sequence=1),
+        ranks=range(2),
+        tree=Tree(0, ["node", "node"]),
+        inboxes={1: Inbox(errors={1: Frame(FrameKind.ENDED, "", body=body)})},
+        combine=None,
+        timeout=1.0,
+    )
     with pytest.raises(pickle.UnpicklingError, match="is not allowed in this pickle"):
-        Inbox().store(Frame(FrameKind.ENDED, "", body=body))
+        exchange.step(0.0)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm import comm as comms
-from rankwise._comm.control import control, socket_channel
+from rankwise._comm.control import control, exchange
 from rankwise._comm.control.page import handshake
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.data.plane import Support
@@ -93,7 +93,7 @@ def connected_by_sockets(group: Group, comm: Any, registry: Any) -> Iterator[Non
     store = dist.PrefixStore(prefix, registry.store())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(handshake, "MAX_RANKS", 0)
-        patch.setattr(socket_channel, "MAX_DIRECT_SIZE", 2)  # with three ranks, the first one forwards their frames
+        patch.setattr(exchange, "MAX_STAR_SIZE", 2)  # with three ranks, the first one forwards their frames
         patch.setattr(registry, "store", lambda: store)
         patch.setattr(registry, "_links", None)
         patch.setattr(registry, "channels", {})

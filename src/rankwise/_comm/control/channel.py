@@ -35,8 +35,8 @@ _NOTICE_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Exchange:
-    """One exchange of this member.
+class Part:
+    """The part of this member in one exchange: what it contributes, and how long it waits.
 
     Attributes:
         frame: Its frame.
@@ -124,16 +124,16 @@ class Channel(ABC):
             CollectiveError: A member is gone.
             CollectiveTimeoutError: Some members did not come in time, here or for another member.
         """
-        exchange = Exchange(frame=call.frame(body=body), combine=combine, read=read, timeout=timeout, on_pause=on_pause)
+        part = Part(frame=call.frame(body=body), combine=combine, read=read, timeout=timeout, on_pause=on_pause)
         self.lock.acquire()
         try:
             if self.closed:
                 self._require_open(call.text)
-            self._started = exchange.start
-            verdict = self._exchange(exchange)
+            self._started = part.start
+            verdict = self._exchange(part)
             if verdict.outcome is Outcome.DIFFERENT:
                 details = call.frame(FrameKind.DETAILS, pickle.dumps(call.details()))
-                verdict = self._exchange(replace(exchange, frame=details, read=(), start=time.monotonic()))
+                verdict = self._exchange(replace(part, frame=details, read=(), start=time.monotonic()))
         finally:
             self.lock.release()
             if self.closed:
@@ -258,7 +258,7 @@ class Channel(ABC):
             raise CollectiveError(f"{call}: this rank has left the group, in another thread")
 
     @abstractmethod
-    def _exchange(self, exchange: Exchange) -> Verdict:
+    def _exchange(self, part: Part) -> Verdict:
         """Take part in the next exchange, and return its verdict; if the calls agree, with the bodies to read."""
 
     @abstractmethod
@@ -279,21 +279,21 @@ class Channel(ABC):
             The text of the call, the number of the exchange, and when it began, on the monotonic clock.
         """
 
-    def _wait_longer(self, exchange: Exchange, missing: Sequence[int]) -> None:
+    def _wait_longer(self, part: Part, missing: Sequence[int]) -> None:
         """Tell others, after a wait without news, that this member waits for some; once also the user."""
-        self._links.wait_note.write(exchange.frame.call, exchange.start)
-        exchange.on_pause([self.ranks[member] for member in missing])
+        self._links.wait_note.write(part.frame.call, part.start)
+        part.on_pause([self.ranks[member] for member in missing])
         # The first member reports, or the next one on its host if the others wait for the first.
         first = next((member for member in range(len(self.ranks)) if member not in missing), None)
-        if exchange.waited < _NOTICE_SECONDS or exchange.noticed or not missing or first != self.own:
+        if part.waited < _NOTICE_SECONDS or part.noticed or not missing or first != self.own:
             return
         if self.own == 0 or self.same_host:
-            exchange.noticed = True
+            part.noticed = True
             log.warning(
                 "%s has waited for %.0f s, and may for %g s (init(timeout=)), for %s",
-                exchange.frame.call,
-                exchange.waited,
-                exchange.timeout,
+                part.frame.call,
+                part.waited,
+                part.timeout,
                 self._names_and_calls(missing),
             )
 
@@ -321,9 +321,9 @@ class Channel(ABC):
             texts.append(f"{self._links.name(self.ranks[member])} {self.lost_reason(member)}{seen}")
         return CollectiveError(f"{call} failed: {'; '.join(texts)}")
 
-    def _timeout_error(self, exchange: Exchange, missing: Sequence[int]) -> CollectiveTimeoutError:
+    def _timeout_error(self, part: Part, missing: Sequence[int]) -> CollectiveTimeoutError:
         return CollectiveTimeoutError(
-            f"{exchange.frame.call}: not all ranks came within {exchange.timeout:g} s. "
+            f"{part.frame.call}: not all ranks came within {part.timeout:g} s. "
             f"Missing: {self._names_and_calls(missing)}"
         )
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from rankwise._comm.control.channel import Channel, Exchange
+from rankwise._comm.control.channel import Channel, Part
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.links.peer import CLOSED
 from rankwise._comm.control.links.transfer import LOSS_SECONDS
@@ -129,14 +129,14 @@ class PageChannel(Channel):
     #
     # The frames of an exchange stay readable until all members have come to the next one but one: `finished` tells a
     # writer when it may write over them. While others have not come so far, it writes to the ring instead.
-    def _exchange(self, exchange: Exchange) -> Verdict:
-        self._enter(exchange.frame)
+    def _exchange(self, part: Part) -> Verdict:
+        self._enter(part.frame)
         try:
-            verdict = self._lead(exchange) if self.own == _LEADER else self._follow(exchange)
+            verdict = self._lead(part) if self.own == _LEADER else self._follow(part)
             if verdict.outcome is not Outcome.ERROR:
                 self._last_complete = self.sequence
-            if verdict.outcome is Outcome.AGREED and exchange.read:
-                verdict.bodies = {member: self._window.body(member, self.sequence) for member in exchange.read}
+            if verdict.outcome is Outcome.AGREED and part.read:
+                verdict.bodies = {member: self._window.body(member, self.sequence) for member in part.read}
             return verdict
         finally:
             self._window.fence()
@@ -167,7 +167,7 @@ class PageChannel(Channel):
         behind = [member for member, last in enumerate(finished) if last < sequence]
         return [member for member in behind if member != self.own and not self.lost_reason(member)]
 
-    def _lead(self, exchange: Exchange) -> Verdict:
+    def _lead(self, part: Part) -> Verdict:
         """Wait for the frames of all members, and publish the verdict."""
         size = len(self.ranks)
         while True:
@@ -176,21 +176,21 @@ class PageChannel(Channel):
             self._window.fence()
             verdict = self._problem() if self.page.dead or self._window.has_problem(self.sequence) else None
             if verdict is None and num_arrived == size:
-                bodies = self._window.bodies_of_calls(self.sequence, exchange.frame.digest)
+                bodies = self._window.bodies_of_calls(self.sequence, part.frame.digest)
                 if bodies is None:
-                    verdict = conclude(self.ranks, self._frames(), exchange.combine)
+                    verdict = conclude(self.ranks, self._frames(), part.combine)
                 else:
-                    verdict = combined(bodies, exchange.combine)
+                    verdict = combined(bodies, part.combine)
                 if self._window.has_problem(self.sequence):
                     verdict = self._problem() or verdict  # a timeout has expired meanwhile
-            if verdict is None and exchange.waited > exchange.timeout:
-                verdict = Verdict(Outcome.ERROR, error=self._timeout_error(exchange, self._missing()))
+            if verdict is None and part.waited > part.timeout:
+                verdict = Verdict(Outcome.ERROR, error=self._timeout_error(part, self._missing()))
             if verdict is not None:
                 self._publish(verdict)
                 return verdict
-            self._wait(exchange, seen, partial(self._window.has_arrivals, self.sequence, num_arrived))
+            self._wait(part, seen, partial(self._window.has_arrivals, self.sequence, num_arrived))
 
-    def _follow(self, exchange: Exchange) -> Verdict:
+    def _follow(self, part: Part) -> Verdict:
         """Wait for the verdict."""
         while True:
             seen = self._links.loop.num_events
@@ -202,14 +202,14 @@ class PageChannel(Channel):
                 if problem is not None and not self._is_led():
                     # Of a leader that came, published, and left since the first look.
                     return self._verdict() or problem
-            if exchange.waited > exchange.timeout:
-                return self._verdict_after_timeout(self._timeout_error(exchange, self._missing() or [_LEADER]))
-            self._wait(exchange, seen, partial(self._window.has_arrived, self._window.verdict_slot, self.sequence))
+            if part.waited > part.timeout:
+                return self._verdict_after_timeout(self._timeout_error(part, self._missing() or [_LEADER]))
+            self._wait(part, seen, partial(self._window.has_arrived, self._window.verdict_slot, self.sequence))
 
-    def _wait(self, exchange: Exchange, seen: int, has_news: Callable[[], bool]) -> None:
+    def _wait(self, part: Part, seen: int, has_news: Callable[[], bool]) -> None:
         """Wait until another member may have written something, first without sleeping."""
         if self.closed:
-            self._require_open(exchange.frame.call)
+            self._require_open(part.frame.call)
         until = time.perf_counter() + self.page.spin_seconds
         while time.perf_counter() < until:
             if has_news():
@@ -219,8 +219,8 @@ class PageChannel(Channel):
         self._window.sleeping[self.own] = True
         self._window.fence()
         try:
-            if not has_news() and not self._links.loop.wait(seen, exchange.pause()):
-                self._wait_longer(exchange, self._missing())
+            if not has_news() and not self._links.loop.wait(seen, part.pause()):
+                self._wait_longer(part, self._missing())
         finally:
             self._window.sleeping[self.own] = False
 

@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
@@ -24,9 +24,11 @@ from rankwise._text import ranks_by_value, ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
 
-# Length of the body, group, sequence number, kind, whether the main thread called, digest, length of the call's text.
+# Length of the body, group, sequence number, kind, flags, digest, length of the call's text.
 HEADER: Final = struct.Struct("<QQQBB16sH")
 _KIND_OFFSET: Final = 24
+_MAIN: Final = 1
+_READS: Final = 2
 # Before each frame of a bundle: the group rank of its member.
 _MEMBER: Final = struct.Struct("<I")
 _Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -65,6 +67,7 @@ class Frame:
         digest: The digest of everything that has to be the same on all members.
         body: The content, by kind.
         main: The call was made by the main thread, and this rank waits in no other group.
+        reads: This rank reads bodies of others. For an exchange over connections; not set in the memory of a host.
         group: The id of the group; set when the frame is sent, as is the sequence number.
         sequence: The number of the exchange in the group.
         arrived: When it was received over a connection, on the monotonic clock.
@@ -78,19 +81,22 @@ class Frame:
     group: int = 0
     sequence: int = 0
     arrived: float = 0.0
+    reads: bool = False
 
     def encode(self) -> bytes:
         call = self.call.encode(errors="backslashreplace")[:_MAX_CALL_BYTES]
-        header = HEADER.pack(len(self.body), self.group, self.sequence, self.kind, self.main, self.digest, len(call))
+        flags = self.main | (_READS if self.reads else 0)
+        header = HEADER.pack(len(self.body), self.group, self.sequence, self.kind, flags, self.digest, len(call))
         return b"".join((header, call, self.body))
 
 
 def decode_frame(data: _Buffer, offset: int = 0) -> tuple[Frame, int, int]:
     """Return an encoded frame without its body, the length of what precedes the body, and that of the body."""
-    length, group, sequence, kind, main, digest, call_length = HEADER.unpack_from(data, offset)
+    length, group, sequence, kind, flags, digest, call_length = HEADER.unpack_from(data, offset)
     body_start = HEADER.size + call_length
     call = bytes(data[offset + HEADER.size : offset + body_start]).decode(errors="replace")
-    return Frame(FrameKind(kind), call, digest, b"", bool(main), group, sequence), body_start, length
+    frame = Frame(FrameKind(kind), call, digest, b"", bool(flags & _MAIN), group, sequence, reads=bool(flags & _READS))
+    return frame, body_start, length
 
 
 def pop_frame(inbox: bytearray) -> Frame | None:
@@ -120,23 +126,22 @@ def pop_data_header(inbox: bytearray) -> None:
     del inbox[: HEADER.size]
 
 
-def encode_bundle(frames: Mapping[int, Frame]) -> bytes:
-    """Return the frames of several members, by group rank, as the body of a frame."""
-    return b"".join(_MEMBER.pack(member) + frame.encode() for member, frame in frames.items())
+def encode_bundle(frames: Iterable[tuple[int, Frame]]) -> bytes:
+    """Return frames of several members, with their group ranks, as the body of a frame."""
+    return b"".join(_MEMBER.pack(member) + frame.encode() for member, frame in frames)
 
 
-def decode_bundle(body: bytes) -> dict[int, Frame]:
-    """Return the frames in the body of a frame, by group rank."""
-    frames, offset = {}, 0
+def decode_bundle(body: bytes) -> Iterator[tuple[int, Frame]]:
+    """Return the frames in the body of a frame, with the group ranks of their members."""
+    offset = 0
     while offset < len(body):
         (member,) = _MEMBER.unpack_from(body, offset)
         offset += _MEMBER.size
         frame, header, length = decode_frame(body, offset)
         frame.body = body[offset + header : offset + header + length]
         frame.arrived = time.monotonic()
-        frames[member] = frame
+        yield member, frame
         offset += header + length
-    return frames
 
 
 def data_header(group: int, length: int) -> bytes:
