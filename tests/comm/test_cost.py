@@ -15,7 +15,7 @@ import rankwise as rw
 from rankwise._collectives.all_to_all import _encode
 from rankwise._collectives.values_per_rank import serialize_each
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.control.control import MAX_FRAMES_SIZE
 from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Combine, Verdict
@@ -55,21 +55,21 @@ class CountingPlane(_FakePlane):
         super().__init__(control)
         self.cost = control.cost
 
-    def _counted(self, data: torch.Tensor, operation: Prepared[T]) -> Prepared[T]:
-        def run() -> T:
+    def _counted(self, data: torch.Tensor, operation: Move) -> Move:
+        def run() -> None:
             self.cost["operations"] += 1
             self.cost["bytes in operations"] += data.nbytes
-            return operation()
+            operation()
 
         return run
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         return self._counted(tensor, super()._all_reduce(tensor, op))
 
-    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:
         return self._counted(data, super()._all_gather(data, gathered))
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move:
         return self._counted(data, super()._broadcast(data, src))
 
 

@@ -25,7 +25,7 @@ from rankwise._collectives.serialization import (
 from rankwise._collectives.values_per_rank import serialize_each
 from rankwise._comm.buffers import to_tensor
 from rankwise._comm.comm import INLINE_BYTES, Comm
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.data.planes import all_of
 from rankwise._comm.work import Work
 
@@ -115,7 +115,7 @@ def _exchange_buffers(
     payloads: Sequence[Serialized],
     headers: Sequence[Header],
     buffers: Sequence[dict[str, torch.Tensor]],
-) -> Prepared[None]:
+) -> Move:
     """Prepare to send each member the buffers of its value, and to receive those of the values for this rank."""
     for member, (header, parts) in enumerate(zip(headers, buffers, strict=True)):
         parts.update(payloads[rank].copy() if member == rank else empty_buffers(header, comm))
@@ -127,4 +127,4 @@ def _exchange_buffers(
         )
         for device in devices
     ]
-    return all_of(moves, None)
+    return all_of(moves)

@@ -18,7 +18,7 @@ from rankwise._collectives.serialization import (
 from rankwise._collectives.shared_values import Rest, SharedFiles
 from rankwise._comm.buffers import device_of_bytes, same_memory, to_tensor
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.call import Call, Prepared
+from rankwise._comm.control.call import Call, Move
 from rankwise._comm.data.planes import all_of
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op
@@ -58,8 +58,8 @@ class _GatherGradient(torch.autograd.Function):
         with comm.call("the gradient of all_gather", content=content) as call:
             scatter = comm.planes.reduce_scatter(grads, Op.SUM)
             call.verify()
-            finish = scatter()
-        return finish()
+            scatter.run()
+        return scatter.finish()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
@@ -100,7 +100,7 @@ def gather_values(comm: Comm, call: Call, value: T, *, is_one_tensor: bool = Fal
         if nbytes and not is_one_tensor:
             rest = files.deliver(call, [payload], headers, range(comm.size), buffers)
 
-        def prepare() -> Prepared[None]:
+        def prepare() -> Move:
             remaining = [rest.of(header) for header in headers]
             return _gather_buffers(comm, rest.of(payload), remaining, buffers, is_one_tensor=is_one_tensor)
 
@@ -116,7 +116,7 @@ def _gather_buffers(
     buffers: Sequence[dict[str, torch.Tensor]],
     *,
     is_one_tensor: bool,
-) -> Prepared[None]:
+) -> Move:
     """Prepare to gather the buffers of every member."""
     require_available(sum(header.sizes.get("cpu", 0) for header in headers))
     moves = []
@@ -134,4 +134,4 @@ def _gather_buffers(
                 received[device] = part
         planes = comm.planes
         moves.append(planes.all_gather_into(data, parts) if is_even else planes.all_gather_ragged(data, parts, device))
-    return all_of(moves, None)
+    return all_of(moves)

@@ -14,7 +14,8 @@ from rankwise._arguments import as_integer, as_seconds, as_text
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.torch_groups import comm_of_torch_group
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.call import Call, Prepared
+from rankwise._comm.control.call import Call, Move
+from rankwise._comm.data.planes import all_of
 from rankwise._comm.group import Group, comm_behind
 from rankwise._comm.work import Work
 from rankwise._net.host import host_id
@@ -215,16 +216,17 @@ def _opened(comm: Comm, call: Call, ranks: Sequence[int]) -> Comm:
     """Return a new group of some of the ranks; if one rank cannot open it, all raise."""
     opened: list[Comm] = []
 
-    def prepare() -> Prepared[Comm]:
+    def prepare() -> Move:
         opened.append(comm.new_group(ranks))
-        return opened.pop
+        return all_of([])
 
     try:
-        return call.run_prepared(prepare)
+        call.run_prepared(prepare)
     except BaseException:
         for group in opened:
             group.close_locally("was not opened by all ranks")
         raise
+    return opened[0]
 
 
 def _by_position(nodes: list[list[int]]) -> list[list[int]]:

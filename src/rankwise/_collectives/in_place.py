@@ -23,7 +23,7 @@ from rankwise._collectives.memory_places import are_disjoint, check_writable, re
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import overwrite, same_memory
 from rankwise._comm.comm import INLINE_BYTES, Comm
-from rankwise._comm.control.call import Call, Completion, Prepared
+from rankwise._comm.control.call import Call, Move
 from rankwise._comm.control.verdict import Combine
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import HALVES, Op, ReductionRecipe, fold, plan
@@ -52,8 +52,8 @@ class _Group:
     recipe: ReductionRecipe
     tensors: Sequence[torch.Tensor]
     nbytes: Sequence[int]
-    move: Prepared[None] = lambda: None
-    finish: Completion[None] = lambda: None
+    move: Move = lambda: None
+    finish: Callable[[], None] = lambda: None
 
 
 class InPlaceReduction:

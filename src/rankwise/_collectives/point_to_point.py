@@ -15,7 +15,7 @@ from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start_call
 from rankwise._collectives.serialization import Header, Serialized, deserialize, empty_buffers, serialize
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.call import Call, Prepared
+from rankwise._comm.control.call import Call, Move
 from rankwise._comm.data.planes import all_of
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.work import Work
@@ -145,16 +145,18 @@ def _send(pair: Comm, serialized: Callable[[], Serialized]) -> None:
         call.broadcast(payload.header.encode(), _SENDER)
         if payload.header.sizes:
             outgoing = [[(data, _RECEIVER)] for data in payload.buffers.values()]
-            call.run_prepared(lambda: all_of([pair.planes.transfer(pieces, []) for pieces in outgoing], None))
+            call.run_prepared(lambda: all_of([pair.planes.transfer(pieces, []) for pieces in outgoing]))
 
 
 def _recv(pair: Comm) -> Any:  # noqa: ANN401 - any value
     with _call(pair) as call:
         header = Header.decode(call.broadcast(b"", _SENDER))
+        buffers: dict[str, torch.Tensor] = {}
 
-        def prepare() -> Prepared[dict[str, torch.Tensor]]:
-            buffers = empty_buffers(header, pair)
-            return all_of([pair.planes.transfer([], [(data, _SENDER)]) for data in buffers.values()], buffers)
+        def prepare() -> Move:
+            buffers.update(empty_buffers(header, pair))
+            return all_of([pair.planes.transfer([], [(data, _SENDER)]) for data in buffers.values()])
 
-        buffers = call.run_prepared(prepare) if header.sizes else {}
+        if header.sizes:
+            call.run_prepared(prepare)
     return deserialize(header, buffers)

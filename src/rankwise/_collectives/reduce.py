@@ -146,8 +146,8 @@ def all_reduce(
         request = ReduceRequest.of(comm, call, value, parsed)
         if differentiable:
             request.require_gradient()
-        finish = request.exchange()
-    leaves = finish()
+        request.exchange()
+    leaves = request.leaves()
     result: T = request.tree.rebuild(_with_graph(request, leaves) if differentiable else leaves)
     return result
 

@@ -8,7 +8,6 @@ operation for each dtype and device.
 from __future__ import annotations
 
 import ctypes
-import functools
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,6 +88,10 @@ class ReduceRequest:
     buckets: list[_Bucket]
     is_inline: bool
     requires_gradient: bool | None = None
+    # The reduced numbers and inline tensors, as `_fold` returns them; b"" if the numbers are returned by the function
+    # beside, and the wires of the buckets are reduced.
+    _reduced: bytes = b""
+    _reduced_numbers: Callable[[], Sequence[Any]] = list
 
     @classmethod
     def of(cls, comm: Comm, call: Call, value: object, op: Op) -> ReduceRequest:
@@ -155,17 +158,12 @@ class ReduceRequest:
         Collective over the members of the comm.
         """
         with self.call:
-            finish = self.exchange()
-        return finish()
+            self.exchange()
+        return self.leaves()
 
-    def exchange(self, *, dst: int | None = None) -> Callable[[], list[Any]]:
-        """Agree on the call and transfer the data, in the block of a call; return a function for the rest.
-
-        That function returns the leaves of the result. No other rank waits for it: its errors and allocations concern
-        this rank alone. If only group rank `dst` gets the result, the others do not make it, but have its errors.
-        """
+    def exchange(self) -> None:
+        """Agree on the call and transfer the data, in the block of a call; `leaves` has the result after it."""
         comm = self.comm
-        is_receiver = dst is None or dst == comm.rank
         numbers: list[Any] = list(self.numbers.values())
         if self.requires_gradient is not None:
             if self._is_checked():
@@ -173,20 +171,17 @@ class ReduceRequest:
             else:
                 self.requires_gradient = True  # to ask the other ranks would wait for the device
         moves = [] if self.is_inline else [comm.planes.reduce(bucket.wire, self.op) for bucket in self.buckets]
-        reduced: bytes | None = None
         if not self.is_inline and not numbers:
             if self._is_checked():
                 self.call.verify()
         elif self.is_inline or self._is_checked():
             inline = [_contents(bucket.wire) for bucket in self.buckets] if self.is_inline and self.buckets else []
             verdict = self.call.agree(pickle.dumps((numbers, inline)), combine=self._fold)
-            reduced = None if verdict is None else verdict.result
+            self._reduced = b"" if verdict is None else verdict.result
         for move in moves:
             move()
-        if reduced is not None:
-            return functools.partial(self._leaves, reduced) if is_receiver else list
-        finish = all_reduce_numbers(comm, numbers, self.op) if numbers else list
-        return (lambda: self._leaves(b"", finish())) if is_receiver else finish
+        if numbers and not self._reduced:
+            self._reduced_numbers = all_reduce_numbers(comm, numbers, self.op)
 
     def _fold(self, messages: Sequence[bytes]) -> bytes:
         """Reduce the numbers and the inline tensors of all ranks, in the order of ranks."""
@@ -197,15 +192,16 @@ class ReduceRequest:
             tensors.append(_contents(fold(parts, self.op, out=parts[0])))
         return pickle.dumps((fold_numbers([row[0] for row in rows], self.op) if rows[0][0] else (), tensors))
 
-    def _leaves(self, reduced: bytes, numbers: Sequence[Any] = ()) -> list[Any]:
-        """Return the leaves of the result.
+    def leaves(self, *, is_receiver: bool = True) -> list[Any]:
+        """Return the leaves of the result, after the block: errors and allocations concern this rank alone.
 
-        Args:
-            reduced: The reduced numbers and inline tensors, as `_fold` returns them; b"" if they are elsewhere.
-            numbers: The reduced numbers otherwise; the wires of the buckets are reduced then.
+        A member that does not receive the result has its errors, and no leaves.
         """
-        if reduced:
-            numbers, tensors = pickle.loads(reduced)
+        numbers: Sequence[Any] = self._reduced_numbers()
+        if not is_receiver:
+            return []
+        if self._reduced:
+            numbers, tensors = pickle.loads(self._reduced)
             if self.is_inline:
                 for bucket, data in zip(self.buckets, tensors, strict=True):
                     bucket.wire = _from_contents(data, bucket.wire.dtype)

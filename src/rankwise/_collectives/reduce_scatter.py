@@ -67,8 +67,8 @@ def reduce_scatter(
         scatter = comm.planes.reduce_scatter(values, parsed)
         if comm.check or values[0].device.type == "cpu":
             call.verify()
-        finish = scatter()
-    return finish()
+        scatter.run()
+    return scatter.finish()
 
 
 def _check_pieces(values: Sequence[torch.Tensor], op: Op, size: int) -> None:

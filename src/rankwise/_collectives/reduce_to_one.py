@@ -128,6 +128,6 @@ def reduce(
         receiver = comm.group_rank_of(dst, "dst")
         call.settings = {"op": parsed.name, "dst": comm.ranks[receiver]}
         request = ReduceRequest.of(comm, call, value, parsed)
-        finish = request.exchange(dst=receiver)
-    leaves = finish()
+        request.exchange()
+    leaves = request.leaves(is_receiver=comm.rank == receiver)
     return request.tree.rebuild(leaves) if comm.rank == receiver else None

@@ -25,7 +25,7 @@ from rankwise._collectives.serialization import (
 )
 from rankwise._collectives.shared_values import Rest, SharedFiles
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.data.planes import all_of
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.work import Work
@@ -188,10 +188,10 @@ def broadcast(
             require_room(call, header.file_bytes, [header.free])
             rest = files.deliver(call, [] if payload is None else [payload], [header], [sender], [buffers])
 
-        def prepare() -> Prepared[None]:
+        def prepare() -> Move:
             received = empty_buffers(rest.of(header), comm) if payload is None else rest.of(payload).copy()
             buffers.update(received)
-            return all_of([comm.planes.broadcast(data, sender) for data in received.values()], None)
+            return all_of([comm.planes.broadcast(data, sender) for data in received.values()])
 
         if rest is not Rest.NOTHING:
             call.run_prepared(prepare)
@@ -239,10 +239,10 @@ def _gather_buffers(
     payload: Serialized,
     headers: Sequence[Header],
     buffers: Sequence[dict[str, torch.Tensor]],
-) -> Prepared[None]:
+) -> Move:
     """Prepare to gather buffers on the member with group rank `dst`, which alone has the headers."""
     if comm.rank != dst:
-        return all_of([comm.planes.transfer([(data, dst)], []) for data in payload.buffers.values()], None)
+        return all_of([comm.planes.transfer([(data, dst)], []) for data in payload.buffers.values()])
     require_available(sum(header.sizes.get("cpu", 0) for header in headers))
     for member, (header, parts) in enumerate(zip(headers, buffers, strict=True)):
         parts.update(payload.copy() if member == dst else empty_buffers(header, comm))
@@ -254,4 +254,4 @@ def _gather_buffers(
             if member != dst and device in header.sizes
         ]
         moves.append(comm.planes.transfer([], incoming))
-    return all_of(moves, None)
+    return all_of(moves)

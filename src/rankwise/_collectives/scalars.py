@@ -73,7 +73,9 @@ def all_reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callabl
         widen: Callable[[Any], Any] = NUMBER_TYPES[type_index]
         values = [widen(numbers[index]) for index in indices]
         wire = torch.tensor(values, dtype=_DTYPES[type_index], device=device)
-        reduced = comm.planes.all_reduce(wire, Op.SUM if op.is_mean else op)()().tolist()
+        reduction = comm.planes.all_reduce(wire, Op.SUM if op.is_mean else op)
+        reduction.run()
+        reduced = reduction.finish().tolist()
         for index, value in zip(indices, reduced, strict=True):
             results[index] = value / comm.size if op.is_mean else value
     return lambda: results

@@ -19,7 +19,7 @@ from rankwise._collectives.serialization import (
 )
 from rankwise._collectives.shared_values import Rest, SharedFiles
 from rankwise._collectives.values_per_rank import serialize_each
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.data.planes import all_of
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.work import Work
@@ -117,11 +117,11 @@ def scatter(
         if following is Following.FILES:
             rest = files.deliver(call, payloads, [header], [sender], [buffers])
 
-        def prepare() -> Prepared[None]:
+        def prepare() -> Move:
             if rank != sender:
                 received = empty_buffers(rest.of(header), comm)
                 buffers.update(received)
-                return all_of([comm.planes.transfer([], [(data, sender)]) for data in received.values()], None)
+                return all_of([comm.planes.transfer([], [(data, sender)]) for data in received.values()])
             remaining = [rest.of(payload) for payload in payloads]
             moves = []
             for device in buffer_devices([payload.header for payload in remaining]):
@@ -132,7 +132,7 @@ def scatter(
                 ]
                 moves.append(comm.planes.transfer(outgoing, []))
             buffers.update(remaining[rank].copy())
-            return all_of(moves, None)
+            return all_of(moves)
 
         if rest is not Rest.NOTHING:
             call.run_prepared(prepare)

@@ -19,7 +19,7 @@ from rankwise._collectives.all_gather import all_gather
 from rankwise._collectives.in_place import InPlaceReduction, Place, described, descriptions
 from rankwise._comm.buffers import is_expanded, overwrite
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.call import Call, Completion, Prepared
+from rankwise._comm.control.call import Call
 from rankwise._comm.dense_tensors import common_place, dense
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op, plan
@@ -59,9 +59,12 @@ class GradientSync:
     _kinds: list[int] = field(default_factory=list)
     # The indices of parameters that get a new gradient, if any rank has one.
     _new: list[int] = field(default_factory=list)
+    # After the exchange: the reduction, and the kinds of the gradients of all ranks; none if all are dense everywhere.
+    _reduced: InPlaceReduction = field(init=False)
+    _combined: bytes = b""
 
-    def exchange(self, title: str) -> Completion[None]:
-        """Agree on the call and reduce the gradients, in the block of a call; return a function for the rest.
+    def exchange(self, title: str) -> None:
+        """Agree on the call and reduce the gradients, in the block of a call; `finish` follows it.
 
         Args:
             title: What has to be the same on all ranks beside the gradients: the names, if the parameters have any.
@@ -85,10 +88,18 @@ class GradientSync:
         combined = reduction.agree(self.call, bytes(self._kinds), _combined)
         if combine_by_backend is not None:
             combined = combine_by_backend()
-        if not combined and not self._new:  # all have all gradients, and these are dense
-            reduction.run()
-            return reduction.finish
-        combined = combined or bytes([_DENSE]) * len(self._grads)
+        if combined or self._new:  # otherwise all have all gradients, and these are dense
+            reduction = self._agreed_on_kinds(reduction, combined or bytes([_DENSE]) * len(self._grads))
+        reduction.run()
+        self._reduced = reduction
+
+    def _agreed_on_kinds(self, reduction: InPlaceReduction, combined: bytes) -> InPlaceReduction:
+        """Return the reduction of what is dense on all ranks, given the kinds of the gradients of all.
+
+        Raises:
+            CollectiveError: A gradient is missing, and `needs_all`.
+        """
+        self._combined = combined
         if self.needs_all and any(kind & _MISSING for kind in combined):
             self._raise_missing()
         if any(kind & _SPARSE and kind != _SPARSE for kind in combined):
@@ -96,8 +107,19 @@ class GradientSync:
             self.call.begin_data()
             reduction = self._reduction(combined, None)
             reduction.agree(self.call)
-        reduction.run()
-        return functools.partial(self._finish, reduction, combined)
+        return reduction
+
+    def finish(self) -> None:
+        """Give the parameters their gradients, after the block. Collective over the members, if some are sparse."""
+        kinds = self._combined
+        self._reduced.finish()
+        for index in self._new:
+            if kinds[index] & _DENSE and not kinds[index] & _SPARSE:
+                self.parameters[index].grad = self._grads[index]
+        if kinds:
+            reduce_sparse(
+                self.comm, [one for one, kind in zip(self.parameters, kinds, strict=True) if kind & _SPARSE], self.op
+            )
 
     def _collect(self) -> Place | None:
         """Take note of what is reduced for each parameter, and return its `common_place`; no kinds if it is as usual.
@@ -136,7 +158,7 @@ class GradientSync:
 
         return InPlaceReduction(self.comm, grads, self.op, place=place, name=name, is_wide=True)
 
-    def _prepared_bits(self) -> Prepared[bytes]:
+    def _prepared_bits(self) -> Callable[[], bytes]:
         """Prepare to combine the kinds of the gradients of all ranks by the backend, in a group without frames.
 
         It has no OR, and so takes the maximum of each bit.
@@ -153,16 +175,6 @@ class GradientSync:
             return b"" if combined.count(_DENSE) == len(combined) else combined
 
         return run
-
-    def _finish(self, reduction: InPlaceReduction, kinds: Sequence[int]) -> None:
-        """Give the parameters their reduced gradients. Collective over the members, if some are sparse."""
-        reduction.finish()
-        for index in self._new:
-            if kinds[index] & _DENSE and not kinds[index] & _SPARSE:
-                self.parameters[index].grad = self._grads[index]
-        reduce_sparse(
-            self.comm, [one for one, kind in zip(self.parameters, kinds, strict=True) if kind & _SPARSE], self.op
-        )
 
     def _raise_missing(self) -> NoReturn:
         """Raise, on all ranks, which gradients are missing on which ranks."""

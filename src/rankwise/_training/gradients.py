@@ -88,8 +88,8 @@ def sync_grads(
             sync = GradientSync(
                 comm, call, parsed, needs_all, trained, lambda: names or [f"parameter {i}" for i in range(len(trained))]
             )
-            finish = sync.exchange(" ".join(names))
-        finish()
+            sync.exchange(" ".join(names))
+        sync.finish()
 
 
 def _selected(parameters: torch.nn.Module | Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.call import Call, Completion, Prepared
+from rankwise._comm.control.call import Call, Move
+from rankwise._comm.data.planes import all_of
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.reduce_ops import HALVES, Op
@@ -72,21 +73,17 @@ def sync_params(
             else:
                 listed = listed_parameters(module, "sync_params")
                 tensors = {f"parameter {index}": tensor for index, tensor in enumerate(listed)}
-            kinds = _by_kind(tensors.values())
-            moves = [_copies(comm, same, sender) if _is_copied(same, op) else _mean(comm, same) for same in kinds]
+            kinds = [_SameKind(same) for same in _by_kind(tensors.values())]
+            moves = [kind.copy(comm, sender) if kind.is_copied(op) else kind.mean(comm) for kind in kinds]
             _describe(call, {name: describe(tensor) for name, tensor in tensors.items()})
             call.verify()
-            results = [move() for move in moves]
-            floats = [index for index, same in enumerate(kinds) if op is not None and _is_float(same)]
+            for move in moves:
+                move()
+            floats = [kind for kind in kinds if op is not None and kind.is_float]
             if floats:
-                means = call.run_prepared(
-                    lambda: _each([_mean_around(comm, kinds[index], results[index]()) for index in floats])
-                )
-                for index, mean in zip(floats, means, strict=True):
-                    results[index] = mean
-        for same, values in zip(kinds, results, strict=True):
-            for tensor, value in zip(same, values(), strict=True):
-                _put(value.view(tensor.shape), tensor)
+                call.run_prepared(lambda: all_of([kind.mean_around_copy(comm) for kind in floats]))
+        for kind in kinds:
+            kind.store()
 
 
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -95,77 +92,57 @@ def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict([*module.named_parameters(), *module.named_buffers()])
 
 
-def _copies(comm: Comm, tensors: Sequence[torch.Tensor], src: int) -> Prepared[Completion[Sequence[torch.Tensor]]]:
-    """Prepare to get the values of one member for tensors of one dtype and device, each flat."""
-    flat = torch.cat([as_bytes(dense(tensor)) for tensor in tensors])
-    broadcast = comm.planes.broadcast(flat, src)
+class _SameKind:
+    """Tensors of one dtype on one device, which get new values together.
 
-    def run() -> Completion[Sequence[torch.Tensor]]:
-        broadcast()
-        return lambda: [
-            from_bytes(part, tensor.dtype, (-1,))
-            for part, tensor in zip(flat.split([tensor.nbytes for tensor in tensors]), tensors, strict=True)
-        ]
-
-    return run
-
-
-def _mean(comm: Comm, tensors: Sequence[torch.Tensor]) -> Prepared[Completion[Sequence[torch.Tensor]]]:
-    """Prepare the means of tensors of one dtype and device, each flat."""
-    reduce = comm.planes.all_reduce(torch.cat([dense(tensor).reshape(-1) for tensor in tensors]), Op.MEAN)
-    dtype = tensors[0].dtype
-
-    def run() -> Completion[Sequence[torch.Tensor]]:
-        mean = reduce()
-
-        def finish() -> Sequence[torch.Tensor]:
-            flat: torch.Tensor = mean() if dtype.is_floating_point or dtype.is_complex else _rounded(mean(), dtype)
-            parts: Sequence[torch.Tensor] = flat.split([tensor.numel() for tensor in tensors])
-            return parts
-
-        return finish
-
-    return run
-
-
-def _is_float(tensors: Sequence[torch.Tensor]) -> bool:
-    return tensors[0].is_floating_point() or tensors[0].is_complex()
-
-
-def _is_copied(tensors: Sequence[torch.Tensor], op: str | None) -> bool:
-    """Return whether the values of one member are needed: as they are, or to average the differences from them."""
-    return op is None or tensors[0].dtype == torch.bool or _is_float(tensors)
-
-
-def _mean_around(
-    comm: Comm, tensors: Sequence[torch.Tensor], first: Sequence[torch.Tensor]
-) -> Prepared[Completion[Sequence[torch.Tensor]]]:
-    """Prepare the means of floats or complex numbers, each flat, given the values of one member.
-
-    They are these values and the means of the differences from them: exact where all members have the same.
+    Attributes:
+        is_float: They are floats, or complex numbers.
     """
-    own, reference = torch.cat([dense(tensor).reshape(-1) for tensor in tensors]), torch.cat(list(first))
-    dtype = own.dtype
-    if dtype in HALVES:
-        own, reference = own.float(), reference.float()
-    # The difference of equal infinities is no number.
-    reduce = comm.planes.all_reduce((own - reference).masked_fill_(own == reference, 0), Op.MEAN)
 
-    def run() -> Completion[Sequence[torch.Tensor]]:
-        mean = reduce()
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._dtype = tensors[0].dtype
+        self.is_float = self._dtype.is_floating_point or self._dtype.is_complex
+        self._values: Callable[[], torch.Tensor] = self._flat
 
-        def finish() -> Sequence[torch.Tensor]:
-            whole = (reference + mean()).to(dtype)
-            parts: Sequence[torch.Tensor] = whole.split([tensor.numel() for tensor in tensors])
-            return parts
+    def is_copied(self, op: str | None) -> bool:
+        """Return whether the values of one member are needed: as they are, or to average the differences from them."""
+        return op is None or self._dtype == torch.bool or self.is_float
 
-        return finish
+    def copy(self, comm: Comm, src: int) -> Move:
+        """Prepare to get the values of one member."""
+        data = torch.cat([as_bytes(dense(tensor)) for tensor in self._tensors])
+        self._values = lambda: from_bytes(data, self._dtype, (-1,))
+        return comm.planes.broadcast(data, src)
 
-    return run
+    def mean(self, comm: Comm) -> Move:
+        """Prepare to get the means of integers."""
+        reduction = comm.planes.all_reduce(self._flat(), Op.MEAN)
+        self._values = lambda: _rounded(reduction.finish(), self._dtype)
+        return reduction.run
 
+    def mean_around_copy(self, comm: Comm) -> Move:
+        """Prepare to get the means of floats or complex numbers, after a copy of the values of one member.
 
-def _each(moves: Sequence[Prepared[Completion[Sequence[torch.Tensor]]]]) -> Prepared[list[Completion[Any]]]:
-    return lambda: [move() for move in moves]
+        They are these values and the means of the differences from them: exact where all members have the same.
+        """
+        own = self._flat()
+        reference = self._values().to(own.device)  # the bytes of tensors on XLA devices are on the CPU
+        if self._dtype in HALVES:
+            own, reference = own.float(), reference.float()
+        # The difference of equal infinities is no number.
+        reduction = comm.planes.all_reduce((own - reference).masked_fill_(own == reference, 0), Op.MEAN)
+        self._values = lambda: (reference + reduction.finish()).to(self._dtype)
+        return reduction.run
+
+    def store(self) -> None:
+        """Write the new values into the tensors."""
+        parts = self._values().split([tensor.numel() for tensor in self._tensors])
+        for tensor, values in zip(self._tensors, parts, strict=True):
+            _put(values.view(tensor.shape), tensor)
+
+    def _flat(self) -> torch.Tensor:
+        return torch.cat([dense(tensor).reshape(-1) for tensor in self._tensors])
 
 
 def sync_buffers(module: torch.nn.Module, *, group: GroupLike | None = None) -> None:

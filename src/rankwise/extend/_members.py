@@ -10,7 +10,7 @@ import torch
 
 from rankwise._arguments import as_seconds
 from rankwise._collectives.all_gather import all_gather
-from rankwise._collectives.exchange import exchange_tensors
+from rankwise._collectives.exchange_tensors import exchange_tensors
 from rankwise._collectives.groups import GroupLike
 from rankwise._collectives.reduce import all_reduce, all_reduce_
 from rankwise._collectives.rooted import broadcast, gather

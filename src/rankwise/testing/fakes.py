@@ -14,7 +14,7 @@ from rankwise._arguments import as_integer
 from rankwise._collectives.scatter import Following
 from rankwise._collectives.serialization import serialize
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.control.control import Control
 from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Combine, Verdict, combined
@@ -117,37 +117,30 @@ class _FakePlane(DataPlane):
     def support(self) -> Support:
         return Support()
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         def run() -> None:
             op.reduce_copies(tensor, self._size)
 
         return run
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        piece = pieces[self._own or 0].clone()
-        reduce = self._all_reduce(piece, op)
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, op: Op) -> Move:
+        return self._all_reduce(out.copy_(pieces[self._own or 0]), op)
 
-        def run() -> torch.Tensor:
-            reduce()
-            return piece
-
-        return run
-
-    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:
         def run() -> None:
             for part in gathered:
                 part.copy_(data)
 
         return run
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move:
         def run() -> None:
             if self._own != src:
                 data.copy_(self._control.incoming.pop(0))
 
         return run
 
-    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:
         sent = {member: data for data, member in outgoing}
         if sum(member not in sent for _, member in incoming) > len(self._control.incoming):
             raise InvalidArgumentError("a recording group cannot gather values beyond 4 KiB on one rank")
@@ -162,7 +155,7 @@ class _FakePlane(DataPlane):
 class _FakePlanes(Planes):
     """The operations of a recording group."""
 
-    def all_to_all(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> Prepared[None]:
+    def all_to_all(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> Move:
         own = self.own
 
         def run() -> None:

@@ -1,7 +1,7 @@
 """The control plane: the members of a group agree on a call, and exchange short messages.
 
 From the call down: `call`, whose turn it is (`turns`), the members (`control`), an exchange (`channel`) through the
-page of the host (`page_channel`) or over connections (`socket_channel`, and `exchange` for what follows from what has
-arrived), what is sent (`protocol`) and concluded (`verdict`). `registry` has the groups of a session, and finds deadlocks between them. `page` and `links` are the memory
-and the connections below. `digests` is for groups that are too large for frames.
+page of the host (`page_channel`) or over connections (`socket_channel`, with the rules in `exchange`), what is sent
+(`protocol`) and concluded (`verdict`). `registry` has the groups of a session, and finds deadlocks between them. `page`
+and `links` are the memory and the connections below. `digests` is for groups that are too large for frames.
 """

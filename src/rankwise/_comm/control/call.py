@@ -3,7 +3,7 @@
 A call is a block with three steps: everything that can fail on one rank alone, then an agreement of the members
 (`verify`, or a message), then the data. So the other members learn of a failed rank in the agreement, and no member
 waits for data that will not come. Allocating memory can fail on one rank, so each operation on data allocates all of
-its memory first, and returns a `Prepared` that only sends and receives. Where sizes are not known before the agreement,
+its memory first, and returns a `Move` that only sends and receives. Where sizes are not known before the agreement,
 a second agreement follows the allocation: `run_prepared`.
 """
 
@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from types import TracebackType
-from typing import Final, NoReturn, TypeVar, cast
+from typing import Final, NoReturn, TypeAlias, cast
 
 from rankwise._comm.buffers import no_memory_error
 from rankwise._comm.control.control import Control
@@ -25,12 +25,8 @@ from rankwise._torch import dispatch_mode_counter, makes_fake_tensors
 from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import CollectiveError, RankwiseError
 
-T = TypeVar("T")
-
-# A data operation that has all of its memory, and has not run yet.
-Prepared = Callable[[], T]
-# The rest of an operation, run after its call: it allocates memory, and no member waits for this rank any more.
-Completion = Callable[[], T]
+# A data operation that has all of its memory, that of its results too, and has not run yet.
+Move: TypeAlias = Callable[[], None]
 
 _num_dispatch_modes: Final = dispatch_mode_counter()
 
@@ -215,16 +211,16 @@ class Call(Description):
         self.content, self.parts = "", dict
         self.nested_call_refused = False
 
-    def run_prepared(self, prepare: Callable[[], Prepared[T]]) -> T:
+    def run_prepared(self, prepare: Callable[[], Move]) -> None:
         """Run an operation on data whose size was not known before the agreement on the call.
 
         Collective over the members, after that agreement and in the same block: no other call can begin before it.
         `prepare` allocates the memory; its exception is raised on all members.
         """
         self.begin_data()
-        run = prepare()
+        move = prepare()
         self.verify()
-        return run()
+        move()
 
     def fail_everywhere(self, error: Exception) -> NoReturn:
         """Raise an error that every member finds for itself in the messages of all, after an agreement."""

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.reduce_ops import Op
 
 # Tensors with the group ranks that they are sent to, or received from.
@@ -92,18 +92,19 @@ class DataPlane(ABC):
         """Return the tensor on a device whose tensors the plane moves: the tensor itself if possible."""
         return tensor.cpu()
 
-    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         """Prepare to reduce a tensor in place."""
         staged = self.stage(tensor)
         return _and_copy_back(self._all_reduce(staged, op), [(staged, tensor)])
 
-    def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        """Prepare the reduction of this rank's piece, as a new tensor; all pieces are flat and have one length."""
-        run = self._reduce_scatter([self.stage(piece) for piece in pieces], op)
-        device = pieces[0].device
-        return lambda: run().to(device)
+    def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, op: Op) -> Move:
+        """Prepare the reduction of this rank's piece into `out`; all pieces are flat and have one length."""
+        staged = self.stage(out)
+        return _and_copy_back(
+            self._reduce_scatter([self.stage(piece) for piece in pieces], staged, op), [(staged, out)]
+        )
 
-    def all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+    def all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:
         """Prepare to fill tensors from all members, by group rank; all are flat uint8 tensors of one length."""
         staged = self.stage(data)
         if staged is data:
@@ -111,12 +112,12 @@ class DataPlane(ABC):
         received = [torch.empty_like(part, device=staged.device) for part in gathered]
         return _and_copy_back(self._all_gather(staged, received), list(zip(received, gathered, strict=True)))
 
-    def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+    def broadcast(self, data: torch.Tensor, src: int) -> Move:
         """Prepare to fill a flat uint8 tensor from group rank `src`."""
         staged = self.stage(data)
         return _and_copy_back(self._broadcast(staged, src), [(staged, data)])
 
-    def transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:
+    def transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:
         """Prepare to send flat uint8 tensors to group ranks, and to fill others from group ranks; none is empty."""
         sent = [(self.stage(data), dst) for data, dst in outgoing]
         received = [(self.stage(data), src) for data, src in incoming]
@@ -124,22 +125,22 @@ class DataPlane(ABC):
         return _and_copy_back(self._transfer(sent, received), copies)
 
     @abstractmethod
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]: ...
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move: ...
 
     @abstractmethod
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]: ...
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, op: Op) -> Move: ...
 
     @abstractmethod
-    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]: ...
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move: ...
 
     @abstractmethod
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]: ...
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move: ...
 
     @abstractmethod
-    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]: ...
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move: ...
 
 
-def _and_copy_back(run: Prepared[None], copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Prepared[None]:
+def _and_copy_back(run: Move, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Move:
     """Return an operation that also copies staged tensors back."""
     if all(staged is original for staged, original in copies):
         return run

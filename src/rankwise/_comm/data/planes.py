@@ -6,20 +6,31 @@ has the same errors and results as a larger world.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from rankwise._comm.buffers import as_bytes, from_bytes
-from rankwise._comm.control.call import Completion, Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.data.plane import DataPlane, Operation
 from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import Op, ReductionRecipe, fold, plan
 from rankwise.errors import PayloadTypeError
 
-T = TypeVar("T")
+
+@dataclass(frozen=True, slots=True)
+class TensorReduction:
+    """A prepared reduction of tensors.
+
+    Attributes:
+        run: Moves and reduces the data, once the members agree.
+        finish: Returns the result, after the call: it allocates memory, and no other waits for this one any more.
+    """
+
+    run: Move
+    finish: Callable[[], torch.Tensor]
 
 
 class Planes:
@@ -66,7 +77,7 @@ class Planes:
         found = (plane for plane in self.planes if isinstance(plane, SharedMemoryPlane) and plane.is_available)
         return next(found, None)
 
-    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[Completion[torch.Tensor]]:
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> TensorReduction:
         """Prepare the reduction of the members' tensors, which have the same shape and type.
 
         Raises:
@@ -74,15 +85,11 @@ class Planes:
         """
         recipe = plan(tensor.dtype, op)
         wire = recipe.start(dense(tensor))
-        reduce = self.reduce(wire, op)
+        return TensorReduction(
+            self.reduce(wire, op), lambda: recipe.finish(wire, self.size).reshape(tensor.shape).to(tensor.device)
+        )
 
-        def run() -> Completion[torch.Tensor]:
-            reduce()
-            return lambda: recipe.finish(wire, self.size).reshape(tensor.shape).to(tensor.device)
-
-        return run
-
-    def reduce(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
+    def reduce(self, wire: torch.Tensor, op: Op) -> Move:
         """Prepare to reduce a contiguous tensor in place, in the wire format of the operation.
 
         What no data plane reduces is gathered, and reduced by every member.
@@ -94,15 +101,18 @@ class Planes:
                 return plane.all_reduce(wire, op)
         return self._reduce_gathered(wire, op)
 
-    def _reduce_gathered(self, wire: torch.Tensor, op: Op) -> Prepared[None]:
-        gather = self.all_gather(wire)
+    def _reduce_gathered(self, wire: torch.Tensor, op: Op) -> Move:
+        data = as_bytes(wire)
+        parts = [torch.empty_like(data) for _ in range(self.size)]
+        gather = self.all_gather_into(data, parts)
 
         def run() -> None:
-            fold(gather(), op, out=wire)
+            gather()
+            fold([from_bytes(part, wire.dtype, wire.shape).to(wire.device) for part in parts], op, out=wire)
 
         return run
 
-    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: Op) -> Prepared[Completion[torch.Tensor]]:
+    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: Op) -> TensorReduction:
         """Prepare the reduction of the members' tensors for this rank; each member passes a tensor for each member.
 
         The tensors have one type and one device.
@@ -114,41 +124,21 @@ class Planes:
         shape, device = tensors[own].shape, tensors[own].device
         plane = self._plane(Operation.REDUCE_SCATTER, wires[0].device)
         if len(set(sizes)) == 1 and wires[0].dtype in plane.support.dtypes:
-            scatter = plane.reduce_scatter(wires, op)
-
-            def run_scatter() -> Completion[torch.Tensor]:
-                piece = scatter()
-                return lambda: recipe.finish(piece, self.size).reshape(shape).to(device)
-
-            return run_scatter
-
+            piece = torch.empty_like(wires[0])
+            run = plane.reduce_scatter(wires, piece, op)
+            return TensorReduction(run, lambda: recipe.finish(piece, self.size).reshape(shape).to(device))
         # No data plane scatters pieces of different sizes.
         flat = torch.cat(wires)
-        reduce = self.reduce(flat, op)
+        return TensorReduction(
+            self.reduce(flat, op),
+            lambda: recipe.finish(flat.split(sizes)[own].clone(), self.size).reshape(shape).to(device),
+        )
 
-        def run() -> Completion[torch.Tensor]:
-            reduce()
-            return lambda: recipe.finish(flat.split(sizes)[own].clone(), self.size).reshape(shape).to(device)
-
-        return run
-
-    def all_gather(self, tensor: torch.Tensor) -> Prepared[list[torch.Tensor]]:
-        """Prepare to gather the members' tensors, by group rank; they have the same shape and type."""
-        data = as_bytes(tensor)
-        parts = [torch.empty_like(data) for _ in range(self.size)]
-        gather = self.all_gather_into(data, parts)
-
-        def run() -> list[torch.Tensor]:
-            gather()
-            return [from_bytes(part, tensor.dtype, tensor.shape).to(tensor.device) for part in parts]
-
-        return run
-
-    def all_gather_into(self, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> Prepared[None]:
+    def all_gather_into(self, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> Move:
         """Prepare to fill flat uint8 tensors of one length from all members, by group rank."""
         return self._plane(Operation.ALL_GATHER, data.device).all_gather(data, parts)
 
-    def all_gather_ragged(self, data: torch.Tensor, parts: Sequence[torch.Tensor], device: str) -> Prepared[None]:
+    def all_gather_ragged(self, data: torch.Tensor, parts: Sequence[torch.Tensor], device: str) -> Move:
         """Prepare to fill flat uint8 tensors of different lengths from all members, by group rank.
 
         `device` is the type of device of all that is sent; members that send nothing may have no such device.
@@ -160,13 +150,13 @@ class Planes:
         parts[self.own].copy_(data)
         return self.transfer([(data, other) for other in others], [(parts[other], other) for other in others])
 
-    def broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+    def broadcast(self, data: torch.Tensor, src: int) -> Move:
         """Prepare to fill `data`, a flat uint8 tensor of one length on all members, from group rank `src`."""
         return self._plane(Operation.BROADCAST, data.device).broadcast(data, src) if data.numel() else _do_nothing
 
     def transfer(
         self, outgoing: Sequence[tuple[torch.Tensor, int]], incoming: Sequence[tuple[torch.Tensor, int]]
-    ) -> Prepared[None]:
+    ) -> Move:
         """Prepare to send flat uint8 tensors to group ranks, and to fill others from group ranks.
 
         Empty tensors are not sent.
@@ -179,7 +169,7 @@ class Planes:
         device = pieces[0][0].device
         return self._plane(Operation.TRANSFER, device).transfer(outgoing, incoming)
 
-    def all_to_all(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> Prepared[None]:
+    def all_to_all(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> Move:
         """Prepare to send a flat uint8 tensor to each other member, and to fill one from each, by group rank.
 
         Those at this rank's index are neither sent nor filled.
@@ -210,13 +200,12 @@ def _read_only_wire(tensor: torch.Tensor, recipe: ReductionRecipe, op: Op) -> to
     return recipe.start(tensor).reshape(-1)
 
 
-def all_of(moves: Sequence[Prepared[None]], result: T) -> Prepared[T]:
-    """Return one operation that runs several, and returns the result."""
+def all_of(moves: Sequence[Move]) -> Move:
+    """Return one operation that runs several."""
 
-    def run() -> T:
+    def run() -> None:
         for move in moves:
             move()
-        return result
 
     return run
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.control.control import Control
 from rankwise._comm.data.flat_range import FlatRange
 from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
@@ -64,7 +64,7 @@ class SharedMemoryPlane(DataPlane):
 
     def reduce_in_place(
         self, tensors: Sequence[torch.Tensor], op: Op, *, divisor: int = 1, is_wide: bool = False
-    ) -> Prepared[None]:
+    ) -> Move:
         """Prepare to reduce contiguous tensors of one dtype in place, as one tensor.
 
         Args:
@@ -80,22 +80,13 @@ class SharedMemoryPlane(DataPlane):
         kind = ReducedByAll if is_small else ReducedBySlice
         return self._prepare(kind(self._opened(), flat, Reduction(op, divisor=divisor, is_wide=is_wide)))
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         return self.reduce_in_place([tensor], op)
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        result = torch.empty_like(pieces[0])
-        if not result.numel():
-            return lambda: result
-        run = self._prepare(Scattered(self._opened(), pieces, result, op))
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, op: Op) -> Move:
+        return self._prepare(Scattered(self._opened(), pieces, out, op)) if out.numel() else _do_nothing
 
-        def run_and_return() -> torch.Tensor:
-            run()
-            return result
-
-        return run_and_return
-
-    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:
         """Prepare to gather tensors, also of different lengths."""
         if not any(part.numel() for part in gathered):
             return _do_nothing
@@ -127,7 +118,7 @@ class SharedMemoryPlane(DataPlane):
     #
     # A call that fails between the two leaves a written step behind that nobody reads. The numbers of the steps tell:
     # `Staging.begin` compares those of all members, and raises if one has written another step.
-    def _prepare(self, steps: Steps) -> Prepared[None]:
+    def _prepare(self, steps: Steps) -> Move:
         """Prepare an operation; if it is the first one of its call, write what the members read in its first step."""
         staging, control = steps.staging, self._control
         is_first, self._prepared_after = self._prepared_after != control.sequence, control.sequence
@@ -148,10 +139,10 @@ class SharedMemoryPlane(DataPlane):
 
         return run
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move:
         return self._prepare(Spread(self._opened(), data, src))
 
-    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:  # noqa: ARG002
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:  # noqa: ARG002
         raise PayloadTypeError("shared memory is for all members; another data plane moves data between some of them")
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from rankwise._comm.buffers import as_bytes, memory_of
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.control.control import Control
 from rankwise._comm.data.plane import DataPlane, Operation, Pieces, Support
 from rankwise._comm.reduce_ops import Op, fold
@@ -50,7 +50,7 @@ class SocketPlane(DataPlane):
     def support(self) -> Support:
         return self._on_one_host if self._control.same_host else self._on_several_hosts
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         # Every rank reduces one piece, and sends it to all others.
         wire = tensor.view(-1)
         size = self._size
@@ -69,22 +69,25 @@ class SocketPlane(DataPlane):
 
         return run
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, op: Op) -> Move:
         buffers = torch.empty(len(self._others), pieces[0].numel(), dtype=pieces[0].dtype, device="cpu")
-        result = torch.empty_like(pieces[0])
-        return lambda: self._reduced(pieces, op, [*buffers, result])
 
-    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+        def run() -> None:
+            self._reduced(pieces, op, [*buffers, out])
+
+        return run
+
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:
         gathered[self._group_rank].copy_(data)
         incoming = {other: gathered[other] for other in self._others}
         return lambda: self._move(dict.fromkeys(self._others, data), incoming)
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move:
         if self._group_rank == src:
             return lambda: self._move(dict.fromkeys(self._others, data), {})
         return lambda: self._move({}, {src: data})
 
-    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:
         return lambda: self._move({dst: data for data, dst in outgoing}, {src: data for data, src in incoming})
 
     def _shared_scratch(self, nbytes: int) -> torch.Tensor:

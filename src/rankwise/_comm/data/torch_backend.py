@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.control.links.links import SLICE_SECONDS
 from rankwise._comm.data.plane import DataPlane, Pieces, Support
 from rankwise._comm.reduce_ops import Op
@@ -76,39 +76,36 @@ class TorchPlane(DataPlane):
         # gloo supports CUDA tensors in some operations only, so it gets none.
         return tensor.to(self.message_device) if backend == "gloo" else tensor
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         def run() -> None:
             with self._named_errors("all_reduce") as group:
                 self._wait(dist.all_reduce(tensor, op=op.torch_op, group=group, async_op=True), tensor)
 
         return run
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:
-        reduced = torch.empty_like(pieces[0])
-
-        def run() -> torch.Tensor:
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, op: Op) -> Move:
+        def run() -> None:
             with self._named_errors("reduce_scatter") as group:
-                work = dist.reduce_scatter(reduced, list(pieces), op=op.torch_op, group=group, async_op=True)
-                self._wait(work, reduced)
-            return reduced
+                work = dist.reduce_scatter(out, list(pieces), op=op.torch_op, group=group, async_op=True)
+                self._wait(work, out)
 
         return run
 
-    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:
         def run() -> None:
             with self._named_errors("all_gather") as group:
                 self._wait(dist.all_gather(list(gathered), data, group=group, async_op=True), data)
 
         return run
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move:
         def run() -> None:
             with self._named_errors("broadcast") as group:
                 self._wait(dist.broadcast(data, src=self._ranks[src], group=group, async_op=True), data)
 
         return run
 
-    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:
         def run() -> None:
             with self._named_errors("the transfer between two ranks") as group:
                 operations = [dist.P2POp(dist.isend, data, self._ranks[dst], group) for data, dst in outgoing]

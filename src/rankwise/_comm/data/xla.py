@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from rankwise import _torch_xla
-from rankwise._comm.control.call import Prepared
+from rankwise._comm.control.call import Move
 from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
 from rankwise._comm.reduce_ops import Op
 from rankwise._xla_use import DEVICE_TYPE
@@ -50,7 +50,7 @@ class XlaPlane(DataPlane):
     def stage(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Prepared[None]:
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         # What is pending is executed before the ranks agree, since it may fail, and may differ between ranks.
         _torch_xla.execute()
 
@@ -60,16 +60,16 @@ class XlaPlane(DataPlane):
 
         return run
 
-    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Op) -> Prepared[torch.Tensor]:  # noqa: ARG002
+    def _reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, op: Op) -> Move:  # noqa: ARG002
         raise _unsupported()
 
-    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Prepared[None]:  # noqa: ARG002
+    def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:  # noqa: ARG002
         raise _unsupported()
 
-    def _broadcast(self, data: torch.Tensor, src: int) -> Prepared[None]:  # noqa: ARG002
+    def _broadcast(self, data: torch.Tensor, src: int) -> Move:  # noqa: ARG002
         raise _unsupported()
 
-    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Prepared[None]:  # noqa: ARG002
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:  # noqa: ARG002
         raise _unsupported()
 
 

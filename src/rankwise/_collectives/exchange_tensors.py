@@ -11,7 +11,8 @@ import torch
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import as_bytes, device_of_bytes, from_bytes
 from rankwise._comm.comm import Comm
-from rankwise._comm.control.call import Call, Prepared
+from rankwise._comm.control.call import Call, Move
+from rankwise._comm.data.planes import all_of
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.group_rank import GroupRank
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
@@ -68,25 +69,20 @@ def exchange_tensors(
             [_Header(dst, dtype, tuple(shape), device) for dst, dtype, shape, device in json.loads(m)] for m in messages
         ]
         received = [(src, header) for src, row in enumerate(table) for header in row if header.dst == rank]
+        parts: dict[int, torch.Tensor] = {}
 
-        def prepare() -> Prepared[dict[int, torch.Tensor]]:
-            parts = {
-                src: as_bytes(sent[rank]).clone() if src == rank else header.empty(comm) for src, header in received
-            }
+        def prepare() -> Move:
+            for src, header in received:
+                parts[src] = as_bytes(sent[rank]).clone() if src == rank else header.empty(comm)
             moves = []
             for device in sorted({header.device for row in table for header in row}):
                 here = [(as_bytes(tensor), dst) for dst, tensor in sent.items() if tensor.device.type == device]
                 there = [(parts[src], src) for src, header in received if header.device == device and src != rank]
                 moves.append(comm.planes.transfer([move for move in here if move[1] != rank], there))
+            return all_of(moves)
 
-            def run() -> dict[int, torch.Tensor]:
-                for move in moves:
-                    move()
-                return {comm.ranks[src]: header.tensor(parts[src], comm) for src, header in received}
-
-            return run
-
-        return call.run_prepared(prepare)
+        call.run_prepared(prepare)
+    return {comm.ranks[src]: header.tensor(parts[src], comm) for src, header in received}
 
 
 def _checked(comm: Comm, outgoing: Mapping[int | GroupRank, torch.Tensor]) -> dict[int, torch.Tensor]:
