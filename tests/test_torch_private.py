@@ -279,8 +279,9 @@ def functionalization() -> None:
     try:
         row = torch._to_functional_tensor(plain)  # type: ignore[no-untyped-call,unused-ignore]
         shared = [row.expand(2, 6), row[:2].expand(3, 2).t(), row.expand(2, 6).detach()]
+        shared += [row.as_strided((2, 2), (1, 1)), row.unfold(0, 3, 2)[0]]
         own = [row, row.expand(1, 6), row.reshape(2, 3).t(), row.expand(2, 6).clone()]
-        assert [_torch.has_expanded_view(tensor) for tensor in shared] == [True] * 3
+        assert [_torch.has_expanded_view(tensor) for tensor in shared] == [True] * 5
         assert [_torch.has_expanded_view(tensor) for tensor in own] == [False] * 4
     finally:
         torch._disable_functionalization()  # type: ignore[no-untyped-call,unused-ignore]

@@ -245,10 +245,11 @@ def without_class(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_expanded_view(tensor: torch.Tensor) -> bool:
-    """Return whether elements of a tensor on an XLA device share memory, which its strides do not show.
+    """Return whether elements of a tensor on an XLA device may share memory, which its strides do not show.
 
     Torch keeps the views that such a tensor was made by, and after a write applies their inverses to what it is a view
-    of: that of `expand` adds the elements up. Of a tensor that does not refer to that, any `expand` counts.
+    of: that of `expand` adds the elements up. Of a tensor that does not refer to that, any `expand` counts. So does any
+    `as_strided` and `unfold`, even where no elements share memory: torch_xla 2.9 writes some of these elsewhere.
 
     Checked on 2.9 and 2.13.
     """
@@ -258,6 +259,10 @@ def has_expanded_view(tensor: torch.Tensor) -> bool:
         return False
     functionalization: Any = torch._C._functionalization
     views = functionalization.get_view_meta_sequence(tensor)
+    if any(
+        isinstance(view, (functionalization.as_strided_ViewMeta, functionalization.unfold_ViewMeta)) for view in views
+    ):
+        return True
     expanded = [place for place, view in enumerate(views) if isinstance(view, functionalization.expand_ViewMeta)]
     if not expanded or tensor._base is None:
         return bool(expanded)

@@ -139,7 +139,7 @@ class GradientSync:
             elif grad.layout in _SPARSE_LAYOUTS:
                 kind = _SPARSE
             elif is_expanded(plain := dense(grad)):
-                reduced = plain.contiguous()
+                reduced = plain.clone(memory_format=torch.contiguous_format)
             if reduced is not grad:
                 self._new.append(index)
             self._kinds.append(kind)
