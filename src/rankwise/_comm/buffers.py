@@ -121,10 +121,7 @@ def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
     target = tensor.detach()
     if target.device.type == DEVICE_TYPE:  # there is no memory to compare or to share
         with torch.inference_mode(target.is_inference()):
-            if is_expanded(tensor):  # copying to it adds its elements up
-                tensor.data = values.to(tensor.device)
-            else:
-                target.copy_(values)
+            target.copy_(values)
         return
     is_same_memory = values.data_ptr() == target.data_ptr()
     if target.is_inference():

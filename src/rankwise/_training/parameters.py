@@ -10,7 +10,7 @@ import torch
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.pytree import describe
 from rankwise._collectives.reduce import all_reduce
-from rankwise._comm.buffers import as_bytes, from_bytes, overwrite
+from rankwise._comm.buffers import as_bytes, from_bytes, is_expanded, overwrite
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.call import Call, Move
 from rankwise._comm.data.planes import all_of
@@ -20,6 +20,7 @@ from rankwise._comm.reduce_ops import HALVES, Op
 from rankwise._torch import uncompiled
 from rankwise._training.gradients import listed_parameters
 from rankwise._training.module_wrappers import refuse_fsdp
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError, shown
 
 
@@ -214,6 +215,10 @@ def _describe(call: Call, parts: Mapping[str, str]) -> None:
 
 def _put(values: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy values into a tensor, whose elements may share memory, as those of an expanded tensor do."""
+    if tensor.device.type == DEVICE_TYPE and is_expanded(tensor):  # a copy to it adds its elements up
+        with torch.inference_mode(tensor.is_inference()):
+            tensor.data = values.to(tensor.device)
+        return
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             values, tensor = values.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
