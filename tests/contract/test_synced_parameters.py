@@ -73,11 +73,12 @@ def test_buffers_of_batch_norms_are_those_of_the_samples_of_all_ranks(comm: Any)
     norm: Any = model[1]
     before = [parameter.clone() for parameter in model.parameters()]
     norm(samples[comm.rank])
+    variances = torch.stack(rw.all_gather(norm.running_var))  # on XLA devices of the samples, elsewhere unbiased ones
     rw.sync_buffers(model)
     whole = samples.view(-1, 3)
     torch.testing.assert_close(norm.running_mean, whole.mean(0))
-    biased = samples.var(1).mean(0) + samples.mean(1).var(0, unbiased=False)
-    torch.testing.assert_close(norm.running_var, biased)
+    pooled = variances.mean(0) + samples.mean(1).var(0, unbiased=False)
+    torch.testing.assert_close(norm.running_var, pooled)
     assert norm.num_batches_tracked == 1
     assert model.get_buffer("offset").tolist() == [(comm.size - 1) / 2] * 2
     assert all(map(torch.equal, before, model.parameters()))
