@@ -32,6 +32,7 @@ from tests.contract import (
     test_extend,
     test_gather_broadcast_scatter,
     test_groups,
+    test_local_failures,
     test_reduction,
     test_tensors,
     test_training,
@@ -127,6 +128,14 @@ def test_every_divergence(comm: Group, odd: int, way: str) -> None:
             with pytest.raises(wanted if rw.get_rank() == odd else rw.RemoteRankError, match=message):
                 (other if rw.get_rank() == odd else usual)(comm)
         test_divergences.works(comm)
+
+
+@pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("way", ["sockets", "backend"])
+def test_out_of_memory_for_gradients_of_which_some_are_sparse(comm: Group, odd: int, way: str) -> None:
+    """Each rank reduces what travels in frames of sockets, and the gather of the sparse ones follows."""
+    with route(way, comm):
+        test_local_failures.test_out_of_memory_at_every_step(comm, "sync_grads of sparse ones", odd)
 
 
 def test_numbers_are_as_exact_in_groups_without_frames(comm: Group) -> None:

@@ -76,6 +76,7 @@ class InPlaceReduction:
         place: Place | None,
         name: Callable[[int], str],
         is_wide: bool = False,
+        is_last: bool = True,
     ) -> None:
         """Check tensors, and allocate what their reduction needs.
 
@@ -86,6 +87,8 @@ class InPlaceReduction:
             place: Their `common_place`.
             name: Returns the name of a tensor for error messages, given its index.
             is_wide: Half-precision floats are summed in float32; their means always are.
+            is_last: No exchange follows in this operation. Otherwise nothing travels with the agreement: to reduce that
+                allocates memory, and may fail on one rank alone, which the others would wait for.
 
         Raises:
             PayloadTypeError: A tensor cannot be reduced in place, or has a part of its memory in common with another.
@@ -100,7 +103,8 @@ class InPlaceReduction:
         else:
             self._groups = self._grouped(tensors, name, is_wide=is_wide)
         self._is_inline = (
-            comm.control.uses_frames
+            is_last
+            and comm.control.uses_frames
             and comm.size > 1
             and sum(sum(group.nbytes) for group in self._groups) <= INLINE_BYTES
             and all(group.tensors[0].device.type == "cpu" for group in self._groups)

@@ -112,14 +112,14 @@ class GradientSync:
     def finish(self) -> None:
         """Give the parameters their gradients, after the block. Collective over the members, if some are sparse."""
         kinds = self._combined
+        if kinds:  # first, since the others wait for this rank there; to finish the reduction may allocate memory
+            reduce_sparse(
+                self.comm, [one for one, kind in zip(self.parameters, kinds, strict=True) if kind & _SPARSE], self.op
+            )
         self._reduced.finish()
         for index in self._new:
             if kinds[index] & _DENSE and not kinds[index] & _SPARSE:
                 self.parameters[index].grad = self._grads[index]
-        if kinds:
-            reduce_sparse(
-                self.comm, [one for one, kind in zip(self.parameters, kinds, strict=True) if kind & _SPARSE], self.op
-            )
 
     def _collect(self) -> Place | None:
         """Take note of what is reduced for each parameter, and return its `common_place`; no kinds if it is as usual.
@@ -156,7 +156,8 @@ class GradientSync:
         def name(index: int) -> str:
             return self.names()[indices[index] if kinds else index]
 
-        return InPlaceReduction(self.comm, grads, self.op, place=place, name=name, is_wide=True)
+        is_last = len(indices) == len(kinds)  # sparse gradients are gathered afterwards
+        return InPlaceReduction(self.comm, grads, self.op, place=place, name=name, is_wide=True, is_last=is_last)
 
     def _prepared_bits(self) -> Callable[[], bytes]:
         """Prepare to combine the kinds of the gradients of all ranks by the backend, in a group without frames.
