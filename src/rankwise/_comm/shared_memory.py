@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from rankwise._memory import CHECKED_BYTES, require_available
+from rankwise.errors import CollectiveError
 
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -90,21 +91,23 @@ class SharedRange:
             nbytes: The length of the range.
 
         Raises:
-            OSError: There is no address space.
+            CollectiveError: There is no address space.
         """
         self._descriptor = descriptor
         self._offset = offset
         # What the tensors refer to: it may live longer than this object.
-        self._memory = map_memory(descriptor, offset, nbytes, flags=mmap.MAP_SHARED)
+        with _no_memory_for(nbytes):
+            self._memory = map_memory(descriptor, offset, nbytes, flags=mmap.MAP_SHARED)
         self.address = ctypes.addressof(self._memory)
 
     def allocate(self, start: int, nbytes: int) -> None:
         """Allocate the memory of a part: without that, writing to it would end the process where none is left.
 
         Raises:
-            OSError: There is no memory.
+            CollectiveError: There is no memory.
         """
-        os.posix_fallocate(self._descriptor, self._offset + start, nbytes)
+        with _no_memory_for(nbytes):
+            os.posix_fallocate(self._descriptor, self._offset + start, nbytes)
 
     def words(self, offset: int, count: int) -> memoryview:
         """Return words of 8 bytes at an offset in the range; keep the range while they are used."""
@@ -113,6 +116,17 @@ class SharedRange:
     def tensor(self, offset: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """Return the flat tensor at an offset in the range; it has one element or more."""
         return torch.frombuffer(self._memory, dtype=dtype, count=numel, offset=offset)
+
+
+@contextlib.contextmanager
+def _no_memory_for(nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CollectiveError(
+            f"there is no memory for {nbytes:,} bytes that the ranks of this host share, through which tensors pass; "
+            f"with RANKWISE_SHARED_MEMORY=0 they use connections: {error}"
+        ) from error
 
 
 class FileReference(NamedTuple):

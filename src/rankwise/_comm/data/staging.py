@@ -45,7 +45,7 @@ class Staging:
         """Map the memory.
 
         Raises:
-            CollectiveError: There is no address space.
+            CollectiveError: There is no address space, or no memory.
         """
         self.own = group_rank
         self.size = size
@@ -55,11 +55,8 @@ class Staging:
         longest = min(_MEMBER_BYTES * size, self._row_bytes // _MAX_PART)
         self.max_step_bytes = longest // mmap.PAGESIZE * mmap.PAGESIZE
         nbytes = self._header + size * self._row_bytes
-        try:
-            self._memory = channel.map_staging(nbytes)
-            self._memory.allocate(0, self._header)
-        except OSError as error:
-            raise _no_memory(nbytes, error) from error
+        self._memory = channel.map_staging(nbytes)
+        self._memory.allocate(0, self._header)
         words = self._memory.words(0, 2 * size)
         self._steps = words[:size], words[size:]
         self._rows: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -74,11 +71,8 @@ class Staging:
         """
         wanted = _round_up(self._cycle_of(nbytes))
         if wanted > self._allocated:
-            try:
-                first = self._header + self.own * self._row_bytes + self._allocated
-                self._memory.allocate(first, wanted - self._allocated)
-            except OSError as error:
-                raise _no_memory(wanted, error) from error
+            first = self._header + self.own * self._row_bytes + self._allocated
+            self._memory.allocate(first, wanted - self._allocated)
             self._allocated = wanted
 
     def place(self, nbytes: int) -> int:
@@ -128,10 +122,3 @@ def _aligned(nbytes: int) -> int:
 
 def _round_up(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _no_memory(nbytes: int, error: OSError) -> CollectiveError:
-    return CollectiveError(
-        f"there is no memory for {nbytes:,} bytes that the ranks of this host share, through which large tensors pass; "
-        f"with RANKWISE_SHARED_MEMORY=0 they use connections: {error}"
-    )
