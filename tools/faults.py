@@ -41,6 +41,7 @@ CHANNELS = "tests/comm/test_channels.py"
 LEADERS = "tests/comm/test_leaders.py"
 EXCHANGE = "tests/comm/test_exchange.py"
 PAGES = "tests/comm/test_pages.py"
+PIPES = "tests/comm/test_pipes.py"
 CONTRACT = "tests/contract"
 
 # The memory of a host through which its ranks agree, and the connections of those of several hosts.
@@ -143,6 +144,47 @@ _CHANNELS = (
         f"{PAGES}::test_many_groups_take_few_descriptors_and_leave_nothing",
     ),
     _fault(
+        "pipe-bytes-counted-before-they-are-there",
+        "_comm/control/page/pipes.py",
+        "            self._fence()\n            self._moved += nbytes",
+        "            self._moved += nbytes",
+        "Another processor may see the count of the bytes of a pipe before the bytes.",
+        f"{PIPES}::test_bytes_are_counted_and_copied_on_the_right_side_of_a_fence",
+    ),
+    _fault(
+        "pipe-sender-writes-over-unread-bytes",
+        "_comm/control/page/pipes.py",
+        "        elif self._moved or other == self._count:",
+        "        elif True:",
+        "The second transfer of a call begins before the receiver has read the first.",
+        f"{PIPES}::test_transfers_without_an_agreement_between_them_follow_each_other",
+    ),
+    _fault(
+        "pipe-end-not-woken",
+        "_comm/control/page/pipes.py",
+        "                self._wake([member])",
+        "                pass",
+        "A member that sleeps until data comes, or until there is room for it, is not woken.",
+        f"{PIPES}::test_members_that_sleep_are_woken_for_each_part",
+    ),
+    _fault(
+        "page-no-look-before-the-sleep",
+        "_comm/control/page_channel.py",
+        "            return has_news() or self._links.loop.wait(seen, pause())",
+        "            return self._links.loop.wait(seen, pause())",
+        "A wake-up is lost: what came before this member was known to sleep has woken nobody.",
+        f"{PIPES}::test_data_that_comes_just_before_a_member_sleeps_ends_its_wait",
+    ),
+    _fault(
+        "pipe-not-allocated-before-the-agreement",
+        "_comm/control/page/pipes.py",
+        "            end.reserve(data.numel())",
+        "            pass",
+        "A rank for whose data there is no memory is killed by the kernel.",
+        f"{CONTRACT}/test_transfers.py::test_a_rank_without_memory_is_an_error_on_all",
+        f"{PIPES}::test_short_transfers_take_little_memory_which_is_allocated_before",
+    ),
+    _fault(
         "error-that-ends-an-exchange-lost",
         "_comm/control/exchange.py",
         "return self.errors if kind is FrameKind.ENDED else self.frames",
@@ -205,9 +247,9 @@ _CHANNELS = (
     ),
     _fault(
         "data-written-over",
-        "_comm/control/links/transfer.py",
-        "            self.unfilled[rank] = buffer[received:]",
-        "            self.unfilled[rank] = buffer",
+        "_comm/control/links/socket_flow.py",
+        "            self._unfilled[rank] = buffer[received:]",
+        "            self._unfilled[rank] = buffer",
         "Data that comes in several pieces is written over.",
         f"{CHANNELS}::test_frames_and_data_alternate",
     ),

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 import rankwise as rw
 from rankwise._comm.control import channel
@@ -62,13 +63,10 @@ def test_frames_and_data_alternate(group: list[Member], seed: int) -> None:
         others = [other for other in range(SIZE) if other != group_rank]
         for step in range(5):
             agree(group[group_rank])
-            buffers = {src: bytearray(sizes[src][group_rank]) for src in others}
-            group[group_rank].channel.transfer(
-                {dst: memoryview(bytes([group_rank + step]) * sizes[group_rank][dst]) for dst in others},
-                {src: memoryview(buffer) for src, buffer in buffers.items()},
-                timeout=100.0,
-            )
-            correct += [buffer == bytes([src + step]) * len(buffer) for src, buffer in buffers.items()]
+            buffers = {src: torch.zeros(sizes[src][group_rank], dtype=torch.uint8) for src in others}
+            data = {dst: torch.full((sizes[group_rank][dst],), group_rank + step + 1).byte() for dst in others}
+            group[group_rank].channel.transfer(data, buffers, timeout=100.0)()
+            correct += [bool((buffer == src + step + 1).all()) for src, buffer in buffers.items()]
         return correct
 
     assert in_threads(transfer) == [[True] * 10] * SIZE
@@ -76,9 +74,9 @@ def test_frames_and_data_alternate(group: list[Member], seed: int) -> None:
 
 def test_frames_that_arrive_together_with_data_are_read(group: list[Member]) -> None:
     """The next frame of a member may be read by the same call as its data, and nothing else arrives after it."""
-    data, buffer = bytes([7]) * 1000, bytearray(1000)
+    data, buffer = torch.full((1000,), 7, dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8)
     assert_connected(group)
-    group[0].channel.transfer({1: memoryview(data)}, {}, timeout=100.0)
+    group[0].channel.transfer({1: data}, {}, timeout=100.0)()
 
     def exchange(member: int) -> Verdict:
         if member == 1:
@@ -87,11 +85,11 @@ def test_frames_that_arrive_together_with_data_are_read(group: list[Member]) -> 
                 while len(peer.connection.recv(1 << 16, socket.MSG_PEEK)) < len(data) + len(CALL):
                     time.sleep(0.001)
                 group[1].links.receive(peer)
-            group[1].channel.transfer({}, {0: memoryview(buffer)}, timeout=100.0)
+            group[1].channel.transfer({}, {0: buffer}, timeout=100.0)()
         return agree(group[member], timeout=20.0)
 
     assert [type(result) for result in in_threads(exchange)] == [Verdict] * SIZE
-    assert buffer == data
+    assert torch.equal(buffer, data)
 
 
 @pytest.mark.parametrize("route", ["sockets"], indirect=True)
@@ -129,17 +127,17 @@ def test_a_frame_that_another_thread_reads_ends_the_wait_for_it(
     assert_connected(group)
     pauses: list[object] = []
     sent = threading.Event()
-    data, buffer = memoryview(bytes([7]) * 1000), bytearray(1000)
+    data, buffer = torch.full((1000,), 7, dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8)
 
     def run(thread: int) -> None:
         own = thread % SIZE
         if thread == SIZE:
             assert sent.wait(100)
             time.sleep(0.1)  # for the frame that follows the data
-            group[0].channel.transfer({}, {1: memoryview(buffer)}, timeout=100.0)
+            group[0].channel.transfer({}, {1: buffer}, timeout=100.0)()
             return
         if own == 1:
-            group[1].channel.transfer({0: data}, {}, timeout=100.0)
+            group[1].channel.transfer({0: data}, {}, timeout=100.0)()
             sent.set()
         call = Description("all_reduce", site="train.py:88")
         assert other[own].channel.agree(call, b"", timeout=100.0, on_pause=pauses.append).error is None
@@ -148,7 +146,7 @@ def test_a_frame_that_another_thread_reads_ends_the_wait_for_it(
     for member in other:
         member.channel.close("closed the group")
     assert results == [None] * (SIZE + 1)
-    assert buffer == data
+    assert torch.equal(buffer, data)
     assert pauses == []
 
 
@@ -163,16 +161,16 @@ def test_the_reason_of_a_member_that_left_is_in_the_error(group: list[Member]) -
 
 
 def test_a_member_that_leaves_in_the_middle_of_its_data_is_gone(group: list[Member]) -> None:
-    data = bytes(20_000_000)
+    data = torch.zeros(20_000_000, dtype=torch.uint8)
 
     def transfer(group_rank: int) -> None:
         agree(group[group_rank])
         if group_rank == 0:
-            group[0].channel.transfer({1: memoryview(data)}, {}, timeout=100.0)
+            group[0].channel.transfer({1: data}, {}, timeout=100.0)()
         elif group_rank == 1:
-            buffer = bytearray(len(data))
+            run = group[1].channel.transfer({}, {0: torch.empty_like(data)}, timeout=100.0)
             group[0].leave("left in the middle")
-            group[1].channel.transfer({}, {0: memoryview(buffer)}, timeout=100.0)
+            run()
 
     results = in_threads(transfer)
     assert isinstance(results[1], rw.CollectiveError), results
@@ -269,13 +267,13 @@ def test_closing_in_another_thread_ends_an_exchange(group: list[Member]) -> None
 def test_a_call_that_begins_after_the_channel_was_closed_raises(group: list[Member]) -> None:
     """Another thread has closed it after this one had found it."""
     group[1].channel.close("closed in another thread")
-    buffer = memoryview(bytearray(8))
+    data = torch.zeros(8, dtype=torch.uint8)
 
     def use(number: int) -> None:
         if number == 0:
             agree(group[1])
         else:
-            group[1].channel.transfer({0: buffer}, {}, timeout=20.0)
+            group[1].channel.transfer({0: data}, {}, timeout=20.0)()
 
     for error in in_threads(use, 2):
         assert isinstance(error, rw.CollectiveError), error

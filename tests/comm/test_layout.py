@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from rankwise._comm.control.page.host_page import HostPage
-from rankwise._comm.control.page.layout import FILE_BYTES, window_bytes
+from rankwise._comm.control.page.layout import FILE_BYTES, PIPES_START, pipe_bytes, pipe_start, window_bytes
 from rankwise._comm.control.page.meeting import PageMeeting
+from rankwise._comm.control.page.pipes import PipeEnd
 from rankwise._comm.control.page.window import Window
 from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.data.staging import Staging
@@ -81,6 +82,12 @@ def write_all(page: HostPage, window: Window, size: int) -> None:
     page.publish_name("a name")
     staging = page.map_staging(window, 1 << 16)
     staging.words(8, 1)[0] = 0x53
+    pipes = page.map_staging(window, size**2 * pipe_bytes(size), PIPES_START)
+    for sends, length in ((True, 8), (False, 5)):
+        end = PipeEnd(pipes, pipe_start(size, last, 0), pipe_bytes(size), sends=sends, fence=window.fence)
+        data = torch.arange(1, 1 + length, dtype=torch.uint8)
+        end.begin(data)
+        assert end.move() == length
 
 
 def of_pages() -> Iterator[str]:
@@ -99,7 +106,8 @@ def of_pages() -> Iterator[str]:
 
 def of_windows() -> Iterator[str]:
     yield "lengths of windows:"
-    yield from (f"  {size} members: {window_bytes(size):#x}" for size in (1, 2, 3, 8, 63, 64, 65, 126))
+    sizes = (1, 2, 3, 8, 63, 64, 65, 126)
+    yield from (f"  {size} members: {window_bytes(size):#x}, a pipe {pipe_bytes(size):#x}" for size in sizes)
     for size in SIZES:
         page, file = page_of(size)
         areas = [page._memory._area_of(number) for number in (0, 1, 5, 50, 500, 65_535)]

@@ -15,10 +15,12 @@ from typing import Any
 
 import hypothesis
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import rankwise as rw
+from rankwise._comm.buffers import memory_of
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Outcome, Verdict
@@ -120,17 +122,14 @@ def take_part(member: Member, own: int, step: Step) -> Any:
 def exchange_data(member: Member, own: int, lengths: Sequence[int]) -> list[bytes]:
     """Send bytes to each other member, and return those of the others."""
     others = [other for other in range(len(lengths)) if other != own]
-    received = {other: bytearray(lengths[other]) for other in others if lengths[other]}
-    data = memoryview(bytes([own]) * lengths[own])
+    received = {other: torch.zeros(length, dtype=torch.uint8) for other, length in enumerate(lengths)}
+    received[own].fill_(own)
     member.channel.transfer(
-        {other: data for other in others if data},
-        {other: memoryview(buffer) for other, buffer in received.items()},
+        {other: received[own] for other in others if lengths[own]},
+        {other: received[other] for other in others if lengths[other]},
         timeout=100.0,
-    )
-    return [
-        bytes([own]) * lengths[own] if other == own else bytes(received.get(other, b""))
-        for other in range(len(lengths))
-    ]
+    )()
+    return [bytes(memory_of(data)) for data in received.values()]
 
 
 def run_member(members: dict[int, Member], groups: list[list[int]], steps: list[Step], rank: int) -> None:

@@ -56,7 +56,7 @@ def test_no_descriptor_is_needed() -> None:
 @pytest.mark.slow
 @pytest.mark.soak(40)
 @pytest.mark.parametrize("part", range(5))
-def test_a_rank_that_is_killed_in_a_reduction_is_named(part: int, seed: int) -> None:
+def test_a_rank_that_is_killed_while_tensors_move_is_named(part: int, seed: int) -> None:
     """The timeout of the session is 280 s: no rank has waited for it."""
     victim, ended = run_until_killed("kill_in_reduction.py", 5 * seed + part)
     for process in ended:

@@ -329,7 +329,7 @@ def _open_connected(registry: GroupRegistry, control: Control) -> Comm:
 def _planes_of_host(control: Control, *, is_only_plane: bool) -> Sequence[DataPlane]:
     """Return the planes over the page of the host, and over the connections."""
     group_rank = control.require_member()
-    return [SharedMemoryPlane(control, group_rank), SocketPlane(control, group_rank, is_only_plane=is_only_plane)]
+    return [plane(control, group_rank, is_only_plane=is_only_plane) for plane in (SharedMemoryPlane, SocketPlane)]
 
 
 def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 import rankwise as rw
-from rankwise._comm.control.links.peer import Peer
 from rankwise._comm.control.page.meeting import PageMeeting
+from rankwise._comm.control.page.pipes import PipeEnd
 from rankwise._comm.control.page.window import Window
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.data.staging import Staging
@@ -31,7 +31,7 @@ POINTS: dict[str, tuple[type, str, bool]] = {
     "after the verdict": (PageChannel, "_publish", True),
     "before reading": (Window, "body", False),
     "after reading": (Window, "body", True),
-    "in data": (Peer, "send_data", True),
+    "in data": (PipeEnd, "move", True),
     "before a reduction in memory": (Staging, "begin", False),
     "before its result": (PageMeeting, "meet", False),
 }

@@ -1,4 +1,4 @@
-"""Ranks reduce large tensors through shared memory, until one of them is killed; the others print the error they got.
+"""Ranks reduce and exchange large tensors through shared memory, until one is killed; the others print their error.
 
 Arguments: the rank that is killed, the seconds until then, and a seed.
 """
@@ -22,7 +22,7 @@ parameters = [torch.nn.Parameter(torch.ones(numel)) for numel in (1_000, 100_000
 
 def call() -> None:
     length, comm = draw.choice([2_000, 100_000, 1_000_000, 5_000_000]), comm_of(None)
-    kind = draw.randrange(6)
+    kind = draw.randrange(8)
     if kind == 0:
         assert (rw.all_reduce_(torch.ones(length)) == comm.size).all()
     elif kind == 1:
@@ -35,8 +35,14 @@ def call() -> None:
     elif kind == 4:
         tensors = [torch.ones(length // 7 + number) for number in range(9)]
         assert all((one == comm.size).all() for one in rw.all_reduce_(tensors))
-    else:
+    elif kind == 5:
         step()
+    elif kind == 6:
+        pieces = rw.all_to_all([torch.full((length + dst,), rw.get_rank()) for dst in range(comm.size)])
+        assert all((piece == src).all() for src, piece in enumerate(pieces))
+    else:
+        pieces = [torch.full((length + dst,), dst) for dst in range(comm.size)]
+        assert torch.equal(rw.scatter(pieces if comm.rank == 0 else None), pieces[rw.get_rank()])
 
 
 def step() -> None:

@@ -1,4 +1,4 @@
-"""Ranks reduce a large tensor, and print whether they share memory, and the sum.
+"""Ranks reduce a large tensor, and print whether they share memory, and the sum. They also send each other tensors.
 
 With an argument, rank 1 has so little address space, or so few descriptors, that it cannot map more.
 """
@@ -29,4 +29,14 @@ with rw.init(timeout=100):
         print(f"{type(error).__name__} {error}".replace("\n", " "))
     resource.setrlimit(resource.RLIMIT_AS, before)
     print(rw.all_reduce_(torch.ones(2_000_000)).sum(dtype=torch.float64).item())
-    print(comm_of(None).planes.shared_memory is not None)
+    rank, size = rw.get_rank(), rw.get_world_size()
+    for length in (100, 1_000_000):
+        sent = rw.send(torch.full((length,), float(rank)), (rank + 1) % size, async_op=True)
+        assert (rw.recv((rank - 1) % size) == (rank - 1) % size).all()
+        sent.wait()
+        pieces = rw.all_to_all([torch.full((length + other,), float(rank)) for other in range(size)])
+        assert all((piece == src).all() and len(piece) == length + rank for src, piece in enumerate(pieces))
+    shares = comm_of(None).planes.shared_memory is not None
+    peers = comm_of(None)._registry._links._peers  # type: ignore[union-attr]  # it is connected
+    assert len(peers) == (0 if shares else size - 1)
+    print(shares)

@@ -2,6 +2,7 @@
 
 From the call down: `call`, whose turn it is (`turns`), the members (`control`), an exchange (`channel`) through the
 page of the host (`page_channel`) or over connections (`socket_channel`, with the rules in `exchange`), what is sent
-(`protocol`) and concluded (`verdict`). `registry` has the groups of a session, and finds deadlocks between them. `page`
-and `links` are the memory and the connections below. `digests` is for groups that are too large for frames.
+(`protocol`) and concluded (`verdict`). Then data may move (`flow`). `registry` has the groups of a session, and finds
+deadlocks between them. `page` and `links` are the memory and the connections below. `digests` is for groups that are
+too large for frames.
 """

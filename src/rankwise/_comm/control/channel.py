@@ -16,8 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rankwise._comm.control.links.links import SLICE_SECONDS, Links
-from rankwise._comm.control.links.transfer import transfer
+import torch
+
+from rankwise._comm.buffers import memory_of
+from rankwise._comm.control.flow import LOSS_SECONDS, SLICE_SECONDS, Flow
+from rankwise._comm.control.links.links import Links
+from rankwise._comm.control.links.socket_flow import SocketFlow
 from rankwise._comm.control.protocol import Description, Frame, FrameKind
 from rankwise._comm.control.rank_state import OngoingCall
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
@@ -170,25 +174,53 @@ class Channel(ABC):
         """Return why a member takes part in no further exchange, as far as is known; "" if it does."""
 
     def transfer(
-        self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], *, timeout: float
-    ) -> None:
-        """Send data to members and fill buffers with theirs, by group rank; both sides know the lengths.
+        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor], *, timeout: float
+    ) -> Callable[[], None]:
+        """Prepare to send flat uint8 tensors to members and to fill others with theirs, by group rank; none is empty.
+
+        Both sides know the lengths. `timeout` are the seconds after which a transfer without progress fails.
+        """
+        sent = {self.ranks[member]: memory_of(data) for member, data in outgoing.items()}
+        filled = {self.ranks[member]: memory_of(data) for member, data in incoming.items()}
+        tensors = [*outgoing.values(), *incoming.values()]
+
+        def run() -> None:
+            self._run(lambda: SocketFlow(self._links, self.group, sent, filled), timeout)
+            tensors.clear()  # kept until here
+
+        return run
+
+    def _run(self, begin: Callable[[], Flow], timeout: float) -> None:
+        """Begin a transfer of data, and run it.
 
         Raises:
             CollectiveError: A member is gone.
             CollectiveTimeoutError: No byte was sent or received for that long.
         """
         with self.held():
-            transfer(
-                self._links,
-                self.group,
-                {self.ranks[member]: data for member, data in outgoing.items()},
-                {self.ranks[member]: data for member, data in incoming.items()},
-                call=self.call,
-                timeout=timeout,
-                lost_reason=lambda rank: self.lost_reason(self.ranks.index(rank)),
-                require_open=lambda: self._require_open(self.call),
-            )
+            flow = begin()
+            last_progress, lost_since = time.monotonic(), 0.0
+            try:
+                while flow.pending:
+                    self._require_open(self.call)
+                    if flow.step():
+                        last_progress = time.monotonic()
+                        continue
+                    lost = {rank: why for rank in flow.pending if (why := self._lost_in(flow, rank))}
+                    if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > LOSS_SECONDS:
+                        reasons = "; ".join(f"{self._links.name(rank)} {lost[rank]}" for rank in sorted(lost))
+                        raise CollectiveError(f"{self.call} failed: {reasons}")
+                    if elapsed_since(last_progress) > timeout:
+                        slow = ", ".join(map(self._links.name, sorted(flow.pending)))
+                        raise CollectiveTimeoutError(f"{self.call}: no data from or to {slow} for {timeout:g} s")
+                    flow.wait(LOSS_SECONDS if lost else SLICE_SECONDS)
+            finally:
+                flow.end()
+
+    def _lost_in(self, flow: Flow, rank: int) -> str:
+        """Return why a rank moves no more data; "" if it does."""
+        lost = self._links.lost_reason(rank) or self.lost_reason(self.ranks.index(rank))
+        return lost or ("left the group in the middle of its data" if rank in flow.abandoned else "")
 
     def ongoing_call(self, rank: int) -> OngoingCall | None:
         """Return the call that a member is in, None if none is known; any thread may ask. Does not wait."""

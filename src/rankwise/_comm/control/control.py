@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Final, cast
 
+import torch
+
 from rankwise._comm.control.channel import Channel, try_lock
 from rankwise._comm.control.digests import Digests, Transport
 from rankwise._comm.control.page_channel import PageChannel
@@ -219,9 +221,11 @@ class Control:
             raise NotJoinedError("this group cannot be used any more: it was closed")
         return channel.meetings(self._session.timeout)
 
-    def transfer(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview]) -> None:
-        """Send data to members and fill buffers with theirs, by group rank; both sides know the lengths."""
-        self.open().transfer(outgoing, incoming, timeout=self._session.timeout)
+    def transfer(
+        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]
+    ) -> Callable[[], None]:
+        """Prepare to send tensors to members and to fill others with theirs; see `Channel.transfer`."""
+        return self.open().transfer(outgoing, incoming, timeout=self._session.timeout)
 
     def dead_ranks(self, ranks: Container[int] | None = None) -> str:
         """Return the dead members, of `ranks` or of all, with reasons; "" if none is known. Does not wait."""

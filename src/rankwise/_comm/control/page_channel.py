@@ -8,18 +8,21 @@ no leader yet, each member notices by itself that another one is gone, or that a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+import torch
+
 from rankwise._comm.control.channel import Channel, Part
+from rankwise._comm.control.flow import LOSS_SECONDS
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.links.peer import CLOSED
-from rankwise._comm.control.links.transfer import LOSS_SECONDS
 from rankwise._comm.control.page.host_page import HostPage
-from rankwise._comm.control.page.layout import RING_ENTRIES
+from rankwise._comm.control.page.layout import PIPES_START, RING_ENTRIES, pipe_bytes
 from rankwise._comm.control.page.meeting import PageMeeting
+from rankwise._comm.control.page.pipes import Pipes
 from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.verdict import Outcome, Verdict, combined, conclude
 from rankwise._comm.shared_memory import SharedRange
@@ -53,6 +56,7 @@ class PageChannel(Channel):
         self._last_complete = 0
         self._has_room = True
         self._meeting: PageMeeting | None = None
+        self._pipes: Pipes | None = None
 
     @property
     def same_host(self) -> bool:
@@ -77,6 +81,25 @@ class PageChannel(Channel):
     def map_staging(self, nbytes: int) -> SharedRange:
         """Map the memory through which the tensors of the group pass; see `HostPage`."""
         return self.page.map_staging(self._window, nbytes)
+
+    def transfer(
+        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor], *, timeout: float
+    ) -> Callable[[], None]:
+        if not self.page.shares_tensors:
+            return super().transfer(outgoing, incoming, timeout=timeout)
+        self._require_open(self.call)
+        if self._pipes is None:
+            self._pipes = Pipes(
+                self.page.map_staging(self._window, len(self.ranks) ** 2 * pipe_bytes(len(self.ranks)), PIPES_START),
+                self.ranks,
+                self.own,
+                loop=self._links.loop,
+                fence=self._window.fence,
+                wake=self._wake_sleeping,
+                sleep=self._sleep,
+            )
+        begin = self._pipes.reserve(outgoing, incoming)
+        return lambda: self._run(begin, timeout)
 
     @contextmanager
     def meetings(self, timeout: float) -> Iterator[Callable[[], None]]:
@@ -109,6 +132,7 @@ class PageChannel(Channel):
         self._wake_others()
 
     def _free(self) -> None:
+        self._pipes = None
         self.page.detach(self._window, len(self.ranks))
 
     # How an exchange works, and what makes it hard.
@@ -207,20 +231,30 @@ class PageChannel(Channel):
             self._wait(part, seen, partial(self._window.has_arrived, self._window.verdict_slot, self.sequence))
 
     def _wait(self, part: Part, seen: int, has_news: Callable[[], bool]) -> None:
-        """Wait until another member may have written something, first without sleeping."""
+        """Wait until another member may have written something."""
         if self.closed:
             self._require_open(part.frame.call)
+        if not self._sleep(seen, has_news, part.pause):
+            self._wait_longer(part, self._missing())
+
+    def _sleep(self, seen: int, has_news: Callable[[], bool], pause: Callable[[], float]) -> bool:
+        """Wait until there are news or an event, first without sleeping; False if there was no event in the pause.
+
+        Args:
+            seen: The number of events before this member looked whether it has to wait.
+            has_news: Returns whether another member has written what this one waits for.
+            pause: Returns the longest sleep, in seconds.
+        """
         until = time.perf_counter() + self.page.spin_seconds
         while time.perf_counter() < until:
             if has_news():
-                return
+                return True
         # Who writes looks at `sleeping` after its write and a fence; who is about to sleep looks for news after setting
         # `sleeping` and a fence. So one of the two sees what the other one has written: no wake-up is lost.
         self._window.sleeping[self.own] = True
         self._window.fence()
         try:
-            if not has_news() and not self._links.loop.wait(seen, part.pause()):
-                self._wait_longer(part, self._missing())
+            return has_news() or self._links.loop.wait(seen, pause())
         finally:
             self._window.sleeping[self.own] = False
 

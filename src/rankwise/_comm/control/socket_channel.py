@@ -12,7 +12,8 @@ from typing import Final
 
 from rankwise._comm.control.channel import Channel, Part
 from rankwise._comm.control.exchange import Exchange, Tree
-from rankwise._comm.control.links.links import SLICE_SECONDS, Links
+from rankwise._comm.control.flow import SLICE_SECONDS
+from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.protocol import WAITING_KINDS, Frame, FrameKind
 from rankwise._comm.control.verdict import Outcome, Verdict
 from rankwise._net.pausable_timeouts import elapsed_since

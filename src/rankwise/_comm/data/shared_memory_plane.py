@@ -1,7 +1,8 @@
 """The data plane through memory that the ranks of a host have mapped: between CPUs of one host it is the fastest.
 
 Tensors pass through the rows of a `Staging`, in chunks that stay in the caches. What is written to a row before the
-members agree on a call is read after it, so a tensor of one chunk needs no other meeting before it is reduced. See
+members agree on a call is read after it, so a tensor of one chunk needs no other meeting before it is reduced. What is
+for one member alone passes through the pipe to it. See
 docs/decisions/0035-reductions-in-shared-memory.md.
 """
 
@@ -15,33 +16,31 @@ import torch
 from rankwise._comm.control.call import Move
 from rankwise._comm.control.control import Control
 from rankwise._comm.data.flat_range import FlatRange
-from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Operation, Pieces, Support
+from rankwise._comm.data.plane import REAL_DTYPES, DataPlane, Pieces, Support
 from rankwise._comm.data.staged_steps import Gathered, ReducedByAll, ReducedBySlice, Reduction, Scattered, Spread, Steps
 from rankwise._comm.data.staging import Staging
 from rankwise._comm.reduce_ops import Op
-from rankwise.errors import CollectiveError, PayloadTypeError
+from rankwise.errors import CollectiveError
 
 # Of the tensors of all members together: up to this size each member reduces all of them itself, which takes less time
 # than to wait for the others once more.
 _REDUCED_BY_ALL_BYTES: Final = 1 << 21
-_SUPPORTED: Final = Support(
-    operations=frozenset(set(Operation) - {Operation.TRANSFER}),
-    devices=frozenset({"cpu"}),
-    dtypes=REAL_DTYPES | {torch.complex64, torch.complex128},
-)
+_DTYPES: Final = REAL_DTYPES | {torch.complex64, torch.complex128}
 _NOTHING: Final = Support(operations=frozenset())
 
 
 class SharedMemoryPlane(DataPlane):
-    """Reduces, gathers and spreads tensors on the CPU among ranks of one host."""
+    """Moves and reduces tensors on the CPU among ranks of one host."""
 
-    def __init__(self, control: Control, group_rank: int) -> None:
+    def __init__(self, control: Control, group_rank: int, *, is_only_plane: bool) -> None:
         """Use the page of the host, if all members do.
 
         Args:
             control: The control plane of the group.
             group_rank: The group rank of this process.
+            is_only_plane: The group has no plane for tensors of other devices, which are then staged.
         """
+        self._supported = Support(devices=None if is_only_plane else frozenset({"cpu"}), dtypes=_DTYPES)
         self._control = control
         self._group_rank = group_rank
         self._size = control.size
@@ -52,7 +51,7 @@ class SharedMemoryPlane(DataPlane):
 
     @property
     def support(self) -> Support:
-        return _SUPPORTED if self.is_available else _NOTHING
+        return self._supported if self.is_available else _NOTHING
 
     @property
     def is_available(self) -> bool:
@@ -142,8 +141,8 @@ class SharedMemoryPlane(DataPlane):
     def _broadcast(self, data: torch.Tensor, src: int) -> Move:
         return self._prepare(Spread(self._opened(), data, src))
 
-    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:  # noqa: ARG002
-        raise PayloadTypeError("shared memory is for all members; another data plane moves data between some of them")
+    def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:
+        return self._control.transfer({dst: data for data, dst in outgoing}, {src: data for data, src in incoming})
 
 
 def _do_nothing() -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from rankwise._comm.buffers import as_bytes, memory_of
+from rankwise._comm.buffers import as_bytes
 from rankwise._comm.control.call import Move
 from rankwise._comm.control.control import Control
 from rankwise._comm.data.plane import DataPlane, Operation, Pieces, Support
@@ -88,7 +88,7 @@ class SocketPlane(DataPlane):
         return lambda: self._move({}, {src: data})
 
     def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:
-        return lambda: self._move({dst: data for data, dst in outgoing}, {src: data for data, src in incoming})
+        return self._control.transfer({dst: data for data, dst in outgoing}, {src: data for data, src in incoming})
 
     def _shared_scratch(self, nbytes: int) -> torch.Tensor:
         """Return memory of at least so many bytes, which is free when the last operation that has it has run."""
@@ -111,6 +111,6 @@ class SocketPlane(DataPlane):
 
     def _move(self, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:
         self._control.transfer(
-            {other: memory_of(as_bytes(data)) for other, data in outgoing.items() if data.numel()},
-            {other: memory_of(as_bytes(data)) for other, data in incoming.items() if data.numel()},
-        )
+            {other: as_bytes(data) for other, data in outgoing.items() if data.numel()},
+            {other: as_bytes(data) for other, data in incoming.items() if data.numel()},
+        )()

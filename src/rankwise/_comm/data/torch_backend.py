@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
 from rankwise._comm.control.call import Move
-from rankwise._comm.control.links.links import SLICE_SECONDS
+from rankwise._comm.control.flow import SLICE_SECONDS
 from rankwise._comm.data.plane import DataPlane, Pieces, Support
 from rankwise._comm.reduce_ops import Op
 from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError

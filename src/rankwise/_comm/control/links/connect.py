@@ -1,10 +1,10 @@
 """How the ranks of a session connect: to share the pages of their hosts, and to each other where there are several.
 
 Ranks write their addresses to the store. On one host all connect to the first rank, from which they get the page. On
-several hosts, where there is no page, and where ranks are threads of one process, each connects to those before it,
-and accepts those after it. On one host the connections are sockets whose other end must belong to the same user,
-whatever other users write to the store. Between hosts both sides prove that they know the secret of the job, and
-without one that in the store. See SECURITY.md.
+several hosts, where no memory is shared for tensors, and where ranks are threads of one process, each connects to
+those before it, and accepts those after it. On one host the connections are sockets whose other end must belong to the
+same user, whatever other users write to the store. Between hosts both sides prove that they know the secret of the
+job, and without one that in the store. See SECURITY.md.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def connect(
         CollectiveTimeoutError: Some ranks did not connect in time.
     """
     # All ranks take the same way, and know it without asking, or by the same entries of the store:
-    # - One host: each rank connects to the first one, which hands out the page over these connections. They stay, for
-    #   the first rank alone: other ranks connect when they first move data. If any rank cannot map the page, the first
-    #   one tells all of them; they close these connections, and connect each to each, as ranks without pages do.
+    # - One host: each rank connects to the first one, which hands out the page over these connections. After that they
+    #   are closed. If any rank cannot map the page, or may not use it for tensors, the first one tells all of them, and
+    #   they connect each to each, as ranks without pages do.
     # - Several hosts: each connects to those before it and accepts those after it, so that no two connect twice. The
     #   proof of a connection is answered only by a rank that has come to accepting. So a rank first begins all its
     #   connections, and then ends their proofs: in another order, ranks would wait for each other in a circle.
@@ -142,12 +142,12 @@ def connect(
         _warn_without_secret()
     neighbours = [other for other in ranks if not names or hosts[other].id == host]
     connections: dict[int, socket.socket] = {}
+    page = None
     try:
         if not names and shares_pages:
             _connect_all(group, "first", {0}, connections, names, "")
         else:
             _connect_all(group, "all", set(range(len(ranks))), connections, names, own_address() if names else "")
-        page = None
         if len(neighbours) > 1 and shares_pages:
             page = share_page(
                 connections,
@@ -157,9 +157,10 @@ def connect(
                 check_alive=check_alive,
                 shares_tensors=shares_tensors,
             )
-        if page is None and not names and shares_pages:
+        if not names and shares_pages:
             _close_all(connections)
-            _connect_all(group, "all", set(range(len(ranks))), connections, names, "")
+            if page is None or not page.shares_tensors:
+                _connect_all(group, "all", set(range(len(ranks))), connections, names, "")
         ids = {other: hosts[other].id for other in names}
         second = {~number: connections.pop(number) for number in list(connections) if number < 0}
         if on_hosts is not None and names:
@@ -167,6 +168,8 @@ def connect(
         return Links(rank, connections=connections, hosts=ids, host_names=names, page=page)
     except BaseException:
         _close_all(connections)
+        if page is not None:
+            page.close()
         raise
 
 

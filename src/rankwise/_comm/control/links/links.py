@@ -23,8 +23,6 @@ from rankwise._net.polling import SharedEventLoop
 from rankwise._rank_files import WaitNote
 from rankwise.errors import CollectiveError
 
-# The longest single wait. Between waits, signal handlers run (Ctrl-C) and lost ranks are noticed.
-SLICE_SECONDS: Final = 0.5
 _NO_INTEREST: Final = (False, False)
 # The global rank of the process that connects.
 _GREETING: Final = struct.Struct("<I")

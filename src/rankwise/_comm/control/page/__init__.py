@@ -1,1 +1,1 @@
-"""The page of a host: memory through which its ranks agree. Where everything is in it: `layout`."""
+"""The page of a host: memory through which its ranks agree, and data moves. Where everything is in it: `layout`."""

@@ -124,13 +124,13 @@ class HostPage:
                 self._words[word - 1] = self._words[word] = 0
         window.close()
 
-    def map_staging(self, window: Window, nbytes: int) -> SharedRange:
-        """Map the memory through which the tensors of a group pass, which is freed with its window.
+    def map_staging(self, window: Window, nbytes: int, start: int = 0) -> SharedRange:
+        """Map a part of the memory through which the tensors of a group pass, which is freed with its window.
 
         Raises:
-            OSError: There is no address space.
+            CollectiveError: There is no address space.
         """
-        return SharedRange(self._memory.descriptor, staging_offset(window.number), nbytes)
+        return SharedRange(self._memory.descriptor, staging_offset(window.number) + start, nbytes)
 
     def is_dead(self, rank: int) -> bool:
         """Return whether a rank is one of this host, and has ended."""

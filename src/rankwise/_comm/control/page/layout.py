@@ -14,7 +14,10 @@ size, and nothing is ever moved::
                                     the frame of exchanges with an even number, FRAME_BYTES
                                     the frame of exchanges with an odd number, FRAME_BYTES
                                     why the member has left, REASON_BYTES
-    2^42            staging     memory of each group through which tensors pass, MAX_STAGING_BYTES
+    2^42            staging     memory of each group through which tensors pass, MAX_STAGING_BYTES:
+                        rows      one for each member: see `Staging`
+                        pipes     from PIPES_START on, one for each ordered pair of members, `pipe_bytes` each: two
+                                  counts, each in a cache line of its own, and a ring buffer: see `PipeEnd`
     2^52            bodies      of frames that do not fit into a slot, two for each slot of each window, BODY_BYTES
     2^59            rings       RING_ENTRIES entries for each slot of each window, ENTRY_BYTES each: a frame that has no
                                 room in its slot, because other members have not read those before; and from
@@ -50,6 +53,11 @@ REASON_BYTES: Final = 4096
 SLOT_BYTES: Final = 2 * FRAME_BYTES + REASON_BYTES
 
 MAX_STAGING_BYTES: Final = 1 << 27
+PIPES_START: Final = (1 << 26) + (1 << 16)
+PIPE_HEADER_BYTES: Final = 128
+# The words of a pipe: how many bytes were written to it, and how many of them were read.
+PIPE_WORDS: Final = 0, 8
+_MAX_PIPE_BYTES: Final = 1 << 21
 BODY_BYTES: Final = 1 << 34
 ENTRY_BYTES: Final = 1 << 25
 TEXT_OFFSET: Final = ENTRY_BYTES // 2
@@ -95,6 +103,17 @@ def entry_word(window: int) -> int:
 def staging_offset(window: int) -> int:
     """Return the offset of the memory of a group through which tensors pass."""
     return _STAGING_OFFSET + window * MAX_STAGING_BYTES
+
+
+def pipe_bytes(num_members: int) -> int:
+    """Return the length of a pipe of a group."""
+    largest = min(_MAX_PIPE_BYTES, (MAX_STAGING_BYTES - PIPES_START) // num_members**2)
+    return largest // PIPE_HEADER_BYTES * PIPE_HEADER_BYTES
+
+
+def pipe_start(num_members: int, src: int, dst: int) -> int:
+    """Return where the pipe from one member to another begins, behind PIPES_START."""
+    return (src * num_members + dst) * pipe_bytes(num_members)
 
 
 def body_offset(window: int, slot: int, parity: int) -> int:
