@@ -79,7 +79,6 @@ def write_all(page: HostPage, window: Window, size: int) -> None:
     window.set_timed_out(0, 4, "it has timed out")
     with pytest.raises(TimeoutError), mock.patch.object(PageMeeting, "missing", side_effect=TimeoutError):
         PageMeeting(window, last, 0.0).meet(lambda _: None)
-    page.publish_name("a name")
     staging = page.map_staging(window, 1 << 16)
     staging.words(8, 1)[0] = 0x53
     pipes = page.map_staging(window, size**2 * pipe_bytes(size), PIPES_START)

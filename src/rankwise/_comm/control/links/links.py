@@ -1,14 +1,12 @@
 """The connections of a session, at most one to each other rank, which all groups share.
 
-Where ranks agree through the page of their host, a connection between two of them is made when they first transfer
-data: the one with the higher rank connects, to the socket that the other one has published in the page.
+There are none where all ranks are on one host, and share its memory for frames and for tensors.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import struct
 import threading
 import weakref
 from collections.abc import Container, Mapping
@@ -16,18 +14,12 @@ from functools import partial
 from typing import Final
 
 from rankwise._comm.control.links.peer import CLOSED, Peer
-from rankwise._comm.control.links.sockets import admit, listen_locally, local_name
 from rankwise._comm.control.page.host_page import HostPage
 from rankwise._comm.control.rank_state import OngoingCalls, RankState
 from rankwise._net.polling import SharedEventLoop
 from rankwise._rank_files import WaitNote
-from rankwise.errors import CollectiveError
 
 _NO_INTEREST: Final = (False, False)
-# The global rank of the process that connects.
-_GREETING: Final = struct.Struct("<I")
-# More connections than these without a rank: the first of them is no rank's.
-_MAX_UNIDENTIFIED: Final = 256
 
 _open_links: weakref.WeakSet[Links] = weakref.WeakSet()
 
@@ -76,23 +68,22 @@ class Links:
         self._count_lock = threading.Lock()
         self._hosts = hosts
         self._host_names = host_names
-        # Without other hosts, ranks with a page send each other no frames, and connect when they transfer data.
-        self._connects_late = page is not None and not hosts
-        self._connecting = threading.Lock()
-        self._listener: socket.socket | None = None
-        self._unidentified: list[socket.socket] = []  # accepted, but their greeting has not arrived
         self._peers: dict[int, Peer] = {}
         # The interest of the event loop in each peer: whether it reads, and writes. Threads of two groups update it.
         self._interest: dict[int, tuple[bool, bool]] = {}
         self._interest_lock = threading.RLock()
         for other, connection in connections.items():
-            self._add(other, connection)
+            peer = Peer(
+                other,
+                self.host_name(other),
+                connection,
+                expects_data=self.channels.__contains__,
+                on_read=self.loop.interrupt,
+            )
+            self._peers[other] = peer
+            self.update_interest(peer)
         if page is not None:
             page.register(self.loop)
-            if not hosts:
-                self._listener = listen_locally()
-                self._listener.setblocking(False)
-                page.publish_name(local_name(self._listener))
         _open_links.add(self)
 
     @property
@@ -111,10 +102,6 @@ class Links:
     def peer(self, rank: int) -> Peer:
         """Return the connection to a rank."""
         return self._peers[rank]
-
-    def existing(self, rank: int) -> Peer | None:
-        """Return the connection to a rank; None if there is none yet."""
-        return self._peers.get(rank)
 
     def update_interest(self, peer: Peer) -> None:
         """Make the event loop wait for what can be read from a peer, and sent to it, now."""
@@ -141,28 +128,8 @@ class Links:
         host = self.host_name(rank)
         return f"rank {rank}{f' on {host}' if host else ''}"
 
-    def connected(self, rank: int) -> Peer | None:
-        """Return the connection to a rank; None while there is none yet. Does not wait."""
-        if rank not in self._peers and self.page is not None:
-            with self._connecting:
-                if rank not in self._peers and rank < self.rank:
-                    self._connect(self.page, rank)
-                elif rank not in self._peers and self._listener is not None:
-                    self._accept(self._listener)
-        return self._peers.get(rank)
-
-    @property
-    def listener(self) -> int | None:
-        """The descriptor of the socket to which higher ranks connect; None if all are connected from the start."""
-        return None if self._listener is None else self._listener.fileno()
-
-    @property
-    def unidentified(self) -> list[int]:
-        """The descriptors of connections whose rank is not known yet."""
-        return [connection.fileno() for connection in self._unidentified]
-
     def lost_reason(self, rank: int) -> str:
-        """Return why the connection to a rank sends nothing more; "" if it does, or if there is none yet."""
+        """Return why the connection to a rank sends nothing more; "" if it does, or if there is none."""
         peer = self._peers.get(rank)
         return "" if peer is None else peer.lost_reason
 
@@ -219,74 +186,8 @@ class Links:
             peer.connection.close()
         self.loop.close()
         self.wait_note.close()
-        for connection in (*self._unidentified, *filter(None, [self._listener])):
-            connection.close()
         if self.page is not None:
             self.page.close()
-
-    def _add(self, rank: int, connection: socket.socket) -> None:
-        name, expects_data = self.host_name(rank), self.channels.__contains__
-        peer = Peer(rank, name, connection, expects_data=expects_data, on_read=self.loop.interrupt)
-        self._peers[rank] = peer
-        if not self._connects_late:
-            self.update_interest(peer)
-
-    def _connect(self, page: HostPage, rank: int) -> None:
-        """Connect to a lower rank; do nothing if it accepts no connection now: it may have no room, or be gone."""
-        try:
-            connection = socket.socket(socket.AF_UNIX)
-        except OSError as error:
-            raise CollectiveError(f"rank {self.rank} cannot connect to {self.name(rank)}: {error}") from error
-        try:
-            connection.setblocking(False)
-            connection.connect(f"\0{page.name(page.ranks.index(rank))}")
-            if not admit(connection):
-                raise PermissionError("it belongs to another user")
-            connection.sendall(_GREETING.pack(self.rank))
-        except (BlockingIOError, ConnectionError):
-            connection.close()
-        except OSError as error:
-            connection.close()
-            raise CollectiveError(f"{self.name(rank)} cannot be reached by rank {self.rank}: {error}") from error
-        else:
-            self._add(rank, connection)
-
-    def _accept(self, listener: socket.socket) -> None:
-        """Accept the connections of higher ranks that have arrived, as far as they have identified themselves."""
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionError):
-                break
-            except OSError as error:
-                raise CollectiveError(f"rank {self.rank} cannot accept connections of other ranks: {error}") from error
-            connection.setblocking(False)
-            if admit(connection):
-                self._unidentified.append(connection)
-            else:
-                connection.close()
-        for connection in list(self._unidentified):
-            rank = _greeting(connection)
-            if rank is None:
-                continue
-            self._unidentified.remove(connection)
-            if rank <= self.rank or rank in self._peers or self.page is None or rank not in self.page.ranks:
-                connection.close()
-            else:
-                self._add(rank, connection)
-        while len(self._unidentified) > _MAX_UNIDENTIFIED:
-            self._unidentified.pop(0).close()
-
-
-def _greeting(connection: socket.socket) -> int | None:
-    """Return the rank of the process that has connected, -1 if it is none; None if it has not sent it yet."""
-    try:
-        received = connection.recv(_GREETING.size)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return -1
-    return int(_GREETING.unpack(received)[0]) if len(received) == _GREETING.size else -1
 
 
 def _abandon_all() -> None:

@@ -25,7 +25,7 @@ _CHECK_SECONDS: Final = 0.1
 _RETRY_SECONDS: Final = 0.005
 # After a rank has closed its connection, wait so long for the report that another one has died, which may be why.
 _CAUSE_SECONDS: Final = 1.0
-# The descriptors that a rank opens later: an epoll, a socket that listens, a connection, and one to spare.
+# The descriptors that a rank opens later: an epoll, a pair of sockets, and one to spare.
 _NUM_SPARE: Final = 4
 # Received descriptors are not inherited by programs that this process starts; defined where descriptors can be sent.
 _CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)

@@ -21,8 +21,6 @@ from rankwise._comm.control.page.layout import (
     GROUPS_OFFSET,
     MAX_GROUPS,
     MAX_STAGING_BYTES,
-    NAME_BYTES,
-    NAMES_OFFSET,
     entry_word,
     staging_offset,
     window_bytes,
@@ -135,16 +133,6 @@ class HostPage:
     def is_dead(self, rank: int) -> bool:
         """Return whether a rank is one of this host, and has ended."""
         return rank in self.ranks and self.ranks.index(rank) in self.dead
-
-    def publish_name(self, name: str) -> None:
-        """Publish the name of the socket on which this rank listens."""
-        start = NAMES_OFFSET + NAME_BYTES * self.index
-        self._memory.directory[start : start + NAME_BYTES] = name.encode().ljust(NAME_BYTES, b"\0")
-
-    def name(self, index: int) -> str:
-        """Return the name of the socket on which a rank listens."""
-        start = NAMES_OFFSET + NAME_BYTES * index
-        return bytes(self._memory.directory[start : start + NAME_BYTES]).rstrip(b"\0").decode()
 
     def close(self) -> None:
         """Close the descriptors of this process, which has detached from all windows."""

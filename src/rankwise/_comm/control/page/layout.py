@@ -4,7 +4,6 @@ The file is a hole at first, and only the parts that were written take memory. S
 size, and nothing is ever moved::
 
     0               directory   word 0: the number of entries, in use or free again
-    2^17              names     of the sockets on which the ranks listen for data, NAME_BYTES each
     2^20              entries   of the groups, GROUP_WORDS words each: the id plus one, or FREE; how many have left it
     DIRECTORY_BYTES windows     one for each group, of `window_bytes`:
                         word 0    not 0 after any member has failed, timed out or left
@@ -37,8 +36,6 @@ from typing import Final
 MAX_RANKS: Final = 126
 
 COUNT_WORD: Final = 0
-NAMES_OFFSET: Final = 1 << 17
-NAME_BYTES: Final = 128
 GROUPS_OFFSET: Final = 1 << 20
 GROUP_WORDS: Final = 2
 FREE: Final = 0
