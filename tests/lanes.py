@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankwise.testing._plugin.marker import world_size_of
+from rankwise.testing._plugin.marker import SERIAL, read_marker, world_size_of
 
 SEED = 0
 
@@ -46,7 +46,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark tests in ranks as slow in worlds of the sizes that the module or the test names."""
-    mark = item.get_closest_marker("slow_with_ranks")
-    if mark is not None and world_size_of(item) in mark.args:
+    """Mark tests in ranks as slow in large worlds, or in those of the sizes that the module or the test names."""
+    ranks, mark = read_marker(item), item.get_closest_marker("slow_with_ranks")
+    if ranks is None or (mark is None and 2 not in ranks.sizes):
+        return
+    size = world_size_of(item)
+    if (size in mark.args) if mark is not None else (size != SERIAL and int(size) > 2):
         item.add_marker("slow")

@@ -19,7 +19,7 @@ from rankwise._comm.group import Group
 from tests.contract import random_objects as model
 from tests.contract.random_values import EXAMPLES
 
-pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.slow_with_ranks(3, 4)]
+pytestmark = pytest.mark.ranks("serial", 2, 3)
 
 
 @pytest.mark.parametrize("length", model.LENGTHS)

@@ -219,7 +219,6 @@ def made(template: Any) -> Any:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.slow_with_ranks(3)
 @pytest.mark.soak(100)
 def test_random_arguments_on_some_ranks(comm: Group, seed: int) -> None:
     """Arguments of all kinds, several at once, in containers, on one rank or on all: all ranks return, or all raise."""

@@ -14,7 +14,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Group
 
-pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.slow_with_ranks(3)]
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3)
 
 T = TypeVar("T")
 LARGE = 100_000

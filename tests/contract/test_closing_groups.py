@@ -19,7 +19,7 @@ from rankwise._comm.control.registry import GroupRegistry
 from rankwise._comm.data.torch_backend import TorchPlane
 from rankwise._comm.group import Group
 
-pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(3, 4)]
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
 
 class OnlyHereError(Exception):

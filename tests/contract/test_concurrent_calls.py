@@ -76,7 +76,6 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.slow_with_ranks(3)
 def test_every_collective_in_another_thread_is_refused_also_a_non_blocking_one(comm: Group) -> None:
     messages: dict[str, str] = {}
 
@@ -100,7 +99,6 @@ def test_every_collective_in_another_thread_is_refused_also_a_non_blocking_one(c
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.slow_with_ranks(3)
 def test_another_thread_is_refused_while_any_collective_waits(comm: Group, tmp_path: Path) -> None:
     """On the last rank, since the others come late: they wait until its other thread was refused."""
     last = rw.get_rank() == comm.size - 1
@@ -128,7 +126,6 @@ def test_another_thread_is_refused_while_any_collective_waits(comm: Group, tmp_p
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.slow_with_ranks(3)
 def test_another_thread_is_refused_between_the_agreement_on_a_call_and_its_data(
     comm: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +157,6 @@ def test_another_thread_is_refused_between_the_agreement_on_a_call_and_its_data(
     assert rw.all_reduce(1) == comm.size
 
 
-@pytest.mark.slow_with_ranks(3)
 def test_two_threads_use_every_collective_in_two_groups(comm: Group) -> None:
     groups = [rw.new_group(range(comm.size)) for _ in range(2)]
     ended: list[int] = []
@@ -180,7 +176,6 @@ def test_two_threads_use_every_collective_in_two_groups(comm: Group) -> None:
     assert ended == [comm.size] * 2
 
 
-@pytest.mark.slow_with_ranks(3)
 def test_an_error_in_the_group_of_one_thread_does_not_disturb_the_other(comm: Group) -> None:
     rank, groups = rw.get_rank(), [rw.new_group(range(comm.size)) for _ in range(2)]
     errors: list[str] = []

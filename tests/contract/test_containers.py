@@ -19,7 +19,6 @@ from rankwise._comm.group import Group
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3, 4),
-    pytest.mark.slow_with_ranks(4),
     pytest.mark.usefixtures("torch_random"),
 ]
 

@@ -22,7 +22,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Group
 
-pytestmark = [pytest.mark.ranks(2, 4), pytest.mark.slow_with_ranks(4)]
+pytestmark = pytest.mark.ranks(2, 4)
 
 T = TypeVar("T")
 

@@ -14,7 +14,6 @@ from tests.contract.test_gradients import Momentum, Net, filled, loss
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.slow_with_ranks(3)
 @pytest.mark.usefixtures("torch_random")
 def test_all_ranks_have_the_same_bits_after_200_steps(comm: Any) -> None:
     model = filled(Net())

@@ -18,7 +18,7 @@ import rankwise as rw
 from rankwise._comm.group import Group
 from tests.contract.without_frames import without_frames
 
-pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.usefixtures("torch_random")]
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("torch_random")]
 
 LENGTH = 5000
 

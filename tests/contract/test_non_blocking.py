@@ -25,7 +25,6 @@ from rankwise._comm.group import Group
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3),
-    pytest.mark.slow_with_ranks(3),
     pytest.mark.usefixtures("no_thread_stays"),
 ]
 

@@ -13,7 +13,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Group
 
-pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.slow_with_ranks(4), pytest.mark.usefixtures("no_thread_stays")]
+pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.usefixtures("no_thread_stays")]
 
 HERE = r"test_non_blocking_transfers\.py:\d+"
 LARGE = 200_000

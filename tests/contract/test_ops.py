@@ -44,7 +44,6 @@ def results(op: Op, comm: Group) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 @pytest.mark.ranks("serial", 1, 2, 4)
-@pytest.mark.slow_with_ranks(4)
 def test_every_op_gives_one_result_in_every_form(comm: Group, op: Op) -> None:
     wanted = op.reduce_numbers([operand(op, rank) for rank in range(comm.size)])
     for name, result in results(op, comm):

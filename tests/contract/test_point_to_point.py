@@ -11,7 +11,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Group
 
-pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3)]
+pytestmark = pytest.mark.ranks(2, 3)
 
 VALUES: list[Any] = [
     7,

@@ -18,7 +18,7 @@ import rankwise as rw
 from rankwise._comm.group import Group
 from tests.contract import random_values as model
 
-pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.soak(50)]
+pytestmark = [pytest.mark.ranks("serial", 2, 3), pytest.mark.soak(50)]
 
 
 def test_all_reduce_of_random_values(comm: Group, seed: int) -> None:

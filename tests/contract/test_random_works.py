@@ -13,7 +13,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Group
 
-pytestmark = [pytest.mark.ranks(2, 4, timeout=200), pytest.mark.slow_with_ranks(4)]
+pytestmark = pytest.mark.ranks(2, 4, timeout=200)
 
 LENGTHS = (1, 2000, 60_000)
 Call = Callable[..., Any]

@@ -21,7 +21,7 @@ from rankwise._comm.group import Group
 from rankwise._training import exclusive_section
 from tests.contract.without_frames import without_frames
 
-pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
 
 class OnlyHereError(Exception):

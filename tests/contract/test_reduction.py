@@ -13,7 +13,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Group
 
-pytestmark = [pytest.mark.ranks("serial", 1, 2, 3, 4), pytest.mark.slow_with_ranks(4)]
+pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
 OPS = ["sum", "mean", "product", "min", "max"]
 NUMERIC = [

@@ -13,7 +13,7 @@ import rankwise as rw
 from rankwise._comm.group import Group
 from tests.contract.tensor_kinds import Tagged
 
-pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3)]
+pytestmark = pytest.mark.ranks(2, 3)
 
 # Small ones travel in frames, those of the other sizes do not; the last one needs several steps in shared memory.
 WIDTHS = (1, 100, 23_333, 400_000)

@@ -38,7 +38,7 @@ from tests.contract import (
     test_training,
 )
 
-pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3), pytest.mark.usefixtures("torch_random")]
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("torch_random")]
 
 MODULES = [
     test_reduction,

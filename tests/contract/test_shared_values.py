@@ -22,7 +22,7 @@ from rankwise._comm import shared_memory as files
 from rankwise._comm.group import Group
 from rankwise._memory import require_available
 
-pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.slow_with_ranks(3)]
+pytestmark = pytest.mark.ranks(2, 3)
 
 LENGTH = 300_000
 NBYTES = 4 * LENGTH

@@ -57,7 +57,6 @@ def test_a_process_group_of_torch_is_a_group(comm: Group) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.slow_with_ranks(3)
 def test_a_destroyed_process_group_is_an_error(comm: Group) -> None:
     rank = rw.get_rank()
     group: Any = dist.new_group(list(range(comm.size)))
@@ -75,7 +74,6 @@ def test_a_destroyed_process_group_is_an_error(comm: Group) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.slow_with_ranks(3)
 def test_process_groups_that_were_destroyed_are_let_go(comm: Group) -> None:
     adopted = current_session().adopted
     for _ in range(3):
@@ -134,7 +132,6 @@ def test_a_dimension_of_a_mesh_is_a_group(comm: Group) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.slow_with_ranks(3)
 def test_a_mesh_of_some_ranks(comm: Group) -> None:
     last = comm.size - 1
     mesh = DeviceMesh("cpu", [last])
