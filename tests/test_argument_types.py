@@ -12,6 +12,7 @@ import torch
 
 from rankwise._arguments import as_bool, as_integer, integer
 from rankwise.errors import InvalidArgumentError
+from tests.tables import each_row
 
 
 class Level(IntEnum):
@@ -26,7 +27,7 @@ class Raising:
         raise KeyError("repr")
 
 
-@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), Level.HIGH])
+@each_row("value", [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), Level.HIGH])
 def test_integers_of_all_kinds_are_pythons(value: object) -> None:
     found = as_integer(value, "n")
     assert type(found) is int
@@ -52,7 +53,7 @@ NO_INTEGERS: list[Callable[[], object]] = [
 ]
 
 
-@pytest.mark.parametrize("make", NO_INTEGERS)
+@each_row("make", NO_INTEGERS)
 def test_what_is_no_integer_is_refused(make: Callable[[], object]) -> None:
     value = make()
     assert integer(value) is None
@@ -65,7 +66,7 @@ def test_bools_of_all_kinds_are_pythons(value: object) -> None:
     assert as_bool(value, "flag") is True
 
 
-@pytest.mark.parametrize("value", [None, 1, 0, "", "False", [], torch.tensor(1), np.array([True]), int, Raising()])
+@each_row("value", [None, 1, 0, "", "False", [], torch.tensor(1), np.array([True]), int, Raising()])
 def test_what_is_as_good_as_a_bool_is_refused(value: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^flag=.* is not True or False$"):
         as_bool(value, "flag")

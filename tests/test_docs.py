@@ -14,6 +14,7 @@ from rankwise._environment.detect import LAUNCHERS
 from rankwise._environment.facts import OVERRIDES
 from tests.api_page import GROUPS, PAGE, page
 from tests.session.worlds import run_in
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(rw.__file__).parent
@@ -53,7 +54,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_row("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
         if target.startswith(("http://", "https://")):
@@ -65,9 +66,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 # docs/migrate.md names files of other projects.
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name != "migrate.md"], ids=lambda page: str(page.relative_to(ROOT))
-)
+@each_row("page", [page for page in PAGES if page.name != "migrate.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_of_the_repository_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
     for name in re.findall(r"[` \"]((?:tests|docs|src|benchmarks|examples)/[\w./-]*\w)", text):

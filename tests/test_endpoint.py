@@ -8,6 +8,7 @@ from rankwise._environment.detect import detect
 from rankwise._rendezvous.endpoint import Endpoint, choose, parse_address
 from rankwise._rendezvous.mpi import needs_mpi
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from tests.tables import each_row
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -72,7 +73,7 @@ def test_the_agents_store_is_where_it_says() -> None:
     assert (chosen.host, chosen.ports, chosen.agent_store) == ("big", (1234,), True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "named"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT are not set"),
@@ -121,7 +122,7 @@ def test_addresses(address: str, host: str) -> None:
     assert parse_address(address)[0].value == host
 
 
-@pytest.mark.parametrize("address", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:-1"])
+@each_row("address", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:-1"])
 def test_addresses_that_are_none(address: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is not host:port"):
         parse_address(address)

@@ -6,10 +6,9 @@ import copy
 import pickle
 from collections.abc import Callable
 
-import pytest
-
 import rankwise as rw
 from rankwise import errors
+from tests.tables import each_row
 
 FAILURE = rw.RankFailure(rank=1, host="h", exitcode=3, raised="ValueError: x", traceback="ValueError: x")
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
@@ -25,11 +24,8 @@ def made(kind: type[BaseException]) -> BaseException:
     return kind("what happened")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
-def test_an_error_that_is_copied_keeps_all_it_has(
-    kind: type[BaseException], again: Callable[[BaseException], BaseException]
-) -> None:
+def check_again(kind: type[BaseException], again: Callable[[BaseException], BaseException]) -> None:
+    """Check that an error of a class that was copied is as the first one."""
     error = made(kind)
     error.__notes__ = ["while reading the third file"]  # as add_note() of Python 3.11 does
     error.step = 7  # type: ignore[attr-defined]  # as users do
@@ -40,10 +36,18 @@ def test_an_error_that_is_copied_keeps_all_it_has(
     assert again(other).__dict__ == error.__dict__
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each_row("kind", KINDS)
+@each_row("again", COPIES.values(), ids=COPIES)
+def test_an_error_that_is_copied_keeps_all_it_has(
+    kind: type[BaseException], again: Callable[[BaseException], BaseException]
+) -> None:
+    check_again(kind, again)
+
+
+@each_row("kind", KINDS)
+@each_row("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_an_error_that_is_pickled_keeps_all_it_has(kind: type[BaseException], protocol: int) -> None:
-    test_an_error_that_is_copied_keeps_all_it_has(kind, lambda error: pickle.loads(pickle.dumps(error, protocol)))
+    check_again(kind, lambda error: pickle.loads(pickle.dumps(error, protocol)))
 
 
 def test_how_a_rank_ended_is_a_value() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rankwise._net.json_lines import MAX_LINE_BYTES, decode_line, decode_one_of, encode_line
+from tests.tables import each_row
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def test_control_characters_are_escaped_at_any_depth() -> None:
     assert (received.parts[0].text, received.names) == ("\\x1b[2J", ("\\x07",))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("field", "value", "problem"),
     [
         ("number", True, "number is a bool"), ("number", 1.0, "number is a float"), ("number", 1 << 63, "out of range"),
@@ -73,7 +74,7 @@ def test_other_messages_are_refused(field: str, value: Any, problem: str) -> Non
         decode_line(Whole, line)
 
 
-@pytest.mark.parametrize("line", ["", "[]", "3", "{}", "{" * 100_000, "[" * 100_000, b"\xff", '{"number": 1}'])
+@each_row("line", ["", "[]", "3", "{}", "{" * 100_000, "[" * 100_000, b"\xff", '{"number": 1}'])
 def test_other_lines_are_refused(line: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_line(Whole, line)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rankwise as rw
+from tests.tables import each_row
 from tools import behaviour, compat, hops, mutants, record_errors
 from tools.faults import FAULTS, Fault
 from tools.virtualenv import CommandError
@@ -178,7 +179,7 @@ tests/b.py::test_last[1]{}
 """
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "output", "killer"),
     [
         (0, OUTPUT.format(" PASSED"), mutants.SURVIVED),

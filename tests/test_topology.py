@@ -6,6 +6,7 @@ import pytest
 
 from rankwise.errors import TopologyError
 from rankwise.topology import Topology
+from tests.tables import each_row
 
 TOPOLOGY = {"rank": 2, "world_size": 3, "local_rank": 0, "local_world_size": 1, "node_rank": 1, "num_nodes": 2}
 
@@ -14,7 +15,7 @@ def test_uneven_nodes_are_fine() -> None:
     assert not Topology(**TOPOLOGY).is_rank_zero
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [
         {"rank": 3},

@@ -13,6 +13,7 @@ from torch import nn
 import rankwise as rw
 from rankwise._comm.group import Group
 from rankwise.compat import mmcv, vis4d
+from tests.tables import each_row
 
 
 class Hook:
@@ -66,7 +67,7 @@ def test_functions_of_any_kind_are_called_on_rank_zero_only(comm: Group, decorat
 
 
 @pytest.mark.ranks("serial", 2, 4)
-@pytest.mark.parametrize(("coalesce", "bucket_size_mb"), [(True, -1), (True, 0), (True, 1), (False, -1)])
+@each_row(("coalesce", "bucket_size_mb"), [(True, -1), (True, 0), (True, 1), (False, -1)], collective=True)
 def test_parameters_become_their_means(comm: Group, coalesce: bool, bucket_size_mb: int) -> None:
     rank, size = mmcv.get_dist_info()
     parameters = [
@@ -156,7 +157,7 @@ def test_what_has_no_mean_is_refused_before_anything_is_sent(comm: Group) -> Non
 
 
 @pytest.mark.ranks("serial", 2, 4)
-@pytest.mark.parametrize(("coalesce", "bucket_size_mb"), [(True, -1), (True, 1), (False, -1)])
+@each_row(("coalesce", "bucket_size_mb"), [(True, -1), (True, 1), (False, -1)], collective=True)
 def test_gradients_become_their_means(comm: Group, coalesce: bool, bucket_size_mb: int) -> None:
     """Also where ranks have them for different parameters: the original then mixes one with another, or hangs."""
     rank, size = mmcv.get_dist_info()

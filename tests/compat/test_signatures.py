@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 
-import pytest
 import torch
+
+from tests.tables import each_row
 
 # As their documentation and code have them, without annotations.
 SIGNATURES = {
@@ -61,7 +62,7 @@ PAIRS = [(module, name) for module, names in SIGNATURES.items() for name in name
 LOCAL_OR_COLLECTIVE = re.compile(r"^\s*(Local|Collective)\b|\. (Local|Collective)\b", re.MULTILINE)
 
 
-@pytest.mark.parametrize(("module", "name"), PAIRS)
+@each_row(("module", "name"), PAIRS)
 def test_a_name_has_the_originals_signature(module: str, name: str) -> None:
     function = getattr(importlib.import_module(f"rankwise.compat.{module}"), name)
     signature = inspect.signature(function)

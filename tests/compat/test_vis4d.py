@@ -22,6 +22,7 @@ from rankwise._session.current import reset_current
 from rankwise.compat import vis4d
 from tests.compat.adapted import PROGRAMS
 from tests.session.worlds import clean_environ
+from tests.tables import each_row
 
 RECORDS = Path(__file__).parents[1] / "data"
 
@@ -150,7 +151,7 @@ def test_a_backend_that_is_not_known_is_an_assertion_error_too(group_of: None) -
 
 
 @pytest.mark.ranks("serial", 2, 4)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@each_row("dtype", [torch.uint8, torch.float32], collective=True)
 def test_tensors_are_padded_to_the_largest(comm: Group, dtype: torch.dtype) -> None:
     tensor = torch.ones(2 * vis4d.get_rank() + 1, dtype=dtype)
     if comm.size == 1:
@@ -175,7 +176,7 @@ def test_what_cannot_be_padded_is_refused_on_all_ranks(comm: Group) -> None:
 
 
 @pytest.mark.ranks("serial", 2, 4)
-@pytest.mark.parametrize("everywhere", [False, True])
+@each_row("everywhere", [False, True], collective=True)
 def test_objects_are_gathered_in_order(comm: Group, everywhere: bool) -> None:
     value = {"rank": vis4d.get_rank(), "boxes": torch.ones(vis4d.get_rank() * 1000)}
     gathered = vis4d.all_gather_object_gpu(value, rank_zero_return_only=not everywhere)

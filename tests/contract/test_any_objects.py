@@ -18,11 +18,12 @@ import rankwise as rw
 from rankwise._comm.group import Group
 from tests.contract import random_objects as model
 from tests.contract.random_values import EXAMPLES
+from tests.tables import each_row
 
 pytestmark = pytest.mark.ranks("serial", 2, 3)
 
 
-@pytest.mark.parametrize("length", model.LENGTHS)
+@each_row("length", model.LENGTHS, collective=True)
 def test_objects_of_every_kind(comm: Group, length: int) -> None:
     rank = rw.get_rank()
     for kind, make in model.KINDS.items():

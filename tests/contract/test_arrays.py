@@ -13,12 +13,13 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.group import Group
+from tests.tables import each_row
 
 WORLDS = pytest.mark.ranks("serial", 1, 2, 3)
 
 
 @WORLDS
-@pytest.mark.parametrize("length", [0, 3, 5000])
+@each_row("length", [0, 3, 5000], collective=True)
 def test_arrays_are_reduced_as_tensors_are(comm: Group, length: int) -> None:
     rank, size = rw.get_rank(), comm.size
     for kind in (np.float16, np.float32, np.float64, np.int8, np.uint16, np.int64, np.complex64, np.bool_):

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 import rankwise as rw
 from rankwise._comm.group import Group
+from tests.tables import each_row
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3),
@@ -30,8 +31,8 @@ COLLECTIVES: dict[str, Callable[[Any], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("length", [3, 5000])
-@pytest.mark.parametrize("name", COLLECTIVES)
+@each_row("length", [3, 5000], collective=True)
+@each_row("name", COLLECTIVES, collective=True)
 def test_results_can_be_written_to(comm: Group, name: str, length: int) -> None:
     weight = torch.full((length,), -1.0, requires_grad=True)
     found = COLLECTIVES[name](weight * 1)
@@ -49,8 +50,8 @@ def test_results_can_be_written_to(comm: Group, name: str, length: int) -> None:
     assert weight.grad[-1].item() == (2 * comm.size if rw.get_rank() == 0 or name != "all_gather" else 0)
 
 
-@pytest.mark.parametrize("length", [3, 5000])
-@pytest.mark.parametrize("name", COLLECTIVES)
+@each_row("length", [3, 5000], collective=True)
+@each_row("name", COLLECTIVES, collective=True)
 def test_results_require_a_gradient_on_all_ranks_if_any_input_does(comm: Group, name: str, length: int) -> None:
     """As embeddings where one rank has none, and passes a constant: its backward takes part in those of the others."""
     call, is_first = COLLECTIVES[name], rw.get_rank() == 0
@@ -67,7 +68,7 @@ def test_results_require_a_gradient_on_all_ranks_if_any_input_does(comm: Group, 
         assert not call(weight).requires_grad, "the only rank that could has turned it off"
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+@each_row("name", COLLECTIVES, collective=True)
 def test_gradients_need_floats_or_complex_numbers(comm: Group, name: str) -> None:
     call = COLLECTIVES[name]
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64):

@@ -11,6 +11,7 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.group import Group
+from tests.tables import each_row
 
 pytestmark = [pytest.mark.ranks("serial", 2, 4), pytest.mark.usefixtures("torch_random")]
 
@@ -77,7 +78,7 @@ SAME: dict[str, list[Callable[[Group], object]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
+@each_row("name", SAME, collective=True)
 def test_equivalent_calls_match(comm: Group, name: str) -> None:
     calls = SAME[name]
     for first in range(len(calls)):

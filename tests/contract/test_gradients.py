@@ -19,6 +19,7 @@ import rankwise as rw
 from rankwise._comm.buffers import is_expanded
 from rankwise._comm.group import Group
 from tests.contract.without_frames import without_frames
+from tests.tables import each_row
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3),
@@ -196,7 +197,7 @@ def test_a_grad_scaler_skips_the_steps_in_which_a_gradient_overflows_on_any_rank
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("how", ["grad", "data", "clone", "set_to_other_memory"])
+@each_row("how", ["grad", "data", "clone", "set_to_other_memory"], collective=True)
 def test_replaced_gradients(comm: Any, how: str) -> None:
     def step(model: Any, optimizer: Any, x: torch.Tensor, sync: Callable[[], None]) -> None:
         optimizer.zero_grad()
@@ -340,7 +341,7 @@ def test_a_copy_on_one_rank(comm: Any) -> None:
         rw.assert_synced([parameter.grad for parameter in used.parameters()])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+@each_row("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64], collective=True)
 def test_dtypes_without_overflow(comm: Any, dtype: torch.dtype) -> None:
     weights = [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (3, 40_000)]
     for _ in range(2):
@@ -460,7 +461,7 @@ def test_gradients_that_are_part_of_a_graph(comm: Any) -> None:
     weight.grad = None
 
 
-@pytest.mark.parametrize("keep", ["the tensors", "detached", "views", "data"])
+@each_row("keep", ["the tensors", "detached", "views", "data"], collective=True)
 def test_gradients_that_are_kept(comm: Any, keep: str) -> None:
     """As by PCGrad, GradNorm and deferred logging: those of each task, and their mean by reference."""
     kept: list[list[torch.Tensor]] = []
@@ -627,13 +628,14 @@ def test_groups_without_frames(comm: Any) -> None:
                 rw.sync_grads(model if comm.rank else torch.nn.Sequential(*list(model.children())[:-1]))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("option", "value", "text"),
     [
         ("op", "max", "'mean' or 'sum'"),
         ("op", "average", "op='average' is none of"),
         ("missing", "raise", "missing='raise' is neither 'zeros' nor 'error'"),
     ],
+    collective=True,
 )
 def test_arguments_that_cannot_be_used(comm: Any, option: str, value: Any, text: str) -> None:
     weight: Any = torch.nn.Parameter(torch.zeros(3))

@@ -14,6 +14,7 @@ from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import OPS, Op, plan
 from rankwise.testing.fakes import recording
 from tests.contract.test_routes import WAYS, route
+from tests.tables import each_row
 
 # The number of int64 elements that do not fit into a frame.
 LARGE = INLINE_BYTES // 8 + 1
@@ -42,7 +43,7 @@ def results(op: Op, comm: Group) -> Iterator[tuple[str, Any]]:
                 yield f"{length} elements of {dtype}", reduced[-1].item()
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+@each_row("op", OPS.values(), ids=OPS, collective=True)
 @pytest.mark.ranks("serial", 1, 2, 4)
 def test_every_op_gives_one_result_in_every_form(comm: Group, op: Op) -> None:
     wanted = op.reduce_numbers([operand(op, rank) for rank in range(comm.size)])
@@ -50,7 +51,7 @@ def test_every_op_gives_one_result_in_every_form(comm: Group, op: Op) -> None:
         assert result == wanted, name
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+@each_row("op", OPS.values(), ids=OPS, collective=True)
 @pytest.mark.ranks(2)
 def test_every_op_gives_one_result_by_every_route(comm: Group, op: Op) -> None:
     wanted = op.reduce_numbers([operand(op, rank) for rank in range(comm.size)])
@@ -60,7 +61,7 @@ def test_every_op_gives_one_result_by_every_route(comm: Group, op: Op) -> None:
                 assert result == wanted, (way, name)
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+@each_row("op", OPS.values(), ids=OPS)
 def test_every_op_is_in_the_recording_group(op: Op) -> None:
     number = operand(op, 0)
     wanted = op.reduce_numbers([number] * 3)
@@ -69,7 +70,7 @@ def test_every_op_is_in_the_recording_group(op: Op) -> None:
         assert rw.all_reduce(torch.full((LARGE,), number), op=op.name)[-1].item() == wanted
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+@each_row("op", OPS.values(), ids=OPS)
 def test_the_bound_of_the_bits_of_a_result_holds(op: Op) -> None:
     if not op.bools_only:
         for size in (1, 2, 3, 64, 1000):
@@ -78,14 +79,14 @@ def test_the_bound_of_the_bits_of_a_result_holds(op: Op) -> None:
                 assert abs(reduced).bit_length() <= op.result_bits(abs(number).bit_length(), size)
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+@each_row("op", OPS.values(), ids=OPS)
 def test_the_table_is_complete(op: Op) -> None:
     assert Op.parse(op.name) is op
     assert getattr(Op, op.name.upper()) is op
     assert plan(torch.bool, op).wire_dtype in {torch.uint8, torch.int64}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "meant"),
     [("any", "or"), ("ALL", "and"), ("avg", "mean"), ("average", "mean"), ("prod", "product"), ("summ", "sum")],
 )

@@ -10,6 +10,7 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.group import Group
+from tests.tables import each_row
 
 pytestmark = pytest.mark.ranks(2, 3)
 
@@ -104,7 +105,7 @@ def test_a_rank_that_is_in_another_collective(sender: int) -> None:
 
 
 @pytest.mark.usefixtures("session")
-@pytest.mark.parametrize("other", ["itself", 99, -1, "1", None, 1.5, rw.GroupRank(99)])
+@each_row("other", ["itself", 99, -1, "1", None, 1.5, rw.GroupRank(99)], collective=True)
 def test_wrong_ranks(other: Any) -> None:
     """Another rank is not known, so the error is raised here alone."""
     other = rw.get_rank() if other == "itself" else other

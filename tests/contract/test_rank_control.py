@@ -20,6 +20,7 @@ from rankwise._collectives.groups import comm_of
 from rankwise._comm.group import Group
 from rankwise._training import exclusive_section
 from tests.contract.without_frames import without_frames
+from tests.tables import each_row
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
@@ -71,7 +72,7 @@ def test_one_rank_only_refuses_invalid_ranks(comm: Group) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-@pytest.mark.parametrize("decorate", [rw.rank_zero_only, rw.one_rank_only(share=False)], ids=["zero", "one"])
+@each_row("decorate", [rw.rank_zero_only, rw.one_rank_only(share=False)], ids=["zero", "one"], collective=True)
 def test_all_methods_but_no_coroutines_and_generators(comm: Group, decorate: Any) -> None:
     class Saver:
         @decorate  # type: ignore[untyped-decorator]  # one of two
@@ -104,7 +105,7 @@ def test_all_methods_but_no_coroutines_and_generators(comm: Group, decorate: Any
         decorate(property(int))
 
 
-@pytest.mark.parametrize("decorate", [rw.rank_zero_first(), rw.in_rank_order()], ids=["first", "order"])
+@each_row("decorate", [rw.rank_zero_first(), rw.in_rank_order()], ids=["first", "order"], collective=True)
 def test_blocks_decorate_methods_but_no_coroutines_and_generators(comm: Group, decorate: Any) -> None:
     ran = []
 

@@ -12,6 +12,7 @@ import torch
 
 import rankwise as rw
 from rankwise._comm.group import Group
+from tests.tables import each_row
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
 
@@ -43,7 +44,7 @@ def expected(values: list[torch.Tensor], op: str) -> torch.Tensor:
     return reduced[op].to(stacked.dtype)
 
 
-@pytest.mark.parametrize("op", OPS)
+@each_row("op", OPS, collective=True)
 def test_all_reduce_of_tensors_keeps_type_and_shape(comm: Group, op: str) -> None:
     rank = rw.get_rank()
     for dtype in NUMERIC:
@@ -127,7 +128,7 @@ def test_not_a_number_wins(comm: Group) -> None:
     assert math.isnan(rw.all_reduce(math.nan if rw.get_rank() == 0 else 1.0, op="max"))
 
 
-@pytest.mark.parametrize("op", ["sun", "SUM", "", "avg"])
+@each_row("op", ["sun", "SUM", "", "avg"], collective=True)
 def test_an_unknown_op_is_refused_in_every_world(comm: Group, op: str) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="is none of 'sum', 'mean'"):
         rw.all_reduce(torch.ones(1), op=op)
@@ -182,7 +183,7 @@ def bits(value: Any) -> Any:
     return (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else (type(value), value)
 
 
-@pytest.mark.parametrize("op", OPS)
+@each_row("op", OPS, collective=True)
 def test_reduce_gives_one_rank_the_result_of_all_reduce(comm: Group, op: str) -> None:
     """Bit for bit, of floats whose sum depends on the order, in and beyond frames."""
     rank, last = rw.get_rank(), comm.size - 1

@@ -12,6 +12,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Group
 from tests.contract.tensor_kinds import Tagged
+from tests.tables import each_row
 
 pytestmark = pytest.mark.ranks(2, 3)
 
@@ -57,7 +58,7 @@ def operands(width: int, dtype: torch.dtype, size: int) -> list[torch.Tensor]:
     return [values.to(torch.empty(0).device, dtype) for values in drawn]
 
 
-@pytest.mark.parametrize("form", [name for name in FORMS if name != "contiguous"])
+@each_row("form", [name for name in FORMS if name != "contiguous"], collective=True)
 def test_ranks_with_tensors_of_another_form(comm: Group, form: str) -> None:
     is_odd = rw.get_rank() == 0
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
@@ -73,7 +74,7 @@ def test_ranks_with_tensors_of_another_form(comm: Group, form: str) -> None:
                 assert torch.equal(tensor.detach().as_subclass(torch.Tensor), wanted), (dtype, width, op)
 
 
-@pytest.mark.parametrize("form", ["transposed", "strided", "parameter"])
+@each_row("form", ["transposed", "strided", "parameter"], collective=True)
 def test_another_shape_or_dtype_of_another_form_is_named(comm: Group, form: str) -> None:
     is_odd = rw.get_rank() == 0
     for width in WIDTHS[:-1]:
@@ -115,7 +116,7 @@ def tensors_of(dtype: torch.dtype, size: int) -> list[list[torch.Tensor]]:
     return of_ranks
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int16, torch.complex64])
+@each_row("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int16, torch.complex64], collective=True)
 def test_many_tensors_are_reduced_like_each_of_them(comm: Group, dtype: torch.dtype) -> None:
     of_ranks = tensors_of(dtype, comm.size)
     for count in (3, len(of_ranks[0])):

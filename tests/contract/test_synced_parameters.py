@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import rankwise as rw
+from tests.tables import each_row
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3),
@@ -49,7 +50,7 @@ def test_means_of_parameters_and_buffers(comm: Any) -> None:
     rw.assert_synced(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.complex64])
+@each_row("dtype", [torch.float32, torch.float64, torch.float16, torch.complex64], collective=True)
 def test_means_leave_equal_values_alone_and_take_lists_of_tensors(comm: Any, dtype: torch.dtype) -> None:
     """Bit by bit, also those whose sum overflows: the sum of three divided by three has other bits."""
     equal = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).mul(50000).to(dtype)
@@ -173,7 +174,7 @@ def test_values_that_differ_are_named(comm: Any) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+@each_row("norm_type", [2.0, 1.0, float("inf")], collective=True)
 def test_clipping_of_the_same_gradients_and_of_shards(comm: Any, norm_type: float) -> None:
     whole = [torch.nn.Parameter(torch.zeros(2)) for _ in range(comm.size)]
     for number, parameter in enumerate(whole):

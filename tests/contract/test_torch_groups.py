@@ -15,6 +15,7 @@ import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.group import Group
 from rankwise._session.current import current_session
+from tests.tables import each_row
 
 
 def check_collectives(group: Any, members: list[int]) -> None:
@@ -104,7 +105,7 @@ def test_errors_in_a_process_group_are_raised_on_its_members(comm: Group) -> Non
 
 
 @pytest.mark.ranks("serial", 2)
-@pytest.mark.parametrize("wrong", [[0], 0, "tp", dist.ProcessGroup, object(), -100])
+@each_row("wrong", [[0], 0, "tp", dist.ProcessGroup, object(), -100], collective=True)
 def test_other_values_are_refused(comm: Group, wrong: Any) -> None:
     with pytest.raises(rw.InvalidArgumentError, match=r"make one with rankwise\.new_group|not a member"):
         rw.all_reduce(1, group=wrong)

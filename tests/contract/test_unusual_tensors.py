@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import rankwise as rw
 from rankwise._comm.group import Group
 from tests.contract.tensor_kinds import Tagged, Wrapper
+from tests.tables import each_row
 
 pytestmark = [pytest.mark.ranks("serial", 1, 2, 3), pytest.mark.usefixtures("torch_random")]
 
@@ -110,7 +111,7 @@ def test_tensors_that_cannot_be_reduced_are_refused_before_anything_is_sent(comm
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of forms that are new or old
-@pytest.mark.parametrize("form", TAKEN)
+@each_row("form", TAKEN, collective=True)
 def test_tensors_of_unusual_classes_are_reduced(comm: Group, form: str) -> None:
     for length in LENGTHS:
         tensor = TAKEN[form](length)
@@ -197,7 +198,7 @@ def test_a_transformed_function_is_refused(comm: Group) -> None:
         works(comm)
 
 
-@pytest.mark.parametrize("timeout", [10**400, True, 0, -1, float("nan"), "1"])
+@each_row("timeout", [10**400, True, 0, -1, float("nan"), "1"], collective=True)
 def test_an_invalid_timeout_is_refused_before_anything_is_sent(comm: Group, timeout: Any) -> None:
     with pytest.raises(rw.InvalidArgumentError, match="not a number of seconds above 0"):
         rw.barrier(timeout=timeout)

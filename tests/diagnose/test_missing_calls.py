@@ -12,6 +12,7 @@ from rankwise._diagnose.flight_record import GroupCalls
 from rankwise._diagnose.hang_report import absent_ranks, missing_calls
 from rankwise._diagnose.sampling import ProcessSample, RankSample
 from rankwise._diagnose.stack import Stack, StackFrame
+from tests.tables import each_row
 
 
 def calls(*operations: str, pending: tuple[int, ...] = (), ranks: tuple[int, ...] = (0, 1, 2)) -> GroupCalls:
@@ -79,7 +80,7 @@ def test_findings_of_another_host_are_the_same_but_for_control_characters() -> N
     assert str(missing_calls(received.calls, range(3))[0]) == CALLED
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [
         {"history": []},

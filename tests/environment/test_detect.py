@@ -12,6 +12,7 @@ from rankwise._environment.detect import LAUNCHERS, detect
 from rankwise._environment.nesting import run_variables
 from rankwise._session.api import init
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
+from tests.tables import each_row
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -80,7 +81,7 @@ def test_every_fact_names_its_variable() -> None:
     assert reading.attempt == 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "launcher", "rank"),
     [
         (SLURM, "slurm", 1),
@@ -112,7 +113,7 @@ def test_an_mpi_that_has_started_another_one_is_refused() -> None:
     assert detect(OPENMPI | PMI | agreeing).launcher == "openmpi"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "environ",
     [
         {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "-1"}, {"LOCAL_RANK": ""}, {"RANK": "0"}, {"RANK": "-1"},
@@ -129,7 +130,7 @@ def test_variables_that_scripts_set_where_they_run_alone(environ: dict[str, str]
         assert detect(SLURM | environ).launcher == "slurm"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "named"),
     [
         ({"RANK": "1"}, ["WORLD_SIZE", "RANK"]),
@@ -254,7 +255,7 @@ OURS = SLURM | TORCHRUN | run_variables(SLURM | TORCHRUN)
 INNER_PMI = PMI | {"PMI_FD": "7"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "launcher", "rank"),
     [
         (OURS, "rankwise", 3),
@@ -292,7 +293,7 @@ def test_ranks_of_rankwise_launch_can_be_read_as_torchruns() -> None:
         detect(TORCHRUN, "rankwise")
 
 
-@pytest.mark.parametrize("launcher", [launcher.name for launcher in LAUNCHERS if launcher.name != "none"])
+@each_row("launcher", [launcher.name for launcher in LAUNCHERS if launcher.name != "none"])
 def test_a_launcher_that_is_asked_for_must_be_there(launcher: str) -> None:
     with pytest.raises(LauncherEnvironmentError):
         detect({}, launcher)

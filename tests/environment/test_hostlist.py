@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rankwise._environment.hostlist import MAX_HOSTS, expand, first
 from rankwise.errors import LauncherEnvironmentError
+from tests.tables import each_row
 
 TABLE = [
     line.split("\t") for line in (Path(__file__).parents[1] / "data" / "slurm-hostnames.tsv").read_text().splitlines()
@@ -33,7 +34,7 @@ NEWER = {
 UNBALANCED = {"node[1-3", "node1-3]"}
 
 
-@pytest.mark.parametrize(("hostlist", "printed"), TABLE, ids=[row[0] for row in TABLE])
+@each_row(("hostlist", "printed"), TABLE, ids=[row[0] for row in TABLE])
 def test_expands_as_scontrol_does(hostlist: str, printed: str) -> None:
     if hostlist in UNBALANCED or (printed.startswith("ERROR") and hostlist not in NEWER):
         with pytest.raises(LauncherEnvironmentError, match="is not a Slurm host list"):
@@ -44,7 +45,7 @@ def test_expands_as_scontrol_does(hostlist: str, printed: str) -> None:
         assert expand(hostlist) == NEWER.get(hostlist, printed).split()
 
 
-@pytest.mark.parametrize("hostlist", [row[0] for row in TABLE])
+@each_row("hostlist", [row[0] for row in TABLE])
 def test_the_first_host_is_the_first_of_all(hostlist: str) -> None:
     try:
         hosts = expand(hostlist)
@@ -70,9 +71,7 @@ def test_four_brackets_vary_the_last_fastest_then_the_first() -> None:
     assert len(set(hosts)) == 16
 
 
-@pytest.mark.parametrize(
-    "hostlist", ["a[0-99999]", "a[0-999]b[0-999]", "a[1-2][x]", "[]", "a[[1]]", "a[-1]", "a[1--2]"]
-)
+@each_row("hostlist", ["a[0-99999]", "a[0-999]b[0-999]", "a[1-2][x]", "[]", "a[[1]]", "a[-1]", "a[1--2]"])
 def test_refuses_what_is_malformed_or_too_long(hostlist: str) -> None:
     with pytest.raises(LauncherEnvironmentError):
         expand(hostlist)

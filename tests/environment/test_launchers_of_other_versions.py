@@ -11,6 +11,7 @@ import pytest
 
 from rankwise._environment.detect import detect
 from rankwise.errors import LauncherEnvironmentError
+from tests.tables import each_row
 
 Environ = dict[str, str]
 SIX = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
@@ -400,7 +401,7 @@ CLOUD = [
 SCENARIOS = [*SLURM, *FLUXES, *MPI, *TORCH, *CLOUD]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@each_row("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_variables_of_another_version(scenario: Scenario) -> None:
     if scenario.launcher == "error":
         with pytest.raises(LauncherEnvironmentError) as caught:

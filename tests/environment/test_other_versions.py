@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import groupby
 
-import pytest
-
 from rankwise._environment.detect import detect
 from tests.environment.test_recorded import RECORDED, Recorded
+from tests.tables import each_row
 
 Environ = dict[str, str]
 
@@ -131,7 +130,7 @@ VARIATIONS: tuple[Callable[[Environ], Environ], ...] = (
 SCENARIOS = {name: list(cases) for name, cases in groupby(RECORDED, key=lambda case: case.scenario)}
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@each_row("scenario", SCENARIOS)
 def test_a_scenario_of_other_versions(scenario: str) -> None:
     for variation in VARIATIONS:
         for case in SCENARIOS[scenario]:

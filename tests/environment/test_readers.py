@@ -18,6 +18,7 @@ from rankwise._environment.detect import LAUNCHERS, detect
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._environment.variables import VARIABLES
 from rankwise.errors import LauncherEnvironmentError
+from tests.tables import each_row
 
 Environ = dict[str, str]
 DATA = Path(__file__).parents[1] / "data"
@@ -137,7 +138,7 @@ CASES = [
     ),
 ]
 NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+each_case = each_row("case", CASES, ids=lambda case: case.name)
 
 
 def without(environ: Environ, *names: str) -> Environ:
@@ -178,9 +179,7 @@ def missing() -> Iterator[tuple[Case, str]]:
         yield from ((case, name) for name in case.needed)
 
 
-@pytest.mark.parametrize(
-    ("case", "name"), [*missing()], ids=lambda value: value if isinstance(value, str) else value.name
-)
+@each_row(("case", "name"), [*missing()], ids=lambda value: value if isinstance(value, str) else value.name)
 def test_a_rank_without_a_needed_variable_is_an_error_that_names_it(case: Case, name: str) -> None:
     with pytest.raises(LauncherEnvironmentError) as caught:
         detect(without(case.environ, name), case.name)
@@ -204,10 +203,8 @@ def numeric() -> Iterator[tuple[Case, str]]:
 TEXTS = {"LSB_JOBID", "PMI_FD", "RAY_JOB_ID", "PBS_TASKNUM", "PET_NPROC_PER_NODE"}
 
 
-@pytest.mark.parametrize("garbage", ["", "x", "-1", "1.5", "9" * 40, "\uff13"])
-@pytest.mark.parametrize(
-    ("case", "name"), [*numeric()], ids=lambda value: value if isinstance(value, str) else value.name
-)
+@each_row("garbage", ["", "x", "-1", "1.5", "9" * 40, "\uff13"])
+@each_row(("case", "name"), [*numeric()], ids=lambda value: value if isinstance(value, str) else value.name)
 def test_garbage_is_an_error_that_names_the_variable(case: Case, name: str, garbage: str) -> None:
     if (case.name, name) in {("flux", "PMI_RANK"), ("flux", "PMI_SIZE"), ("kubeflow", "JOB_COMPLETION_INDEX")}:
         assert detect(case.environ | {name: garbage}) == detect(case.environ), "it is not read"
@@ -216,7 +213,7 @@ def test_garbage_is_an_error_that_names_the_variable(case: Case, name: str, garb
         detect(case.environ | {name: garbage})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "named"),
     [
         (JSRUN | {"JSM_NAMESPACE_RANK": "8"}, ["JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"]),
@@ -264,7 +261,7 @@ TORCHRUN = TORCH | {"TORCHELASTIC_RUN_ID": "x"}
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "launcher", "rank"),
     [
         (PALS | OPENMPI | {"PALS_RANKID": "0"}, "openmpi", 3),  # PALS starts the daemons of mpirun

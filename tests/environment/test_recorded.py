@@ -12,6 +12,7 @@ import pytest
 
 from rankwise._environment.detect import detect
 from rankwise._environment.facts import LaunchEnvironment
+from tests.tables import each_row
 
 DATA = Path(__file__).parents[1] / "data"
 LAUNCHER = {
@@ -101,7 +102,7 @@ def test_all_records_are_there() -> None:
     assert counts["mpich"] == 8
 
 
-@pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case.scenario}-{case.process}")
+@each_row("case", RECORDED, ids=lambda case: f"{case.scenario}-{case.process}")
 def test_place_is_what_the_processes_were(case: Recorded) -> None:
     reading = _read(case)
     assert reading.launcher == case.launcher
@@ -111,7 +112,7 @@ def test_place_is_what_the_processes_were(case: Recorded) -> None:
 SLURM = [case for case in RECORDED if case.launcher == "slurm"]
 
 
-@pytest.mark.parametrize("case", SLURM, ids=lambda case: f"{case.scenario}-{case.process}")
+@each_row("case", SLURM, ids=lambda case: f"{case.scenario}-{case.process}")
 def test_slurm_nodes_are_where_the_tasks_ran(case: Recorded) -> None:
     """SLURMD_NODENAME, which is not read otherwise, says where each task ran."""
     reading = _read(case)
@@ -135,7 +136,7 @@ def test_slurm_steps_of_a_job_have_jobs_of_their_own() -> None:
     assert all(job is not None and re.fullmatch(r"[0-9]+\.[0-9]+", job.value) for job in jobs.values())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("scenario", "local_sizes"),
     [
         ("openmpi/01-local-n4", [4, 4, 4, 4]),

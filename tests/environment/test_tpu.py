@@ -6,6 +6,7 @@ import pytest
 
 from rankwise._environment.detect import detect
 from rankwise.errors import LauncherEnvironmentError
+from tests.tables import each_row
 
 HOSTS = "t1v-n-0,t1v-n-1,t1v-n-2,t1v-n-3"
 POD = {
@@ -80,7 +81,7 @@ def test_the_variables_alone_make_no_rank() -> None:
     assert detect(POD | {"RANK": "1", "WORLD_SIZE": "2"}).launcher == "plain"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "named"),
     [
         ({}, ["TPU_WORKER_HOSTNAMES is not set"]),

@@ -16,6 +16,7 @@ import pytest
 import rankwise as rw
 from rankwise.launching import FunctionLaunch, Nodes, Output, ScriptLaunch, check_nproc, parse_nproc
 from tests.session.worlds import clean_environ, free_port, run_in
+from tests.tables import each_row
 
 # Without their types, for calls that a type checker refuses.
 SCRIPT: Any = ScriptLaunch
@@ -136,7 +137,7 @@ def _install() -> None:
     import rankwise.compat.ignite  # noqa: F401, PLC0415 - only in the rank
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "said"),
     [
         (lambda: SCRIPT("x.py", nproc=0), "nproc=0 is not a number of processes"),

@@ -15,6 +15,7 @@ from rankwise._launch.rank_traceback import format_traceback
 from rankwise._launch.report import describe_failures
 from rankwise.errors import RankFailure, summary
 from tests.session.worlds import clean_environ
+from tests.tables import each_row
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch"]
 
@@ -44,7 +45,7 @@ def raised_by(code: str) -> BaseException:
     raise AssertionError
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "wanted"),
     [
         (ValueError("first\nsecond"), "ValueError: first"),

@@ -15,6 +15,7 @@ from rankwise._launch.reported_steps import PROGRESS, ReportedSteps, own_place
 from rankwise.errors import RankFailure
 from rankwise.launching import ScriptLaunch
 from tests.session.worlds import clean_environ, free_port
+from tests.tables import each_row
 
 PROGRAM = Path(__file__).parent / "programs" / "fail_by_attempt.py"
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"]
@@ -70,7 +71,7 @@ def test_ranks_that_make_no_progress_are_not_restarted(ends: str, status: int, w
     assert wanted in ended.stderr
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("attempts", "wanted"),
     [
         ([attempt(8)], ""),

@@ -17,6 +17,7 @@ import torch
 import rankwise as rw
 from rankwise._comm.group import Group
 from rankwise.testing import environments, fakes
+from tests.tables import each_row
 
 TOPOLOGY = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0, "num_nodes": 1}
 
@@ -172,7 +173,7 @@ def outcome(row: Row, kind: str) -> str:
 
 
 @pytest.mark.ranks("serial", 2)
-@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in rows()])
+@each_row("row", rows(), ids=lambda row: row.name, collective=True)
 def test_a_wrong_argument_is_an_error_of_ours_in_every_world(comm: Group, row: Row) -> None:
     found = [text for kind in KINDS if (text := outcome(row, kind))]
     assert not found, "\n".join(found)

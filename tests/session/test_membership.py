@@ -14,6 +14,7 @@ from rankwise._environment.detect import detect
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
 from rankwise._rendezvous.store import join_over_store
 from rankwise._text import ranks_text
+from tests.tables import each_row
 
 
 def request(rank: int, host: str, **more: object) -> JoinRequest:
@@ -99,7 +100,7 @@ def test_texts() -> None:
     assert JoinRequest.decode(request(0, "é").encode()) == request(0, "é")
 
 
-@pytest.mark.parametrize("odd", ["", "[", "[" * 60_000, "{}", "null", '{"error": 1}', b"\xff"])
+@each_row("odd", ["", "[", "[" * 60_000, "{}", "null", '{"error": 1}', b"\xff"])
 def test_what_is_no_answer_is_refused(odd: str | bytes) -> None:
     for text in (odd, JoinReply(store_port=1 << 16).encode(), JoinReply(store_port=-1).encode()):
         with pytest.raises(rw.JoinError, match="the reply of rank zero is malformed"):
@@ -110,7 +111,7 @@ def test_what_is_no_answer_is_refused(odd: str | bytes) -> None:
     assert JoinReply.decode(given.encode()).late
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "value"),
     [("local_rank", "1"), ("local_rank", True), ("late", 0), ("error", 1), ("num_nodes", 1.5), ("num_nodes", 1 << 64)],
 )

@@ -12,6 +12,7 @@ import rankwise as rw
 from rankwise._environment.detect import detect
 from rankwise._session.session import state_behind
 from rankwise.testing.environments import Environs, fake_openmpi, fake_pmi, fake_slurm, fake_torchrun
+from tests.tables import each_row
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -47,7 +48,7 @@ BUILT: dict[str, Callable[[], Environs]] = {
 }
 
 
-@pytest.mark.parametrize("scenario", BUILT)
+@each_row("scenario", BUILT)
 def test_builders_agree_with_recordings(scenario: str) -> None:
     recorded = json.loads((DATA / f"{scenario}.json").read_text())
     built = BUILT[scenario]()
@@ -73,10 +74,8 @@ def test_each_is_detected(build: Callable[..., Environs], launcher: str) -> None
         assert reading.local_rank.value == [0, 1, 0][rank]
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"tasks": 0}, {"tasks": []}, {"tasks": [2, 0]}, {"tasks": [2, 1], "nodes": 3}, {"nodes": 0}]
-)
-@pytest.mark.parametrize("build", [fake_torchrun, fake_slurm, fake_openmpi, fake_pmi])
+@each_row("arguments", [{"tasks": 0}, {"tasks": []}, {"tasks": [2, 0]}, {"tasks": [2, 1], "nodes": 3}, {"nodes": 0}])
+@each_row("build", [fake_torchrun, fake_slurm, fake_openmpi, fake_pmi])
 def test_no_tasks_are_refused(build: Callable[..., Environs], arguments: dict[str, object]) -> None:
     with pytest.raises(rw.InvalidArgumentError, match=r"tasks|nodes"):
         build(**arguments)

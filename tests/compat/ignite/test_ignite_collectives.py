@@ -13,6 +13,7 @@ import torch
 import rankwise as rw
 import rankwise.compat.ignite as idist
 from rankwise._comm.group import Group
+from tests.tables import each_row
 
 pytestmark = pytest.mark.ranks("serial", 2, 4)
 
@@ -39,7 +40,7 @@ def test_getters_say_who_this_is(comm: Group) -> None:
     assert idist.get_rank() == rw.get_rank()
 
 
-@pytest.mark.parametrize("alike", ["numbers", "tensors"])
+@each_row("alike", ["numbers", "tensors"], collective=True)
 def test_all_reduce(comm: Group, alike: str) -> None:
     rank = rw.get_rank()
     ranks = range(comm.size)
@@ -231,7 +232,7 @@ def test_what_differs_between_ranks_is_named_on_all(comm: Group) -> None:
     assert idist.all_reduce(1) == comm.size
 
 
-@pytest.mark.parametrize("how", ["one_rank_only", "one_rank_first", "one_rank_first of the node"])
+@each_row("how", ["one_rank_only", "one_rank_first", "one_rank_first of the node"], collective=True)
 def test_a_failing_block_strands_nobody(comm: Group, how: str) -> None:
     rank, last = rw.get_rank(), comm.size - 1
     wanted = OnlyHereError if rank == last else rw.RemoteRankError

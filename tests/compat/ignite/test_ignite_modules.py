@@ -22,6 +22,7 @@ from rankwise.compat.ignite.comp_models.native import _NativeDistModel
 from rankwise.compat.ignite.comp_models.xla import _XlaDistModel
 from tests.compat.ignite.original import original
 from tests.session.worlds import clean_environ
+from tests.tables import each_row
 from tests.xla.fake_devices import FAKE
 
 MODULES = (
@@ -51,7 +52,7 @@ TRANSPORT = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each_row("name", MODULES)
 def test_every_name_that_a_module_defines_is_there(name: str) -> None:
     theirs = importlib.import_module(f"ignite.distributed{name}")
     ours = importlib.import_module(f"rankwise.compat.ignite{name}")

@@ -19,6 +19,7 @@ import rankwise.compat.ignite as idist
 from tests.compat.ignite.original import ignite, original
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
+from tests.tables import each_row
 
 # Recorded from PyTorch-Ignite 0.5.5, without annotations.
 SIGNATURES = {
@@ -72,17 +73,17 @@ def no_leftovers() -> Iterator[None]:
     idist.finalize()
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@each_row("name", SIGNATURES)
 def test_signatures_are_the_recorded_ones(name: str) -> None:
     assert plain_signature(getattr(idist, name)) == SIGNATURES[name]
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@each_row("name", SIGNATURES)
 def test_what_is_recorded_is_what_ignite_has(name: str) -> None:
     assert plain_signature(getattr(original, name)) == SIGNATURES[name]
 
 
-@pytest.mark.parametrize("name", sorted(set(SIGNATURES) - {"DistributedProxySampler", "Parallel"}))
+@each_row("name", sorted(set(SIGNATURES) - {"DistributedProxySampler", "Parallel"}))
 def test_functions_say_whether_they_talk(name: str) -> None:
     assert re.search(r"^(Local|Collective)\b", inspect.getdoc(getattr(idist, name)) or "", re.MULTILINE)
 
