@@ -45,8 +45,11 @@ def each_row(
         if len(kept) + len(named) != len(signature.parameters):
             raise ValueError(f"{test.__name__} does not take all of {named}")
 
+        own = signature.replace(parameters=kept)
+
         @functools.wraps(test)
-        def run(**fixtures: Any) -> None:
+        def run(*args: Any, **kwargs: Any) -> None:
+            fixtures = own.bind(*args, **kwargs).arguments
             failures = []
             for number, row in enumerate(table):
                 try:
@@ -59,7 +62,7 @@ def each_row(
             if failures:
                 pytest.fail(f"{len(failures)} of {len(table)} rows failed:\n" + "\n".join(failures), pytrace=False)
 
-        run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # what pytest reads
+        run.__signature__ = own  # type: ignore[attr-defined]  # what pytest reads
         return run
 
     return decorate

@@ -21,6 +21,7 @@ FUNCTIONS = {name: getattr(rw, name) for name in rw.__all__ if inspect.isfunctio
 WITHOUT_ARGS = {"gather", "rank_zero_only", "all_reduce"}  # their arguments are in the text
 
 
+@pytest.mark.slow
 def test_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which a part of torch that DDP imports would set
     failed = {}

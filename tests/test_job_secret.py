@@ -124,6 +124,7 @@ with rw.init(device="cpu"):
 """
 
 
+@pytest.mark.slow
 def test_no_command_shows_a_secret(tmp_path: Path) -> None:
     """Not in its output, nor in the title of a process, nor in a file of a launch that fails."""
     (tmp_path / "waits.py").write_text(WAITS)

@@ -77,6 +77,7 @@ def test_the_path_of_an_all_reduce_is_short(session: rw.Session) -> None:
     assert all(hop.depth > 0 for hop in path[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_paths_of_other_collectives_are_found(session: rw.Session) -> None:
     for operation in hops.OPERATIONS[1:]:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parents[1] / "launch" / "programs"
@@ -243,7 +244,7 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("tool", ["cProfile", "coverage"])
+@pytest.mark.parametrize("tool", variants(["cProfile", "coverage"], fast={"cProfile"}))
 def test_what_observes_the_launcher_writes_its_results(tool: str, tmp_path: Path) -> None:
     """At the end of the program, or in a function that runs at exit. The exit status is that of the launch."""
     (tmp_path / "fails.py").write_text("import sys\nprint('ran')\nsys.exit(7)\n")

@@ -53,9 +53,9 @@ def test_torchrun_with_a_store_of_rank_zeros_own() -> None:
 
 @pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], fast=["openmpi"]), indirect=True)
 def test_mpirun(mpirun: tuple[str, ...]) -> None:
-    places = run([*mpirun, "-n", "3", PYTHON, JOIN])
-    check(places, 3)
-    assert sorted(place["local_rank"] for place in places) == [0, 1, 2], "in whatever order mpirun dealt them out"
+    places = run([*mpirun, "-n", "2", PYTHON, JOIN])
+    check(places, 2)
+    assert sorted(place["local_rank"] for place in places) == [0, 1], "in whatever order mpirun dealt them out"
     assert all(place["node_rank"] == 0 for place in places)
 
 

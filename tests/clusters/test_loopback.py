@@ -81,6 +81,7 @@ def test_alone_listens_on_loopback_only(tmp_path: Path) -> None:
     assert found <= LOOPBACK
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_is_not_connected_to_itself() -> None:
     """As may happen where rank zero's port is in the range from which connections get theirs; it has then to wait."""
     port = 35118

@@ -69,6 +69,7 @@ def test_what_cannot_travel_back_is_none(capfd: pytest.CaptureFixture[str]) -> N
     assert "returned a value that cannot be pickled, so launch() returns None for it" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_first_failure_ends_the_others() -> None:
     def one_raises() -> None:
         if dist.get_rank() == 1:

@@ -24,6 +24,7 @@ from rankwise._comm.comm import serial_comm
 from rankwise._comm.group import Group
 from tests.contract.argument_kinds import ARRAYS, KINDS, PLAIN, made_of
 from tests.contract.random_values import EXAMPLES
+from tests.lanes import variants
 
 pytestmark = [
     pytest.mark.usefixtures("torch_random"),
@@ -170,7 +171,7 @@ def dimensions(tensor: torch.Tensor) -> int | None:
 
 
 @pytest.mark.ranks("serial", 2)
-@pytest.mark.parametrize("title", ROWS)
+@pytest.mark.parametrize("title", variants(ROWS, fast=ROWS.keys() - VARIANTS))
 def test_every_kind_of_every_argument(comm: Group, title: str) -> None:
     alone = Group(serial_comm(torch.device("cpu")))
     wrong: list[str] = []

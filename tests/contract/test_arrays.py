@@ -112,6 +112,7 @@ def test_arrays_are_scattered_by_rows(comm: Group) -> None:
     assert np.array_equal(found, rows[rw.get_rank()])
 
 
+@pytest.mark.slow
 def test_numpy_is_not_imported() -> None:
     program = Path(__file__).parent / "programs" / "without_numpy.py"
     done = subprocess.run([sys.executable, program], check=False, capture_output=True, text=True, timeout=200)

@@ -76,6 +76,7 @@ def test_a_closed_group_releases_its_resources(comm: Group) -> None:
     assert rw.all_reduce(1) == comm.size
 
 
+@pytest.mark.slow
 @pytest.mark.slow_with_ranks("serial", 1, 3, 4)
 def test_300_groups_take_few_descriptors_and_leave_none(comm: Group) -> None:
     rw.new_group(range(comm.size)).close()
@@ -114,6 +115,7 @@ def test_unreferenced_groups_are_closed_by_the_next_new_group(comm: Group) -> No
     assert held() == before
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2, 3)
 def test_unreferenced_groups_are_closed_with_the_pairs_that_have_communicated_alone(comm: Group) -> None:
     def send() -> None:

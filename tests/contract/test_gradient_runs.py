@@ -37,6 +37,7 @@ def train_and_die() -> None:
             rw.sync_grads(model)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named() -> None:
     with pytest.raises(rw.RankFailedError, match=r"rank 1.*SIGKILL"):
         rw.launch(train_and_die, nproc=2)

@@ -129,7 +129,7 @@ def attempt(call: Callable[[Any], object], value: object, memory: OutOfMemory | 
     return None
 
 
-@pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("odd", [pytest.param(0, marks=pytest.mark.slow), -1], ids=["first", "last"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_out_of_memory_at_every_step(comm: Group, collective: str, odd: int) -> None:
     make, call = COLLECTIVES[collective]

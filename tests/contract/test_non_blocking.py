@@ -22,6 +22,7 @@ import rankwise as rw
 from rankwise._comm.control.call import Call
 from rankwise._comm.control.turns import Turns, WorkQueue
 from rankwise._comm.group import Group
+from tests.lanes import variants
 
 pytestmark = [
     pytest.mark.ranks("serial", 1, 2, 3),
@@ -298,7 +299,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.ranks("serial", 2)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", variants(MODES, fast={"none", "default device"}))
 def test_results_do_not_depend_on_the_thread(comm: Group, mode: str) -> None:
     values: list[Any] = [
         torch.ones(3, dtype=dtype, requires_grad=dtype.is_floating_point, device="cpu")

@@ -37,6 +37,7 @@ from tests.contract import (
     test_tensors,
     test_training,
 )
+from tests.lanes import variants
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("torch_random")]
 
@@ -107,7 +108,7 @@ def connected_by_sockets(group: Group, comm: Any, registry: Any) -> Iterator[Non
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", variants(WAYS, fast={"sockets", "digests"}))
 def test_every_body(comm: Group, module: ModuleType, way: str) -> None:
     with route(way, comm):
         assert comm_of(comm).control.uses_frames is (way != "digests")

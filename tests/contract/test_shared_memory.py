@@ -176,7 +176,10 @@ def test_rows_of_another_step_are_noticed(plane: SharedMemoryPlane, session: rw.
         rw.all_reduce(1, group=group)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex128])
+@pytest.mark.parametrize(
+    "dtype",
+    variants([torch.float32, torch.bfloat16, torch.bool, torch.complex128], fast={torch.bfloat16}),
+)
 def test_parts_of_different_lengths_are_gathered(
     plane: SharedMemoryPlane, session: rw.Session, dtype: torch.dtype
 ) -> None:

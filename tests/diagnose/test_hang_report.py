@@ -79,6 +79,7 @@ def without_py_spy(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(packages), "PATH": f"{python.parent}:/usr/bin:/bin"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "launcher"), variants(WITHOUT_PY_SPY, fast=WITHOUT_PY_SPY[:1]))
 def test_a_hang_is_reported_without_py_spy(how: str, launcher: str, tmp_path: Path) -> None:
     """The ranks write their stacks themselves, and that they run for this moves none of them."""

@@ -78,6 +78,7 @@ def test_a_rank_that_has_renamed_itself_is_not_found() -> None:
             find_job(zero.pid)
 
 
+@pytest.mark.slow
 def test_launched_ranks_that_have_renamed_themselves_are_found(tmp_path: Path) -> None:
     program = tmp_path / "renamed.py"
     program.write_text(RENAMED)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import variants
+
 BIN = Path(sys.executable).parent
 PAGE = Path(__file__).parents[2] / "docs" / "launchers.md"
 PROMPT = "(Pdb) "
@@ -233,7 +235,10 @@ def test_ranks_to_debug_are_checked() -> None:
 
 
 @pytest.mark.usefixtures("_here")
-@pytest.mark.parametrize("how", ["pdb.set_trace()", "dist.breakpoint(1)", "code.interact(local={'x': x})"])
+@pytest.mark.parametrize(
+    "how",
+    variants(["pdb.set_trace()", "dist.breakpoint(1)", "code.interact(local={'x': x})"], fast={"pdb.set_trace()"}),
+)
 def test_other_prompts_of_a_rank_have_the_terminal_too(how: str) -> None:
     stop = how if how.startswith("dist") else f"rw.get_rank() == 1 and {how}"
     Path("stops.py").write_text(

@@ -73,6 +73,7 @@ def test_an_exception_that_the_caller_handles_is_not_printed(capfd: pytest.Captu
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_an_exception_that_cannot_travel_comes_as_text() -> None:
     def fail() -> None:
         raise Unreadable(1, 2)

@@ -150,6 +150,7 @@ def test_launchers_find_each_other_while_garbage_is_thrown_at_them(seed: int) ->
         assert launch_all(0, 1, timeout="100") == [[40, 41], [42, 43]]
 
 
+@pytest.mark.slow
 def test_a_stranger_who_raises_all_counters_of_the_store_does_not_keep_the_launchers(tmp_path: Path) -> None:
     """They would wait at the end for each other in C++, deaf to signals, for five minutes."""
     port, end = free_port(), threading.Event()

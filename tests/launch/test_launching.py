@@ -116,6 +116,7 @@ def test_scripts_run_on_several_hosts(script: Path, capsys: pytest.CaptureFixtur
     assert lines(capsys) == ["0 2", "1 2"]
 
 
+@pytest.mark.slow
 def test_a_function_is_pickled_when_its_launch_is_made() -> None:
     values = [1]
     launch = FunctionLaunch(lambda: sum(values) + rw.get_rank(), nproc=2)

@@ -45,7 +45,11 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", [("-m", "rankwise", "launch", "-n", "2"), ()], ids=["a script", "a function"])
+@pytest.mark.parametrize(
+    "command",
+    [("-m", "rankwise", "launch", "-n", "2"), pytest.param((), marks=pytest.mark.slow)],
+    ids=["a script", "a function"],
+)
 def test_a_fault_in_a_leaf_does_not_stop_a_plain_launch(command: tuple[str, ...], broken: Path) -> None:
     program = PROGRAMS / ("plain_script.py" if command else "plain_function.py")
     environ = {**os.environ, "PYTHONPATH": str(broken)}

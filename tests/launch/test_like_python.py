@@ -76,7 +76,7 @@ ENDINGS = {
     "stderr": "import sys\nprint('out')\nprint('err', file=sys.stderr)",
     "closed stdout": "import sys\nsys.stdout.close()",
 }
-FAST = {"raise", "SIGKILL"}
+FAST = {"raise"}
 
 
 def run(command: list[str], *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -234,6 +234,7 @@ def test_a_data_loader_has_workers(tmp_path: Path) -> None:
     assert (found.returncode, found.stdout) == (0, b"fork 28\nspawn 28\n"), found.stderr
 
 
+@pytest.mark.slow
 def test_ranks_draw_different_random_numbers(tmp_path: Path) -> None:
     script = tmp_path / "draw.py"
     script.write_text("import numpy, random\nprint(random.random(), numpy.random.rand())\n")

@@ -170,6 +170,7 @@ def test_bars_in_several_lines_of_rank_zero_stay_below_the_lines_of_others() -> 
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_bars_of_all_ranks_on_a_terminal_end_neither_the_output_nor_the_report(tmp_path: Path) -> None:
     """Carriage returns, tqdm, and rich with colours, on all ranks; then 4 MB of lines; then an error."""
     script = tmp_path / "bars.py"
@@ -185,6 +186,7 @@ def test_bars_of_all_ranks_on_a_terminal_end_neither_the_output_nor_the_report(t
     assert "\x1b[2K\x1b[1A" in shown, "rich draws its bars in place on rank zero"
 
 
+@pytest.mark.slow
 def test_the_size_of_the_window_follows_that_of_the_terminal(tmp_path: Path) -> None:
     script = tmp_path / "size.py"
     script.write_text(

@@ -103,6 +103,7 @@ raise SystemExit(attempt == "0")
 """
 
 
+@pytest.mark.slow
 def test_random_state_differs_between_ranks_and_attempts_as_between_new_processes(tmp_path: Path) -> None:
     """Also where the fork server has imported all modules; a generator without a seed is the same everywhere."""
     ended = run(tmp_path, "--preload", "numpy,random,uuid,tempfile", "--max-restarts", "1", script=RANDOM)

@@ -41,6 +41,7 @@ def test_an_error_has_the_causes_of_all_attempts() -> None:
     assert ", at step 6" in second
 
 
+@pytest.mark.slow
 def test_what_an_attempt_leaves_is_gone_before_the_next_one(tmp_path: Path) -> None:
     program = PROGRAM.with_name("leave_a_process.py")
     ended = subprocess.run(

@@ -69,6 +69,7 @@ def test_signals_reach_all_ranks_and_standard_input_rank_zero() -> None:
         assert launcher.wait(SECONDS) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_lets_ranks_end_by_themselves(tmp_path: Path) -> None:
     """As Slurm sends it: also to the process that ranks are forked from, whose end would be theirs."""
     script = tmp_path / "script.py"

@@ -39,6 +39,7 @@ def run(*command: str, prepare: Callable[[], None] | None = None, **variables: s
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caller", variants(["command", "function"], fast=["command"]))
 def test_a_fork_server_that_ends_at_its_start_is_reported(caller: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(

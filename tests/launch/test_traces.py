@@ -139,6 +139,7 @@ def test_nothing_is_left_of_ranks_that_end(how: str, status: int, tmp_path: Path
     assert world.launcher.returncode == status, stderr
 
 
+@pytest.mark.slow
 def test_a_service_outlives_a_normal_end_and_other_processes_do_not(tmp_path: Path) -> None:
     """Also where the ranks are functions of a program, and the service has inherited the id of the launch."""
 
@@ -222,6 +223,7 @@ def test_ranks_are_gone_when_launcher_and_fork_server_are_killed_at_once(tmp_pat
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_was_stopped_still_ends_its_ranks_as_they_wish(tmp_path: Path) -> None:
     script = tmp_path / "saves.py"
     script.write_text(

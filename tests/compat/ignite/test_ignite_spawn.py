@@ -86,6 +86,7 @@ def test_join_false_comes_back_at_once(tmp_path: Path) -> None:
     assert names(tmp_path) == ["go", "went"]
 
 
+@pytest.mark.slow
 def test_the_failing_rank_is_named_and_its_error_the_cause() -> None:
     def fail(local_rank: int) -> None:
         if local_rank == 1:

@@ -11,9 +11,9 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-import torch.distributed as dist
-
 import rankwise as rw
+
+# torch is imported in ranks alone: children import this module, and are asked for what needs no torch.
 
 
 def place() -> tuple[int, int]:
@@ -36,6 +36,8 @@ def own_world() -> tuple[int, int]:
 if __name__ == "__main__":
     rank, port, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     if how == "adopted":
+        import torch.distributed as dist
+
         dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{port}")
     context: Any = multiprocessing.get_context(sys.argv[4])
     numbers: dict[str, Any] = {"local_rank": rank, "local_world_size": 2, "address": f"127.0.0.1:{port}"}
@@ -52,7 +54,7 @@ if __name__ == "__main__":
         child.join()
         code = "import rankwise as rw; print(rw.get_rank(), rw.get_world_size())"
         program = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-    if dist.is_initialized():
+    if how == "adopted":
         dist.destroy_process_group()
     with context.Pool(1) as pool:
         after = pool.apply(place)
