@@ -21,6 +21,7 @@ from rankwise._collectives import memory_room, scatter
 from rankwise._comm import shared_memory as files
 from rankwise._comm.group import Group
 from rankwise._memory import require_available
+from tests.lanes import variants
 
 pytestmark = pytest.mark.ranks(2, 3)
 
@@ -78,7 +79,7 @@ def num_open() -> int:
     return sum("rankwise: a value" in str(link.readlink()) for link in links if link.is_symlink())
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", variants(CALLS, fast={"all_gather", "broadcast"}))
 def test_a_result_is_the_receivers_own(comm: Group, name: str) -> None:
     rank = rw.get_rank()
     own = large(rank)
@@ -170,7 +171,7 @@ def fail_at(what: str, where: str, rank: int, data: torch.Tensor) -> torch.Tenso
 
 
 @pytest.mark.parametrize("where", ["pickle", "unpickle"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", variants(CALLS, fast={"all_gather", "broadcast"}))
 def test_a_value_that_fails_on_one_rank_is_an_error_on_all(comm: Group, name: str, where: str) -> None:
     for odd in range(comm.size) if where == "unpickle" and name != "gather" else [1]:
         error = rw.PayloadTypeError if rw.get_rank() == odd else rw.RemoteRankError
@@ -266,7 +267,7 @@ def test_a_rank_that_cannot_use_files_gets_and_sends_values(comm: Group, obstacl
     rw.barrier()
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", variants(CALLS, fast={"all_gather", "broadcast"}))
 def test_a_rank_without_memory_is_an_error_on_all(comm: Group, name: str) -> None:
     check(name)
     obstacles: list[Callable[[], Any]] = [
@@ -290,7 +291,7 @@ def test_a_rank_without_memory_is_an_error_on_all(comm: Group, name: str) -> Non
     assert (num_open(), num_mapped()) == (0, 0)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", variants(CALLS, fast={"all_gather", "broadcast"}))
 def test_values_that_do_not_fit_are_refused_on_all_before_any_is_written(comm: Group, name: str) -> None:
     """One rank sees that its host has less memory than there is in fact."""
     value = torch.ones(3_000_000)

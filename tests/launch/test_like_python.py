@@ -77,6 +77,18 @@ ENDINGS = {
     "closed stdout": "import sys\nsys.stdout.close()",
 }
 FAST = {"raise"}
+# Those without an error, which ranks of one launch reach side by side.
+WELL = [
+    *("nothing", "exit()", "exit(None)", "exit(0)", "exit(256)", "thread raises", "thread runs", "daemon runs"),
+    *("atexit raises", "unclosed file", "global __del__", "__del__ uses globals", "suspended generator"),
+    *("forked child", "forked child raises", "bytes", "futures", "stderr", "closed stdout"),
+]
+# The script of a rank, which has the number of its own ending.
+OWN_ENDING = """import os
+with open(os.environ["RANK"] + ".py") as _file:
+    _code = _file.read()
+exec(compile(_code, "script.py", "exec"))
+"""
 
 
 def run(command: list[str], *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -119,7 +131,7 @@ def test_a_script_sees_the_same_as_under_python(target: list[str], extra: list[s
     assert found.stdout.splitlines()[1:] == wanted.stdout.splitlines()[1:] == [b"a thread", b"at exit"]
 
 
-@pytest.mark.parametrize("ending", variants(ENDINGS, fast=FAST))
+@pytest.mark.parametrize("ending", variants([ending for ending in ENDINGS if ending not in WELL], fast=FAST))
 def test_a_script_ends_as_it_ends_under_python(ending: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ENDINGS[ending])
@@ -135,6 +147,27 @@ def test_a_script_ends_as_it_ends_under_python(ending: str, tmp_path: Path) -> N
     assert bool(report) == (code != 0)
     assert without_addresses(wanted.stderr).strip() in without_addresses(before + report), "tracebacks to the letter"
     assert (file.read_bytes() if file.exists() else None) == written
+
+
+@pytest.mark.slow
+def test_scripts_that_end_well_end_as_they_end_under_python(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(OWN_ENDING)
+    for rank, ending in enumerate(WELL):
+        (tmp_path / f"{rank}.py").write_text(ENDINGS[ending].replace("sys.argv[1]", f"'file{rank}'"))
+    wanted = [run(["env", f"RANK={rank}", *PYTHON], "main.py", cwd=tmp_path) for rank in range(len(WELL))]
+    files = {path: path.read_bytes() for path in tmp_path.glob("file*")}
+    assert len(files) == 1
+    for path in files:
+        path.unlink()
+    options = ["-n", str(len(WELL)), "--log-dir", "logs", "--redirects", "3"]
+    ended = run(LAUNCH[:2], *options, "main.py", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    for rank, (ending, alone) in enumerate(zip(WELL, wanted, strict=True)):
+        assert alone.returncode == 0, ending
+        out, err = (next(tmp_path.glob(f"logs/*/attempt_0/{rank}/std{name}.log")) for name in ("out", "err"))
+        assert out.read_bytes() == alone.stdout, ending
+        assert without_addresses(err.read_bytes()) == without_addresses(alone.stderr), ending
+    assert {path: path.read_bytes() for path in files} == files
 
 
 @pytest.mark.slow
