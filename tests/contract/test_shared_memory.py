@@ -15,7 +15,7 @@ import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
 from rankwise._comm.data.staging import Staging
-from rankwise._comm.reduce_ops import Op, fold, plan
+from rankwise._comm.reduce_ops import Op, plan
 from tests.lanes import variants
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -32,11 +32,13 @@ def values(length: int, dtype: torch.dtype, size: int) -> list[torch.Tensor]:
 
 
 def folded(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
-    """Return the reduction in the order of ranks."""
+    """Return the reduction in the order of ranks, one after the other."""
     parsed = Op.parse(op)
     recipe = plan(tensors[0].dtype, parsed)
-    wires = [recipe.start(tensor) for tensor in tensors]
-    return recipe.finish(fold(wires, parsed, out=torch.empty_like(wires[0])), len(tensors)).reshape(tensors[0].shape)
+    total, *others = (recipe.start(tensor) for tensor in tensors)
+    for wire in others:
+        total = parsed.combine(total, wire)
+    return recipe.finish(total, len(tensors)).reshape(tensors[0].shape)
 
 
 @pytest.fixture
