@@ -171,6 +171,7 @@ def dimensions(tensor: torch.Tensor) -> int | None:
 
 
 @pytest.mark.ranks("serial", 2)
+@pytest.mark.slow_with_ranks("serial")  # two ranks call each in a group of one, too
 @pytest.mark.parametrize("title", variants(ROWS, fast=ROWS.keys() - VARIANTS))
 def test_every_kind_of_every_argument(comm: Group, title: str) -> None:
     alone = Group(serial_comm(torch.device("cpu")))
