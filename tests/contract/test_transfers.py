@@ -64,7 +64,7 @@ def test_both_directions_at_once_and_no_connections(session: rw.Session) -> None
         assert all(torch.equal(work.wait(), data_of(src, own, turn)) for src, work in received.items())
         for work in sent:
             work.wait()
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer, where what an earlier test has left is collected
 
 
 def test_groups_of_two_threads_at_the_same_time(session: rw.Session) -> None:

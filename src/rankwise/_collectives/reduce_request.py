@@ -220,11 +220,11 @@ class ReduceRequest:
         """Return whether the members agree on the call before its data moves.
 
         For a single tensor on an accelerator the user decides, with the session's option `check`: an agreement between
-        the processes would delay an operation that otherwise is only queued.
+        the processes would delay an operation that otherwise is only queued. A process alone waits for nobody.
         """
         leaves = self.tree.leaves
         single = len(leaves) == 1 and isinstance(leaves[0], torch.Tensor) and leaves[0].device.type != "cpu"
-        return self.comm.check or not single
+        return self.comm.check or self.comm.size == 1 or not single
 
 
 def set_content(call: Call, tree: PyTree, described: Sequence[str]) -> None:

@@ -48,7 +48,7 @@ class Comm:
         control: The members, and their agreement on calls.
         planes: The operations on tensors. Results are new tensors, detached from autograd.
         device: The device of received tensors that were on another rank's accelerator.
-        check: Single tensors on an accelerator are verified too; alone always, where no other rank is waited for.
+        check: Single tensors on an accelerator are verified too.
         num_exclusive_sections: The number of exclusive sections so far, in which one member ran and the others waited.
     """
 
@@ -69,7 +69,7 @@ class Comm:
         self.control = control
         self.planes = planes
         self.device = device
-        self.check = registry is None or self.size == 1 or registry.check
+        self.check = registry is not None and registry.check
         self.num_exclusive_sections = 0
         self._registry = registry
         self._children: weakref.WeakSet[Comm] = weakref.WeakSet()
