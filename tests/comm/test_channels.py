@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -93,26 +94,30 @@ def test_frames_that_arrive_together_with_data_are_read(group: list[Member]) -> 
 
 
 @pytest.mark.parametrize("route", ["sockets"], indirect=True)
-def test_threads_of_two_groups_keep_a_connection_registered(
+def test_threads_of_two_groups_agree_on_what_a_connection_waits_for(
     group: list[Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One thread stops to wait for a connection while another one begins to."""
+    """One thread begins to wait until it can send, while another one has sent all."""
     links, entered = group[0].links, threading.Event()
-    peer, unregister = links.peer(11), links.loop.unregister
+    peer, register = links.peer(11), links.loop.register
 
-    def unregister_late(connection: socket.socket) -> None:
-        entered.set()
-        time.sleep(0.1)  # so that the other thread is here as well, unless it waits for this one
-        unregister(connection)
+    def register_late(*arguments: Any) -> None:
+        if arguments[-1] is not None:
+            entered.set()
+            time.sleep(0.1)  # so that the other thread is here as well, unless it waits for this one
+        register(*arguments)
 
-    monkeypatch.setattr(links.loop, "unregister", unregister_late)
+    monkeypatch.setattr(links.loop, "register", register_late)
+    peer._outbox += b"x"
 
     def update(thread: int) -> None:
-        assert not thread or entered.wait(100)
-        peer._incoming = None if thread else (0, 8)  # data of the group: only a transfer reads it
+        if thread:
+            assert entered.wait(100)
+            peer._outbox.clear()
         links.update_interest(peer)
 
     assert in_threads(update, 2) == [None, None]
+    assert links.loop._callbacks[peer.connection.fileno()][1] is None
     assert_connected(group)
 
 

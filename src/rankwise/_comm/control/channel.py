@@ -203,10 +203,10 @@ class Channel(ABC):
             try:
                 while flow.pending:
                     self._require_open(self.call)
-                    if flow.step():
+                    if flow.step() or not flow.pending:
                         last_progress = time.monotonic()
                         continue
-                    lost = {rank: why for rank in flow.pending if (why := self._lost_in(flow, rank))}
+                    lost = {rank: why for rank in flow.pending if (why := self._lost_in_group(rank))}
                     if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > LOSS_SECONDS:
                         reasons = "; ".join(f"{self._links.name(rank)} {lost[rank]}" for rank in sorted(lost))
                         raise CollectiveError(f"{self.call} failed: {reasons}")
@@ -217,10 +217,8 @@ class Channel(ABC):
             finally:
                 flow.end()
 
-    def _lost_in(self, flow: Flow, rank: int) -> str:
-        """Return why a rank moves no more data; "" if it does."""
-        lost = self._links.lost_reason(rank) or self.lost_reason(self.ranks.index(rank))
-        return lost or ("left the group in the middle of its data" if rank in flow.abandoned else "")
+    def _lost_in_group(self, rank: int) -> str:
+        return self._links.lost_reason(rank) or self.lost_reason(self.ranks.index(rank))
 
     def ongoing_call(self, rank: int) -> OngoingCall | None:
         """Return the call that a member is in, None if none is known; any thread may ask. Does not wait."""

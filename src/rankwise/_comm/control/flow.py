@@ -14,13 +14,7 @@ LOSS_SECONDS: Final = 0.1
 
 
 class Flow(ABC):
-    """Data on its way to ranks and from them; both sides know the lengths.
-
-    Attributes:
-        abandoned: The ranks that have left the group in the middle of their data, as the data shows.
-    """
-
-    abandoned: AbstractSet[int] = frozenset()
+    """Data on its way to ranks and from them; both sides know the lengths."""
 
     @property
     @abstractmethod
@@ -36,4 +30,4 @@ class Flow(ABC):
         """Wait until data may be sent or received, or a rank may be lost."""
 
     def end(self) -> None:  # noqa: B027 - not all have something to end
-        """End the transfer, also in the middle of the data."""
+        """End the transfer, also in the middle of the data: its buffers are written to no more."""

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -33,7 +33,6 @@ class Links:
         page: The page of this host; None if ranks agree over connections.
         channels: The open channels of the groups of which this rank is a member, by the id of the group.
         wait_note: The collective that this rank waits in, for other processes.
-        num_transfers: The number of transfers of data that threads of this rank are in.
         closed: This rank has closed its connections, or is about to, once no thread is in an exchange any more.
     """
 
@@ -63,7 +62,6 @@ class Links:
         self.channels: dict[int, OngoingCalls] = {}
         self.closed = self._freed = False
         self.wait_note = WaitNote()
-        self.num_transfers = 0
         self._num_channels = 0
         self._count_lock = threading.Lock()
         self._hosts = hosts
@@ -104,22 +102,21 @@ class Links:
         return self._peers[rank]
 
     def update_interest(self, peer: Peer) -> None:
-        """Make the event loop wait for what can be read from a peer, and sent to it, now."""
+        """Make the event loop wait for what arrives from a peer, and for what can be sent to it, now."""
         with self._interest_lock:
-            wanted = peer.is_readable, peer.is_writable
+            reads, writes = wanted = peer.is_readable, bool(peer.num_unsent)
             if wanted == self._interest.get(peer.rank, _NO_INTEREST):
                 return
             self._interest[peer.rank] = wanted
             if wanted == _NO_INTEREST:
                 self.loop.unregister(peer.connection)
             else:
-                reads, writes = wanted
                 self.loop.register(
                     peer.connection, partial(self.receive, peer) if reads else None, peer.flush if writes else None
                 )
 
     def receive(self, peer: Peer) -> None:
-        """Read the frames that have arrived from a peer."""
+        """Read what has arrived from a peer."""
         peer.receive()
         self.update_interest(peer)
 
@@ -132,17 +129,6 @@ class Links:
         """Return why the connection to a rank sends nothing more; "" if it does, or if there is none."""
         peer = self._peers.get(rank)
         return "" if peer is None else peer.lost_reason
-
-    def resume(self, ranks: Container[int]) -> None:
-        """Read the frames that came together with data of these ranks, and let the event loop wait for others again."""
-        for rank in list(self._interest):
-            if rank in ranks:
-                self.receive(self._peers[rank])
-
-    def count_transfers(self, change: int) -> None:
-        """Count a transfer that begins or ends."""
-        with self._count_lock:
-            self.num_transfers += change
 
     def state(self, rank: int) -> RankState:
         """Return the state of a rank, as far as is known; any thread may ask. Does not wait."""

@@ -1,21 +1,22 @@
 """A non-blocking connection to another rank, which all groups of the session share.
 
-Frames and data of the groups follow each other on it. What is read and not wanted yet is kept by group: frames in an
-`Inbox` until this rank comes to their exchanges, data as `KeptData` for the thread that will ask for it.
+It carries messages: frames, and pieces of data, each whole and with the id of its group. What is read and not wanted
+yet is kept by group: frames in an `Inbox` until this rank comes to their exchanges, data in a `_Stream` for the thread
+that will ask for it. So no group waits for another one, and a rank that leaves a group in the middle of its data only
+sends no more of it.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from rankwise._comm.control.exchange import Inbox
 from rankwise._comm.control.protocol import (
+    HEADER,
     Frame,
     FrameKind,
     data_header,
@@ -25,74 +26,35 @@ from rankwise._comm.control.protocol import (
 )
 
 _READ_BYTES: Final = 1 << 18
-_ZEROS: Final = memoryview(bytes(1 << 16))
-# The byte that follows data: whether the sender has left its group in the middle of it, so that the rest is zeros.
-_COMPLETE: Final = b"\0"
-_ABANDONED: Final = b"\1"
+# The longest piece of data in one message. What a connection does not take at once of a piece is copied.
+_PIECE_BYTES: Final = 1 << 18
 CLOSED: Final = "is gone: its connection closed, so it was killed or exited without cleanup"
 
 
-class AbandonedDataError(Exception):
-    """The peer has left a group in the middle of its data."""
-
-
-@dataclass(slots=True)
-class _Transfer:
-    """The data of one transfer.
+class _Stream:
+    """The data of one group that a peer sends, in the order in which the thread of the group asks for it.
 
     Attributes:
-        data: The data that has been read, and not taken.
-        is_complete: All of it has been read.
-        is_abandoned: The peer has left the group in the middle of it.
+        unfilled: The rest of the buffer that it fills.
+        kept: What was read before it was asked for.
     """
 
-    data: bytearray = field(default_factory=bytearray)
-    is_complete: bool = False
-    is_abandoned: bool = False
-
-
-class KeptData:
-    """The data of one group, in the order of its transfers; false if there is none."""
-
     def __init__(self) -> None:
-        self._transfers: deque[_Transfer] = deque()
+        self.unfilled = memoryview(bytearray())
+        self.kept = bytearray()
 
-    def __bool__(self) -> bool:
-        return bool(self._transfers)
+    def fill(self, buffer: memoryview) -> None:
+        """Fill a buffer, after the last one is full: with what was kept, and then with what arrives."""
+        kept, self.kept = self.kept, bytearray()
+        self.unfilled = buffer
+        self.add(kept)
 
-    def add(self, data: memoryview, *, is_complete: bool, is_abandoned: bool) -> None:
-        """Add data that follows the last one; if that was complete, it begins the next transfer.
-
-        Args:
-            data: The data.
-            is_complete: It ends the transfer.
-            is_abandoned: If so, whether the peer has left the group in the middle of it.
-        """
-        if not self._transfers or self._transfers[-1].is_complete:
-            self._transfers.append(_Transfer())
-        last = self._transfers[-1]
-        last.data += data
-        last.is_complete, last.is_abandoned = is_complete, is_complete and is_abandoned
-
-    def take(self, buffer: memoryview) -> tuple[int, bool]:
-        """Move data of the first transfer into a buffer.
-
-        Returns:
-            The number of bytes, one more at the end of the data; and whether that end was reached.
-
-        Raises:
-            AbandonedDataError: The peer has left the group in the middle of its data.
-        """
-        first = self._transfers[0]
-        count = min(len(first.data), len(buffer))
-        buffer[:count] = first.data[:count]
-        del first.data[:count]
-        if first.data:
-            return count, False
-        self._transfers.popleft()  # the rest of incomplete data is still in the connection
-        if first.is_abandoned:
-            raise AbandonedDataError
-        return count + first.is_complete, first.is_complete
+    def add(self, data: bytearray) -> None:
+        """Add data that has arrived."""
+        count = min(len(data), len(self.unfilled))
+        self.unfilled[:count] = data[:count]
+        self.unfilled = self.unfilled[count:]
+        self.kept += data[count:]
 
 
 class Peer:
@@ -122,7 +84,7 @@ class Peer:
             connection: The connection.
             expects_data: Returns whether data of a group is, or will be, received by the thread that uses the group;
                 other data is discarded, such as that of a group that this rank has left.
-            on_read: Called when frames, or the end of the connection, have been read, which may be for another thread.
+            on_read: Called when something has been read, which may be for another thread.
         """
         connection.setblocking(False)
         self.rank = rank
@@ -135,18 +97,12 @@ class Peer:
         self._received = bytearray()
         self._outbox = bytearray()
         self._inboxes: dict[int, Inbox] = {}
+        self._streams: dict[int, _Stream] = {}
         # The groups left by this rank of which the peer has not reported yet that it has left them.
         self._left_groups: set[int] = set()
-        # The group whose announced data is sent next, or partly sent; the length of the rest of it; whether the rest is
-        # replaced by zeros, since this rank left the group in the middle of it; and frames that follow the data.
-        self._sending: int | None = None
-        self._rest = 0
-        self._is_abandoned = False
-        self._later = bytearray()
-        # The group of the data that arrives next, and the length of the rest of it; and the byte that follows data.
+        # The group of the data that arrives now, and the length of the rest of its piece; and the last such group.
         self._incoming: tuple[int, int] | None = None
-        self._kept: dict[int, KeptData] = {}
-        self._end = memoryview(bytearray(1))
+        self._last_group = -1
 
     @property
     def name(self) -> str:
@@ -155,17 +111,18 @@ class Peer:
 
     @property
     def num_unsent(self) -> int:
-        """The number of bytes of frames that wait to be sent."""
-        return len(self._outbox) + len(self._later)
+        """The number of bytes that wait to be sent."""
+        return len(self._outbox)
 
     def inbox(self, group: int) -> Inbox:
         """Return the frames of a group."""
         return self._inboxes.setdefault(group, Inbox())
 
     def forget(self, group: int) -> None:
-        """Discard the frames of a group that this rank has left, also those that have not arrived yet."""
+        """Discard the frames and data of a group that this rank has left, also what has not arrived yet."""
         with self._lock:
             inbox = self._inboxes.pop(group, None)
+            self._streams.pop(group, None)
             if not self.lost_reason and (inbox is None or not inbox.left):
                 self._left_groups.add(group)
 
@@ -173,130 +130,86 @@ class Peer:
         """Send a frame without waiting; bytes that the connection cannot take now are kept."""
         with self._lock:
             if not self.lost_reason:
-                (self._outbox if self._sending is None else self._later).extend(frame.encode())
+                self._outbox += frame.encode()
                 self.flush()
 
     def flush(self) -> None:
         """Send bytes that were kept, without waiting."""
         with self._lock:
             if self._outbox:
-                del self._outbox[: self._send(self._outbox)]
-            while self._is_abandoned and not self._outbox:
-                zeros = _ZEROS[: self._rest - 1]
-                if not self._send_rest(zeros, _ABANDONED if len(zeros) == self._rest - 1 else b""):
-                    return
+                self._send(self._outbox)
 
-    def send_data(self, group: int, data: memoryview, *, is_begun: bool) -> int | None:
-        """Send bytes of data of a group without waiting; the first call of a transfer announces it.
-
-        Args:
-            group: The id of the group.
-            data: The rest of the data.
-            is_begun: It was announced.
-
-        Returns:
-            The number of bytes sent; None if it could not be announced, since data of another group is being sent.
-        """
+    def send_data(self, group: int, data: memoryview) -> int:
+        """Send bytes of data of a group without waiting, once all before them are sent; return how many are taken."""
         with self._lock:
-            if not is_begun:
-                self.flush()  # the rest of abandoned data
-                if self._sending is not None:
-                    return None
-                self._outbox += data_header(group, len(data) + 1)
-                self._sending, self._rest = group, len(data) + 1
             self.flush()
-            if self._outbox or self.lost_reason:
+            if self._outbox or self.lost_reason or not data:
                 return 0
-            return self._send_rest(data, _COMPLETE)
+            piece = data[:_PIECE_BYTES]
+            self._send(data_header(group, len(piece)), piece)
+            return len(piece)
 
-    def is_sending(self, group: int) -> bool:
-        """Return whether announced data of a group is not sent completely."""
-        return self._sending == group
-
-    def abandon_data(self, group: int) -> None:
-        """Replace the rest of data that was announced for a group by zeros, which are sent with what follows."""
+    # A thread may wait for data of one group behind data of another group, whose thread waits for another rank, which
+    # waits for the first thread. So a thread that asks for data reads on, and keeps what is not its own. But a thread
+    # that waits for frames leaves data in the connection: the thread of the data has agreed on the call, and comes.
+    def receive(self, *, for_data: bool = False) -> None:
+        """Read what has arrived, without waiting; unless it is for data, up to data that nobody asks for yet."""
         with self._lock:
-            if self._sending == group:
-                self._is_abandoned = True
-                self.flush()
-
-    def receive(self) -> None:
-        """Read all received frames without waiting. Data that this rank expects is left in the connection."""
-        with self._lock:
-            while not self.lost_reason:
+            has_read = False
+            while not self.lost_reason and (for_data or not self._is_full()) and self._read():
+                has_read = True
                 self._parse()
-                if self._incoming is not None:
-                    if self._expects_data(self._incoming[0]):
-                        return
-                    if not self._receive_into(memoryview(bytearray(min(self._incoming[1] - 1, _READ_BYTES)))):
-                        return
-                elif not self._read():
-                    return
+            if has_read:
+                self._on_read()
 
-    def receive_data(self, group: int, buffer: memoryview) -> tuple[int, bool]:
-        """Fill a buffer with data of a group without waiting.
-
-        Returns:
-            The number of bytes received, one more at the end of the data; and whether that end was received.
-
-        Raises:
-            AbandonedDataError: The peer has left the group in the middle of its data.
-        """
+    def fill(self, group: int, buffer: memoryview) -> None:
+        """Fill a buffer with the next data of a group; one at a time."""
         with self._lock:
-            self.receive()
-            # Data of another group is kept: its thread may wait for another rank, which waits for this thread.
-            while self._incoming is not None and self._incoming[0] != group and self._keep():
-                self.receive()
-            kept = self._kept.get(group)
-            if kept:
-                return kept.take(buffer)
-            if self._incoming is None or self._incoming[0] != group:
-                return 0, False
-            received = self._receive_into(buffer)
-            if received and self._incoming is None and self._end[0]:
-                raise AbandonedDataError
-            return received, bool(received) and self._incoming is None
+            self._stream(group).fill(buffer)
+
+    def num_unfilled(self, group: int) -> int:
+        """Return the length of the rest of the buffer of a group."""
+        return len(self._stream(group).unfilled)
 
     @property
     def is_readable(self) -> bool:
-        """Frames that arrive would be read now."""
-        return not self.lost_reason and (self._incoming is None or not self._expects_data(self._incoming[0]))
-
-    @property
-    def is_writable(self) -> bool:
-        """Bytes that were kept would be sent now."""
-        return not self.lost_reason and (bool(self._outbox) or self._is_abandoned)
+        """What arrives would be read now."""
+        return not self.lost_reason and not self._is_full()
 
     def mark_lost(self, reason: str) -> None:
         """Record the reason why the peer sends nothing more; the first one counts."""
         self.lost_reason = self.lost_reason or reason
         self._outbox.clear()
-        self._later.clear()
-        self._is_abandoned = False
 
-    def _send(self, data: bytearray | memoryview, end: bytes = b"") -> int:
-        try:
-            return self.connection.sendmsg((data, end))
-        except BlockingIOError:
-            return 0
-        except OSError:
-            # The peer will never read it. This is no loss yet: its last frames, maybe with the reason for its end, may
-            # still be unread in the connection, so only `receive` marks it as lost.
-            return len(data) + len(end)
+    def _is_full(self) -> bool:
+        """Return whether data comes next that a thread will ask for, and has not yet."""
+        if self._incoming is None or not self._expects_data(self._incoming[0]):
+            return False
+        return not self._stream(self._incoming[0]).unfilled
 
-    def _send_rest(self, data: memoryview, end: bytes) -> int:
-        """Send bytes of the announced data and those after it without waiting, and return their number."""
+    def _stream(self, group: int) -> _Stream:
+        return self._streams.setdefault(group, _Stream())
+
+    def _send(self, *parts: bytes | bytearray | memoryview) -> None:
+        """Send what the connection takes now, and keep the rest: the outbox itself, or, while it is empty, a piece."""
         try:
-            sent = self._send(data, end)
-            self._rest -= sent
+            try:
+                sent = self.connection.sendmsg(parts)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                # The peer will never read it. This is no loss yet: its last frames, maybe with the reason for its end,
+                # may still be unread in the connection, so only `receive` marks it as lost.
+                sent = sum(map(len, parts))
+            if parts[0] is self._outbox:
+                del self._outbox[:sent]
+                return
+            for part in parts:
+                self._outbox += part[sent:]
+                sent = max(0, sent - len(part))
         except BaseException:  # an interrupt: nobody knows how much was sent
             self._break()
             raise
-        if sent and not self._rest:
-            self._sending, self._is_abandoned = None, False
-            self._outbox, self._later = self._later, bytearray()
-            self.flush()
-        return sent
 
     def _break(self) -> None:
         """End the connection: the next bytes on it have no known meaning."""
@@ -305,11 +218,20 @@ class Peer:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> bool:
-        """Read what has arrived, and return whether anything has."""
-        received = b""
+        """Read a part of what has arrived, or the end of the connection; False if nothing has arrived."""
+        group, rest = self._incoming or (self._last_group, 0)
+        stream = self._stream(group)
+        count = 0
         try:
-            received = self.connection.recv(_READ_BYTES)
-            self._received += received
+            if rest and stream.unfilled:  # data that a thread waits for is read into its buffer at once
+                count = self.connection.recv_into(stream.unfilled[:rest])
+                stream.unfilled = stream.unfilled[count:]
+                self._incoming = (group, rest - count) if rest > count else None
+            else:
+                # After a piece of such data probably comes the header of the next one, and then that into the buffer.
+                received = self.connection.recv(HEADER.size if stream.unfilled else _READ_BYTES)
+                count = len(received)
+                self._received += received
         except BlockingIOError:
             return False
         except OSError:
@@ -317,62 +239,26 @@ class Peer:
         except BaseException:
             self._break()
             raise
-        if not received:
-            self._parse()
+        if not count:
             self.mark_lost(CLOSED)
-            self._on_read()
         return True
 
     def _parse(self) -> None:
-        """Store the frames that were received, up to the next data."""
-        has_read = False
-        while self._incoming is None and (frame := pop_frame(self._received)) is not None:
-            has_read = True
-            if frame.group in self._left_groups:
-                if frame.kind is FrameKind.LEFT:
-                    self._left_groups.remove(frame.group)
-            else:
+        """Store the frames and the data that were received."""
+        while self._received:
+            if self._incoming is not None:
+                group, rest = self._incoming
+                data = self._received[:rest]
+                del self._received[:rest]
+                self._incoming = (group, rest - len(data)) if rest > len(data) else None
+                if self._expects_data(group):
+                    self._stream(group).add(data)
+            elif (announced := data_next(self._received)) is not None:
+                pop_data_header(self._received)
+                self._incoming, self._last_group = announced, announced[0]
+            elif (frame := pop_frame(self._received)) is None:
+                return
+            elif frame.group not in self._left_groups:
                 self.inbox(frame.group).store(frame)
-        if self._incoming is None and (data := data_next(self._received)) is not None:
-            pop_data_header(self._received)
-            self._incoming = data
-        if has_read:
-            self._on_read()
-
-    def _keep(self) -> bool:
-        """Read data of another group, for the thread that will ask for it, and return whether any has arrived."""
-        group, rest = self._incoming or (0, 0)
-        piece = memoryview(bytearray(min(rest - 1, _READ_BYTES)))
-        received = self._receive_into(piece)
-        is_complete = bool(received) and self._incoming is None
-        data = piece[: received - is_complete]
-        self._kept.setdefault(group, KeptData()).add(data, is_complete=is_complete, is_abandoned=bool(self._end[0]))
-        return bool(received)
-
-    def _receive_into(self, buffer: memoryview) -> int:
-        """Move data of the incoming transfer into a buffer, and read the byte after it; return the number of bytes."""
-        group, rest = self._incoming or (0, 0)
-        parts = (buffer, self._end) if len(buffer) == rest - 1 else (buffer,)
-        received = 0
-        if self._received:
-            for part in parts:
-                count = min(len(self._received), len(part))
-                part[:count] = self._received[:count]
-                del self._received[:count]
-                received += count
-        else:
-            try:
-                received = self.connection.recvmsg_into(parts)[0]
-                self._incoming = (group, rest - received)
-            except BlockingIOError:
-                return 0
-            except OSError:
-                pass
-            except BaseException:
-                self._break()
-                raise
-            if not received:
-                self.mark_lost(CLOSED)
-                return 0
-        self._incoming = (group, rest - received) if rest > received else None
-        return received
+            elif frame.kind is FrameKind.LEFT:
+                self._left_groups.remove(frame.group)
