@@ -213,7 +213,7 @@ _CHANNELS = (
     _fault(
         "timeout-raised-without-the-root",
         "_comm/control/exchange.py",
-        "waited - self._error_since < GRACE_SECONDS",
+        "waited - self._error_since < LOSS_SECONDS",
         "waited < 0",
         "A member raises the timeout of another one although the root has found agreement.",
         f"{EXCHANGE}::test_at_a_timeout_all_have_the_same_outcome",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rankwise._comm.control.flow import LOSS_SECONDS
 from rankwise._comm.control.protocol import (
     Frame,
     FrameKind,
@@ -29,9 +30,6 @@ from rankwise.errors import CollectiveError
 MAX_STAR_SIZE: Final = 4
 # So many leaders of other hosts are below each one.
 FAN_OUT: Final = 16
-# How long a member waits for what may be on the way: the last frames of a lost member, or the end of the member because
-# of which it left; and the verdict of the root on an exchange that a member has ended.
-GRACE_SECONDS: Final = 0.1
 # How long a member waits before it announces itself to all members.
 _ANNOUNCE_SECONDS: Final = 0.05
 # After so long, a member that has not announced itself is not in the exchange.
@@ -241,7 +239,7 @@ class Exchange:
     def longest_wait(self, waited: float) -> float:
         """Return after how many seconds this member has to look again if nothing arrives."""
         if self._error is not None or self._lost_since >= 0:
-            return GRACE_SECONDS
+            return LOSS_SECONDS
         return max(self._announce_after, waited)
 
     @property
@@ -289,7 +287,7 @@ class Exchange:
             return []
         if self._lost_since < 0:
             self._lost_since = waited
-        return lost if waited - self._lost_since > GRACE_SECONDS or waited > self._timeout else []
+        return lost if waited - self._lost_since > LOSS_SECONDS or waited > self._timeout else []
 
     def _needs(self, member: int, frames: Mapping[int, Frame]) -> bool:
         """Return whether the exchange cannot end without another member, which is gone."""
@@ -328,7 +326,7 @@ class Exchange:
         if verdict is not None:
             return Verdict.decode(verdict.body)
         error = self._ended(waited)
-        if error is None or waited - self._error_since < GRACE_SECONDS:
+        if error is None or waited - self._error_since < LOSS_SECONDS:
             return None
         return Verdict(Outcome.ERROR, error=error)
 

@@ -8,8 +8,8 @@ from typing import Final
 
 # The longest single wait. Between waits, signal handlers run (Ctrl-C) and lost ranks are noticed.
 SLICE_SECONDS: Final = 0.5
-# After a lost connection, wait so long for what may be on the way: its last frames, or the end of the member because of
-# which it left.
+# How long to wait for what may be on the way: after a loss the last frames of that member, or the end of the member
+# because of which it left; after the end of an exchange the verdict on it.
 LOSS_SECONDS: Final = 0.1
 
 
