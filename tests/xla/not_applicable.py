@@ -94,9 +94,6 @@ KNOWN_FAILURES: Final = {
     "test_gradient_runs.py::test_all_ranks_have_the_same_bits_after_200_steps-*-xla": (
         "torch_xla 2.9 crashes after some hundred collectives of the devices of a CPU, in a process with earlier tests"
     ),
-    "test_synced_parameters.py::test_means_of_parameters_and_buffers-4devices-xla": (
-        "as above; it passes in a process of its own"
-    ),
     "test_reduction.py::test_all_reduce_of_tensors_keeps_type_and_shape-*-xla": (
         "torch_xla 2.9 takes one compiled graph for two that clone different inputs, in the test itself"
     ),
