@@ -206,6 +206,21 @@ def test_a_failure_ends_an_exchange_without_waiting_for_the_rest(group: list[Mem
         assert_connected(group)
 
 
+def test_a_failure_that_fills_a_connection_is_sent_to_the_end(group: list[Member]) -> None:
+    """Though the thread that has failed does nothing with the group any more."""
+
+    def run(member: int) -> None:
+        if member:
+            agree(group[member], timeout=20.0)
+        while group[1].channel.sequence == 0 or group[2].channel.sequence == 0:
+            time.sleep(0.001)
+        with group[0].channel.held():
+            group[0].channel.post(failed(group[0], traceback="x" * 3_000_000), timeout=100.0)
+
+    for error in in_threads(run)[1:]:
+        assert isinstance(error, rw.RemoteRankError), error
+
+
 @pytest.mark.parametrize("route", variants(ROUTES, fast={"page", "sockets"}), indirect=True)
 def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]) -> None:
     for _ in range(3000):

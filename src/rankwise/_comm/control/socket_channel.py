@@ -21,6 +21,8 @@ from rankwise.errors import CollectiveTimeoutError
 
 # With more unsent bytes than this for one member, posting a frame waits for that member.
 _MAX_UNSENT_BYTES: Final = 1 << 20
+# How long posting waits until a member has read what fills its connection.
+_FLUSH_SECONDS: Final = 0.2
 
 
 class SocketChannel(Channel):
@@ -40,15 +42,22 @@ class SocketChannel(Channel):
         self._require_open(frame.call)
         self._number(frame)
         self._refresh()  # members that only post would otherwise fill each other's connections
+        # Data before it may have filled a connection, and this thread may not come back to send the rest. So it waits a
+        # moment for members that read; not again for one that did not.
+        limit = _MAX_UNSENT_BYTES if any(peer.num_unsent for peer in self._peers.values()) else 0
         self._post_to(self._peers, frame)
         start = time.monotonic()
-        while timeout is not None and (
-            slow := [peer.name for peer in self._peers.values() if peer.num_unsent > _MAX_UNSENT_BYTES]
-        ):
+        while timeout is not None:
+            slow = [peer.name for peer in self._peers.values() if peer.num_unsent > limit]
+            if not slow:
+                break
+            if not limit and elapsed_since(start) > min(_FLUSH_SECONDS, timeout):
+                limit = _MAX_UNSENT_BYTES
+                continue
             if elapsed_since(start) > timeout:
                 raise CollectiveTimeoutError(f"{frame.call}: {', '.join(slow)} read nothing for {timeout:g} s")
             self._require_open(frame.call)
-            self._wait(self._links.loop.num_events, SLICE_SECONDS)
+            self._wait(self._links.loop.num_events, SLICE_SECONDS if limit else _FLUSH_SECONDS)
 
     def pending_call(self, rank: int) -> Frame | None:
         peer = next((peer for peer in self._peers.values() if peer.rank == rank), None)
