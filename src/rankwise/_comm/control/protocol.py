@@ -100,8 +100,8 @@ def decode_frame(data: _Buffer, offset: int = 0) -> tuple[Frame, int, int]:
 
 
 def pop_frame(inbox: bytearray) -> Frame | None:
-    """Remove the first frame from received bytes; None if it is incomplete, or if data comes next."""
-    if len(inbox) < HEADER.size or data_next(inbox) is not None:
+    """Remove the first frame from received bytes; None if it is incomplete. No data may come next."""
+    if len(inbox) < HEADER.size:
         return None
     length, *_, call_length = HEADER.unpack_from(inbox)
     if len(inbox) < HEADER.size + call_length + length:
@@ -113,17 +113,13 @@ def pop_frame(inbox: bytearray) -> Frame | None:
     return frame
 
 
-def data_next(inbox: bytearray) -> tuple[int, int] | None:
-    """Return the group and the length of the data whose header received bytes begin with; None if no data is next."""
+def pop_data_header(inbox: bytearray) -> tuple[int, int] | None:
+    """Remove the header of data from received bytes, and return its group and length; None if no data is next."""
     if len(inbox) < HEADER.size or inbox[_KIND_OFFSET] != FrameKind.DATA:
         return None
     length, group, *_ = HEADER.unpack_from(inbox)
-    return group, length
-
-
-def pop_data_header(inbox: bytearray) -> None:
-    """Remove the header of data from received bytes; the data follows it."""
     del inbox[: HEADER.size]
+    return group, length
 
 
 def encode_bundle(frames: Iterable[tuple[int, Frame]]) -> bytes:

@@ -20,7 +20,6 @@ from rankwise._comm.control.protocol import (
     Frame,
     FrameKind,
     data_header,
-    data_next,
     pop_data_header,
     pop_frame,
 )
@@ -100,9 +99,8 @@ class Peer:
         self._streams: dict[int, _Stream] = {}
         # The groups left by this rank of which the peer has not reported yet that it has left them.
         self._left_groups: set[int] = set()
-        # The group of the data that arrives now, and the length of the rest of its piece; and the last such group.
-        self._incoming: tuple[int, int] | None = None
-        self._last_group = -1
+        # The group of the data that arrives now, or arrived last, and the length of the rest of its piece.
+        self._incoming, self._rest = -1, 0
 
     @property
     def name(self) -> str:
@@ -183,9 +181,7 @@ class Peer:
 
     def _is_full(self) -> bool:
         """Return whether data comes next that a thread will ask for, and has not yet."""
-        if self._incoming is None or not self._expects_data(self._incoming[0]):
-            return False
-        return not self._stream(self._incoming[0]).unfilled
+        return self._rest > 0 and self._expects_data(self._incoming) and not self._stream(self._incoming).unfilled
 
     def _stream(self, group: int) -> _Stream:
         return self._streams.setdefault(group, _Stream())
@@ -219,14 +215,13 @@ class Peer:
 
     def _read(self) -> bool:
         """Read a part of what has arrived, or the end of the connection; False if nothing has arrived."""
-        group, rest = self._incoming or (self._last_group, 0)
-        stream = self._stream(group)
+        stream = self._stream(self._incoming)
         count = 0
         try:
-            if rest and stream.unfilled:  # data that a thread waits for is read into its buffer at once
-                count = self.connection.recv_into(stream.unfilled[:rest])
+            if self._rest and stream.unfilled:  # data that a thread waits for is read into its buffer at once
+                count = self.connection.recv_into(stream.unfilled[: self._rest])
                 stream.unfilled = stream.unfilled[count:]
-                self._incoming = (group, rest - count) if rest > count else None
+                self._rest -= count
             else:
                 # After a piece of such data probably comes the header of the next one, and then that into the buffer.
                 received = self.connection.recv(HEADER.size if stream.unfilled else _READ_BYTES)
@@ -246,16 +241,14 @@ class Peer:
     def _parse(self) -> None:
         """Store the frames and the data that were received."""
         while self._received:
-            if self._incoming is not None:
-                group, rest = self._incoming
-                data = self._received[:rest]
-                del self._received[:rest]
-                self._incoming = (group, rest - len(data)) if rest > len(data) else None
-                if self._expects_data(group):
-                    self._stream(group).add(data)
-            elif (announced := data_next(self._received)) is not None:
-                pop_data_header(self._received)
-                self._incoming, self._last_group = announced, announced[0]
+            if self._rest:
+                data = self._received[: self._rest]
+                del self._received[: self._rest]
+                self._rest -= len(data)
+                if self._expects_data(self._incoming):
+                    self._stream(self._incoming).add(data)
+            elif (announced := pop_data_header(self._received)) is not None:
+                self._incoming, self._rest = announced
             elif (frame := pop_frame(self._received)) is None:
                 return
             elif frame.group not in self._left_groups:
