@@ -126,10 +126,6 @@ class Simulation:
             else:
                 self._step(own)
 
-    def is_alive(self, member: int) -> bool:
-        """Return whether a member has not been killed by the end."""
-        return self.members[member].plan.dies > self.now
-
     def _at(self, time: float, what: str, own: int, source: int = -1, frame: Frame | None = None) -> None:
         if time < NEVER:
             heapq.heappush(self._events, (time, next(self._numbers), what, own, source, frame))

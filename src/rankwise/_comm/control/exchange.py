@@ -68,14 +68,13 @@ class Inbox:
 
     def store(self, frame: Frame) -> None:
         """Store a frame that has arrived; what is for a finished exchange comes from a member that was late for it."""
+        self.set_entered(frame.sequence, self.last_call if frame.kind in _WITHOUT_CALL else frame.call)
         if frame.kind is FrameKind.LEFT:
             self.left = self.left or frame.call
-        self.set_entered(frame.sequence, frame.call if frame.kind not in _WITHOUT_CALL else self.last_call)
-        if frame.sequence < self.first_sequence or frame.kind is FrameKind.LEFT:
-            return
-        if frame.kind is FrameKind.FAILED and len(self.frames) >= _MAX_TRACEBACKS:
-            frame.body = without_traceback(frame.body, frame.call)
-        self._of(frame.kind)[frame.sequence] = frame
+        elif frame.sequence >= self.first_sequence:
+            if frame.kind is FrameKind.FAILED and len(self.frames) >= _MAX_TRACEBACKS:
+                frame.body = without_traceback(frame.body, frame.call)
+            self._of(frame.kind)[frame.sequence] = frame
 
     def set_entered(self, sequence: int, call: str) -> None:
         """Record that the member has entered an exchange."""
@@ -128,9 +127,10 @@ class Tree:
         self.own = own
         self.parent = self.parents[own]
         self.children = [member for member, parent in enumerate(self.parents) if parent == own != member]
-        self.below = {
-            child: [member for member in range(len(hosts)) if self.source(member) == child] for child in self.children
-        }
+        self.below: dict[int, list[int]] = {child: [] for child in self.children}
+        for member in range(len(hosts)):
+            if (source := self.source(member)) in self.below:
+                self.below[source].append(member)
         self.below[own] = sorted([own, *(member for members in self.below.values() for member in members)])
 
     @property
@@ -251,13 +251,11 @@ class Exchange:
         """End the exchange with an error, for all members."""
         if self._error is None:
             self._error, self._error_since = error, waited
-            body = pickle.dumps(error)
-            ended = Frame(FrameKind.ENDED, "", body=body, group=self.frame.group, sequence=self.frame.sequence)
-            self._outgoing.append((self._inboxes, ended))
+            self._outgoing.append((self._inboxes, self._made(FrameKind.ENDED, pickle.dumps(error))))
 
     def late(self) -> list[int]:
         """Return the members that are not known to have entered the exchange."""
-        return [member for member, inbox in self._inboxes.items() if inbox.last_sequence < self.frame.sequence]
+        return [member for member in self._inboxes if not self._has_entered(member)]
 
     def surely_late(self, waited: float) -> list[int]:
         """Return the late members that have not finished the exchange either."""
@@ -280,8 +278,7 @@ class Exchange:
             waited: The seconds that this member has waited.
             lost_reason: Returns why a member is gone; "" if it is not.
         """
-        frames = self.frames()
-        lost = [member for member in self._inboxes if lost_reason(member) and self._needs(member, frames)]
+        lost = [member for member in self._inboxes if lost_reason(member) and self._needs(member)]
         if not lost:
             self._lost_since = -1.0
             return []
@@ -289,17 +286,19 @@ class Exchange:
             self._lost_since = waited
         return lost if waited - self._lost_since > LOSS_SECONDS or waited > self._timeout else []
 
-    def _needs(self, member: int, frames: Mapping[int, Frame]) -> bool:
+    def _has_entered(self, member: int) -> bool:
+        """Return whether another member is known to have entered the exchange."""
+        return self._inboxes[member].last_sequence >= self.frame.sequence
+
+    def _needs(self, member: int) -> bool:
         """Return whether the exchange cannot end without another member, which is gone."""
-        tree, sequence = self._tree, self.frame.sequence
+        tree = self._tree
         if member == tree.parent:
             return True
         if member in tree.children:
-            return member not in frames
+            return self.frame.sequence not in self._inboxes[member].frames
         # Its parent has its frame, or finds that it will not come; unless that is not in the exchange itself.
-        entered = self._inboxes[member].last_sequence >= sequence
-        parent = tree.parents[member]
-        return not entered and parent not in frames and self._inboxes[parent].last_sequence < sequence
+        return not self._has_entered(member) and not self._has_entered(tree.parents[member])
 
     def _reported(self, frames: Mapping[int, Frame]) -> Verdict | None:
         """Return the verdict if a member has failed, or is in a deadlock."""
@@ -358,10 +357,8 @@ class Exchange:
 
     def _send_down(self, verdict: Verdict, frames: Mapping[int, Frame]) -> None:
         """Send the verdict to the children of this member, with the frames of others if members below them read any."""
-        own = self.frame
-        body = verdict.encode()
+        published = self._made(FrameKind.VERDICT, verdict.encode())
         for child in self._tree.children:
-            published = Frame(FrameKind.VERDICT, own.call, body=body, group=own.group, sequence=own.sequence)
             below = self._tree.below[child]
             if verdict.outcome is Outcome.AGREED and any(frames[member].reads for member in below):
                 others = sorted(frames.keys() - set(below))
@@ -372,9 +369,12 @@ class Exchange:
                 self._outgoing.append(([child], published))
 
     def _send_bundle(self, member: int, frames: Iterable[tuple[int, Frame]]) -> None:
-        body = encode_bundle(frames)
-        bundle = Frame(FrameKind.BUNDLE, "", body=body, group=self.frame.group, sequence=self.frame.sequence)
-        self._outgoing.append(([member], bundle))
+        self._outgoing.append(([member], self._made(FrameKind.BUNDLE, encode_bundle(frames))))
+
+    def _made(self, kind: FrameKind, body: bytes) -> Frame:
+        """Return a frame of this exchange, beside that of this member's call."""
+        call = "" if kind in _WITHOUT_CALL else self.frame.call
+        return Frame(kind, call, body=body, group=self.frame.group, sequence=self.frame.sequence)
 
     def _send(self, members: Collection[int], frame: Frame) -> None:
         """Send this member's frame, or its announcement, to those members that have not got it."""
