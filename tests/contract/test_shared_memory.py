@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import threading
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from rankwise._collectives.groups import comm_of
 from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
 from rankwise._comm.data.staging import Staging
 from rankwise._comm.reduce_ops import Op, plan
+from tests.comm.members import in_threads
 from tests.lanes import variants
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -106,20 +106,14 @@ def test_calls_of_random_sizes_follow_each_other(plane: SharedMemoryPlane, sessi
 
 
 def test_groups_of_two_threads_at_the_same_time(plane: SharedMemoryPlane, session: rw.Session) -> None:
-    results: dict[int, bool] = {}
     groups = [rw.new_group(range(session.world_size)) for _ in range(2)]
 
-    def reduce(index: int) -> None:
+    def reduce(index: int) -> bool:
         sums = [rw.all_reduce(torch.full((400_000,), float(index + turn)), group=groups[index]) for turn in range(20)]
         wanted = [session.world_size * (index + turn) for turn in range(20)]
-        results[index] = all((one == value).all() for one, value in zip(sums, wanted, strict=True))
+        return all((one == value).all() for one, value in zip(sums, wanted, strict=True))
 
-    threads = [threading.Thread(target=reduce, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(200)
-    assert results == {0: True, 1: True}
+    assert in_threads(reduce, 2) == [True, True]
     for group in groups:
         group.close()
 

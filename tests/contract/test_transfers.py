@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.control.page.pipes import PipeEnd
+from tests.comm.members import in_threads
 from tests.lanes import variants
 
 pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.slow_with_ranks(4), pytest.mark.usefixtures("connected")]
@@ -69,21 +69,16 @@ def test_both_directions_at_once_and_no_connections(session: rw.Session) -> None
 
 def test_groups_of_two_threads_at_the_same_time(session: rw.Session) -> None:
     own, size = session.rank, session.world_size
-    results: dict[int, bool] = {}
     groups = [rw.new_group(range(size)) for _ in range(2)]
 
-    def exchange(index: int) -> None:
-        results[index] = True
+    def exchange(index: int) -> bool:
+        are_equal = True
         for turn in range(index, index + 8):
             received = rw.all_to_all([data_of(own, dst, turn) for dst in range(size)], group=groups[index])
-            results[index] &= all(torch.equal(one, data_of(src, own, turn)) for src, one in enumerate(received))
+            are_equal &= all(torch.equal(one, data_of(src, own, turn)) for src, one in enumerate(received))
+        return are_equal
 
-    threads = [threading.Thread(target=exchange, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(200)
-    assert results == {0: True, 1: True}
+    assert in_threads(exchange, 2) == [True, True]
     for group in groups:
         group.close()
 

@@ -44,20 +44,28 @@ class SocketChannel(Channel):
         self._refresh()  # members that only post would otherwise fill each other's connections
         # Data before it may have filled a connection, and this thread may not come back to send the rest. So it waits a
         # moment for members that read; not again for one that did not.
-        limit = _MAX_UNSENT_BYTES if any(peer.num_unsent for peer in self._peers.values()) else 0
+        have_read = not self._unread(0)
         self._post_to(self._peers, frame)
+        if timeout is None:
+            return
+        if have_read:
+            self._await_readers(frame.call, 0, min(_FLUSH_SECONDS, timeout))
+        slow = self._await_readers(frame.call, _MAX_UNSENT_BYTES, timeout)
+        if slow:
+            names = ", ".join(self._peers[member].name for member in slow)
+            raise CollectiveTimeoutError(f"{frame.call}: {names} read nothing for {timeout:g} s")
+
+    def _unread(self, num_bytes: int) -> list[int]:
+        """Return the members for which more bytes than this wait to be sent."""
+        return [member for member, peer in self._peers.items() if peer.num_unsent > num_bytes]
+
+    def _await_readers(self, call: str, num_bytes: int, seconds: float) -> list[int]:
+        """Wait at most so long until no more bytes wait for any member, and return those for which more do."""
         start = time.monotonic()
-        while timeout is not None:
-            slow = [peer.name for peer in self._peers.values() if peer.num_unsent > limit]
-            if not slow:
-                break
-            if not limit and elapsed_since(start) > min(_FLUSH_SECONDS, timeout):
-                limit = _MAX_UNSENT_BYTES
-                continue
-            if elapsed_since(start) > timeout:
-                raise CollectiveTimeoutError(f"{frame.call}: {', '.join(slow)} read nothing for {timeout:g} s")
-            self._require_open(frame.call)
-            self._wait(self._links.loop.num_events, SLICE_SECONDS if limit else _FLUSH_SECONDS)
+        while (slow := self._unread(num_bytes)) and elapsed_since(start) <= seconds:
+            self._require_open(call)
+            self._wait(self._links.loop.num_events, min(SLICE_SECONDS, seconds))
+        return slow
 
     def pending_call(self, rank: int) -> Frame | None:
         peer = next((peer for peer in self._peers.values() if peer.rank == rank), None)
@@ -115,7 +123,7 @@ class SocketChannel(Channel):
             for members, frame in exchange.take_outgoing():
                 self._post_to(members, frame)
             # Frames that are not sent completely are waited for as well: nothing else would send the rest of them.
-            unread = [member for member, peer in self._peers.items() if peer.num_unsent]
+            unread = self._unread(0)
             if verdict is not None and (verdict.outcome is Outcome.ERROR or not unread):
                 return verdict
             if verdict is not None and part.waited > part.timeout:
@@ -151,9 +159,7 @@ class SocketChannel(Channel):
 
     def _wait(self, seen: int, seconds: float) -> bool:
         """Wait until frames can be sent or received, and do so; False if the time expired."""
-        for peer in self._peers.values():
-            self._links.update_interest(peer)
-        return self._links.loop.wait(seen, seconds)
+        return self._links.wait(self._peers.values(), seen, seconds)
 
     def _refresh(self) -> None:
         for peer in self._peers.values():

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -114,6 +114,12 @@ class Links:
                 self.loop.register(
                     peer.connection, partial(self.receive, peer) if reads else None, peer.flush if writes else None
                 )
+
+    def wait(self, peers: Iterable[Peer], seen: int, seconds: float) -> bool:
+        """Wait until something is sent to peers or received from any, as `SharedEventLoop.wait` describes it."""
+        for peer in peers:
+            self.update_interest(peer)
+        return self.loop.wait(seen, seconds)
 
     def receive(self, peer: Peer) -> None:
         """Read what has arrived from a peer."""

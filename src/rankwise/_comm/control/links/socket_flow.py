@@ -56,9 +56,7 @@ class SocketFlow(Flow):
         return moved
 
     def wait(self, seconds: float) -> None:
-        for rank in self._ranks:
-            self._links.update_interest(self._links.peer(rank))
-        self._links.loop.wait(self._seen, seconds)
+        self._links.wait(map(self._links.peer, self._ranks), self._seen, seconds)
 
     def end(self) -> None:
         for rank in self._ranks:
