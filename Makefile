@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --d
 TESTS :=
 SEED := $(shell date +%s)
 
-.PHONY: demo test test-slow soak check format bench clean
+.PHONY: demo test test-slow test-accelerator soak check format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rankwise launch -n 4 examples/digits.py --device cpu
@@ -19,6 +19,11 @@ test: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(PYTEST) -m slow $(TESTS)
+
+# On a simulated accelerator, which is built here once; it takes g++, and a minute.
+test-accelerator: $(VENV)/.installed
+	$(BIN)/python -m tests.accelerator.build .simdev
+	PYTHONPATH=$(CURDIR)/.simdev $(PYTEST) $(if $(TESTS),$(TESTS),tests/accelerator tests/gpu)
 
 soak: $(VENV)/.installed
 	$(PYTEST) -m soak --soak-seed $(SEED) $(TESTS)
@@ -47,7 +52,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.hosts
 
 clean:
-	rm -rf $(VENV) .compat .xla dist mutants.json
+	rm -rf $(VENV) .compat .simdev .xla dist mutants.json
 
 # Outside CI: the package as it would be released, and other versions of Python and torch (PY=3.12 TORCH=2.13.0: one).
 .PHONY: dist compat test-xla mutants
