@@ -51,11 +51,11 @@ def test_ranks_must_all_check_or_none() -> None:
 
 
 def test_what_to_check_is_read_from_the_environment() -> None:
-    for value, check in (("1", True), ("0", False), ("", False)):
+    for value, check in (("1", True), ("0", False), ("", True)):
         with rw.init(environ=clean_environ(RANKWISE_CHECK=value)) as session:
-            assert state_behind(session).comm.check is check
+            assert state_behind(session).comm.control.checks_tensors is check
     with rw.init(check=True, environ=clean_environ(RANKWISE_CHECK="0")) as session:
-        assert state_behind(session).comm.check is True
+        assert state_behind(session).comm.control.checks_tensors is True
     with pytest.raises(rw.LauncherEnvironmentError, match="RANKWISE_CHECK='yes' is neither 0 nor 1"):
         rw.init(environ=clean_environ(RANKWISE_CHECK="yes"))
 

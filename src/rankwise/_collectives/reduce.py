@@ -210,8 +210,9 @@ def all_reduce_(
         reduction = InPlaceReduction(comm, tensors, parsed, place=place, name=lambda index: tree.paths()[index])
         call.content = f"{tree.text} {described(tensors, place)} {reduction.same}"
         call.parts = lambda: tree.parts(descriptions(tree.paths(), tensors, reduction.same).values())
-        # For a single tensor on an accelerator the user decides, as in `all_reduce`.
-        if comm.check or len(tensors) != 1 or tensors[0].device.type == "cpu":
+        if len(tensors) == 1 and tensors[0].device.type != "cpu":
+            call.verify_tensor(tensors[0])
+        else:
             reduction.agree(call)
         reduction.run()
     reduction.finish()

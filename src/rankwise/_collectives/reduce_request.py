@@ -166,15 +166,17 @@ class ReduceRequest:
         comm = self.comm
         numbers: list[Any] = list(self.numbers.values())
         if self.requires_gradient is not None:
-            if self._is_checked():
+            if comm.control.checks_tensors or comm.size == 1 or self._single_tensor() is None:
                 numbers.append(int(self.requires_gradient))
             else:
-                self.requires_gradient = True  # to ask the other ranks would wait for the device
+                self.requires_gradient = True  # the other ranks are not asked
         moves = [] if self.is_inline else [comm.planes.reduce(bucket.wire, self.op) for bucket in self.buckets]
         if not self.is_inline and not numbers:
-            if self._is_checked():
+            if (single := self._single_tensor()) is None:
                 self.call.verify()
-        elif self.is_inline or self._is_checked():
+            else:
+                self.call.verify_tensor(single)
+        else:
             inline = [_contents(bucket.wire) for bucket in self.buckets] if self.is_inline and self.buckets else []
             verdict = self.call.agree(pickle.dumps((numbers, inline)), combine=self._fold)
             self._reduced = b"" if verdict is None else verdict.result
@@ -216,15 +218,11 @@ class ReduceRequest:
                 leaves[index] = array_from_tensor(result) if index in self.arrays else result
         return leaves
 
-    def _is_checked(self) -> bool:
-        """Return whether the members agree on the call before its data moves.
-
-        For a single tensor on an accelerator the user decides, with the session's option `check`: an agreement between
-        the processes would delay an operation that otherwise is only queued. A process alone waits for nobody.
-        """
+    def _single_tensor(self) -> torch.Tensor | None:
+        """Return the tensor on an accelerator that is all of the value; None if the value is another one."""
         leaves = self.tree.leaves
-        single = len(leaves) == 1 and isinstance(leaves[0], torch.Tensor) and leaves[0].device.type != "cpu"
-        return self.comm.check or self.comm.size == 1 or not single
+        single = leaves[0] if len(leaves) == 1 and isinstance(leaves[0], torch.Tensor) else None
+        return None if single is None or single.device.type == "cpu" else single
 
 
 def set_content(call: Call, tree: PyTree, described: Sequence[str]) -> None:

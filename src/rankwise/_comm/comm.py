@@ -69,7 +69,6 @@ class Comm:
         self.control = control
         self.planes = planes
         self.device = device
-        self.check = registry is not None and registry.check
         self.num_exclusive_sections = 0
         self._registry = registry
         self._children: weakref.WeakSet[Comm] = weakref.WeakSet()

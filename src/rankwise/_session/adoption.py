@@ -116,7 +116,7 @@ def adopt_subgroup(group: dist.ProcessGroup, session: SessionState) -> Comm:
     group stays open.
     """
     ranks = tuple(dist.get_process_group_ranks(group))
-    world = _adopted_registry(group, session.reading, ranks, session.device, check=session.comm.check)
+    world = _adopted_registry(group, session.reading, ranks, session.device, check=session.comm.control.checks_tensors)
     world.find_dead_ranks = session.comm.control.dead_ranks
     part = open_comm(group, ranks=ranks, registry=world)
     session.comm.add_child(part)

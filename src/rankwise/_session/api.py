@@ -73,8 +73,10 @@ def init(
         local_rank: This process's rank on its node.
         local_world_size: The number of processes on its node.
         address: "host:port" that rank zero listens on, instead of the launcher's.
-        check: Check single tensors on accelerators too before they are reduced, which costs the host a
-            round trip each; all else is always checked. By default as RANKWISE_CHECK is set, 1 or 0.
+        check: False lets the reduction of a single tensor on an accelerator begin before this rank knows that all
+            ranks make it. This saves the host the wait for the other hosts and ranks, not the device: then a
+            difference between the ranks is found by the next call that is checked, after wrong results or a hang.
+            The same on all ranks. By default as RANKWISE_CHECK is set, 1 or 0, else True.
         hang_report: After a collective, of rankwise or of torch, has waited for so many seconds, a report on the
             standard error of rank zero names the rank that the others wait for, and where all ranks are; 0 for no
             reports. By default as RANKWISE_HANG_SECONDS is set, else 0. Over a process group that is open already, and

@@ -98,14 +98,14 @@ def _environment_in_torch_xla() -> LaunchEnvironment | None:
 
 
 def read_check(environ: Mapping[str, str] | None = None) -> bool:
-    """Read RANKWISE_CHECK: whether single tensors on accelerators are checked too.
+    """Read RANKWISE_CHECK: whether single tensors on accelerators are checked before they are reduced.
 
     Local.
 
     Raises:
         LauncherEnvironmentError: It is neither 0 nor 1.
     """
-    return _read_switch("RANKWISE_CHECK", environ, default=False)
+    return _read_switch("RANKWISE_CHECK", environ, default=True)
 
 
 def read_secret(*, one_host: bool) -> JobSecret | None:

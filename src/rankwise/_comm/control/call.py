@@ -16,6 +16,8 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Final, NoReturn, TypeAlias, cast
 
+import torch
+
 from rankwise._comm.buffers import no_memory_error
 from rankwise._comm.control.control import Control
 from rankwise._comm.control.protocol import Description, remote_error
@@ -69,6 +71,7 @@ class Call(Description):
         self.site = site
         self.main = True
         self.nested_call_refused = False
+        self.before = ""
 
     @property
     def rank(self) -> int:
@@ -127,6 +130,17 @@ class Call(Description):
         """
         self.agree(timeout=timeout)
 
+    def verify_tensor(self, tensor: torch.Tensor) -> None:
+        """Verify a call whose only value is a tensor.
+
+        On an accelerator this rank does not wait for the others with the session's `check=False`. The call is then
+        compared together with the next one that is verified.
+        """
+        if tensor.device.type == "cpu" or self._control.checks_tensors:
+            self.verify()
+        else:
+            self._control.unverified.add(self)
+
     def agree(
         self,
         message: bytes = b"",
@@ -147,6 +161,8 @@ class Call(Description):
             The result, and the messages to read; None in groups that do not use frames.
         """
         self._stage = Stage.SENT
+        if self._control.unverified.number:
+            self.before = self._control.unverified.take()
         try:
             verdict = self._control.agree(self, message, combine, read, timeout)
             if verdict is not None and verdict.error is not None:
@@ -208,7 +224,7 @@ class Call(Description):
         """Begin the agreement about the data of this call, after that on the call."""
         self._stage = Stage.LOCAL
         self.is_data = True
-        self.content, self.parts = "", dict
+        self.content, self.parts, self.before = "", dict, ""
         self.nested_call_refused = False
 
     def run_prepared(self, prepare: Callable[[], Move]) -> None:

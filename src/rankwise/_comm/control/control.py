@@ -13,7 +13,7 @@ import torch
 from rankwise._comm.control.channel import Channel, try_lock
 from rankwise._comm.control.digests import Digests, Transport
 from rankwise._comm.control.page_channel import PageChannel
-from rankwise._comm.control.protocol import Description, FrameKind
+from rankwise._comm.control.protocol import Description, FrameKind, UnverifiedCalls
 from rankwise._comm.control.registry import GROUPS_OF_MEMBERS, PAIRS, GroupRegistry
 from rankwise._comm.control.turns import Turns
 from rankwise._comm.control.verdict import Combine, Verdict, combined
@@ -33,6 +33,8 @@ class Control:
         rank: The group rank of this process; None if it is not a member.
         group: The id of the group; -1 without a session.
         uses_frames: The members exchange frames; otherwise they compare `digests`, through a data plane.
+        checks_tensors: Calls whose only value is a tensor on an accelerator are verified, as all others are.
+        unverified: Those calls of the group that were not.
         is_connected: The members are connected, or need not be.
         closed: The group is closed, alone or with its session.
         closed_before_session: The group was closed alone, before its session.
@@ -60,6 +62,8 @@ class Control:
         self.group = group
         self.uses_frames = registry is None or self.size == 1 or uses_frames(registry, self.size)
         self.is_connected = self.size == 1 or self.rank is None or not self.uses_frames
+        self.checks_tensors = registry is None or registry.check
+        self.unverified = UnverifiedCalls()
         self.closed = False
         self.closed_before_session = False
         self.broken_reason = ""

@@ -160,6 +160,7 @@ class Description:
         main: The call is one of the rank's program, and this rank waits in no other group; set when it enters a group.
         nested_call_refused: Another call was refused during this one in the same thread. Its error may end this call
             on this rank alone.
+        before: The calls of the group since the last agreement, which were not verified: see `UnverifiedCalls`.
     """
 
     operation: str
@@ -170,6 +171,7 @@ class Description:
     site: str = ""
     main: bool = True
     nested_call_refused: bool = False
+    before: str = ""
 
     @property
     def title(self) -> str:
@@ -184,7 +186,7 @@ class Description:
 
     def digest(self) -> bytes:
         """Return a digest of 16 bytes, equal on all ranks whose calls agree."""
-        text = f"{self.operation}{self.settings!r}\0{self.content}"
+        text = f"{self.operation}{self.settings!r}\0{self.content}{self.before}"
         return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).digest()
 
     def frame(self, kind: FrameKind = FrameKind.CALL, body: bytes = b"") -> Frame:
@@ -193,7 +195,33 @@ class Description:
 
     def details(self, failure: RemoteRankError | None = None) -> Details:
         """Return all of this, for the members whose calls differ; or with the failure of this one."""
-        return Details(self.title, self.site, dict(self.parts()), failure)
+        before = {"the last unverified call before it": self.before} if self.before else {}
+        return Details(self.title, self.site, before | dict(self.parts()), failure)
+
+
+class UnverifiedCalls:
+    """The calls of a group since its last agreement for which this rank has not waited until the calls were compared.
+
+    The next call that is verified has their number and a digest of all of them: so ranks that have made other ones
+    learn of it, although their results are wrong already.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._digest = b""
+        self._last = ""
+
+    def add(self, call: Description) -> None:
+        """Add a call."""
+        self.number += 1
+        self._digest = hashlib.blake2b(self._digest + call.digest(), digest_size=4).digest()
+        self._last = f"{call.title} of {', '.join(call.parts().values())}"
+
+    def take(self) -> str:
+        """Return a description of the calls, equal on all ranks that have made the same ones, and forget them."""
+        text = f"number {self.number}, {self._last} ({self._digest.hex()})"
+        self.number, self._digest = 0, b""
+        return text
 
 
 def read_report(body: bytes) -> Any:  # noqa: ANN401 - one of these
