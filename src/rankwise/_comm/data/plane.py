@@ -88,9 +88,13 @@ class DataPlane(ABC):
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release everything that belongs to the group."""
 
+    def moves(self, device: torch.device) -> bool:
+        """Return whether it moves tensors of a device as they are, without staging."""
+        return device.type == "cpu"
+
     def stage(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor on a device whose tensors the plane moves: the tensor itself if possible."""
-        return tensor.cpu()
+        return tensor if self.moves(tensor.device) else tensor.to(self.message_device)
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         """Prepare to reduce a tensor in place."""
@@ -106,11 +110,10 @@ class DataPlane(ABC):
 
     def all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:
         """Prepare to fill tensors from all members, by group rank; all are flat uint8 tensors of one length."""
-        staged = self.stage(data)
-        if staged is data:
-            return self._all_gather(data, gathered)
-        received = [torch.empty_like(part, device=staged.device) for part in gathered]
-        return _and_copy_back(self._all_gather(staged, received), list(zip(received, gathered, strict=True)))
+        received = [
+            part if self.moves(part.device) else torch.empty_like(part, device=self.message_device) for part in gathered
+        ]
+        return _and_copy_back(self._all_gather(self.stage(data), received), list(zip(received, gathered, strict=True)))
 
     def broadcast(self, data: torch.Tensor, src: int) -> Move:
         """Prepare to fill a flat uint8 tensor from group rank `src`."""

@@ -96,8 +96,9 @@ class Planes:
         """
         if wire.is_complex() and op.is_linear:
             wire = torch.view_as_real(wire)
+        device = self._device_of_messages(wire.device)
         for plane in self.planes:
-            if wire.dtype in plane.support.dtypes and plane.support.covers(Operation.ALL_REDUCE, wire.device):
+            if wire.dtype in plane.support.dtypes and plane.support.covers(Operation.ALL_REDUCE, device):
                 return plane.all_reduce(wire, op)
         return self._reduce_gathered(wire, op)
 
@@ -143,7 +144,7 @@ class Planes:
 
         `device` is the type of device of all that is sent; members that send nothing may have no such device.
         """
-        if device == "cpu" and self.shared_memory is not None:
+        if self._device_of_messages(torch.device(device)).type == "cpu" and self.shared_memory is not None:
             return self.shared_memory.all_gather(data, parts)
         # Padded to the largest one, as torch's all_gather needs them, every transfer would be as long as that.
         others = [other for other in range(self.size) if other != self.own]
@@ -185,11 +186,18 @@ class Planes:
         Raises:
             PayloadTypeError: None does.
         """
+        moved = self._device_of_messages(device)
         for plane in self.planes:
-            if plane.support.covers(operation, device):
+            if plane.support.covers(operation, moved):
                 return plane
         name = operation.name.lower()
         raise PayloadTypeError(f"{name} of tensors on {device.type} is not supported in this group")
+
+    # All members take one plane, also where only some of them have tensors of a device, and the others receive on the
+    # CPU. So a device without a plane of its own in the group counts as the CPU, on every member.
+    def _device_of_messages(self, device: torch.device) -> torch.device:
+        """Return the device on which tensors of a device are moved."""
+        return device if any(plane.moves(device) for plane in self.planes) else torch.device("cpu")
 
 
 def _read_only_wire(tensor: torch.Tensor, recipe: ReductionRecipe, op: Op) -> torch.Tensor:

@@ -22,8 +22,8 @@ class SerialPlane(DataPlane):
     def support(self) -> Support:
         return _SUPPORT
 
-    def stage(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+    def moves(self, device: torch.device) -> bool:  # noqa: ARG002
+        return True
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:  # noqa: ARG002
         if tensor.device.type == DEVICE_TYPE:

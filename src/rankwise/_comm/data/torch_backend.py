@@ -46,12 +46,16 @@ class TorchPlane(DataPlane):
             group: The process group; None if this rank is not a member.
             ranks: The global ranks of the members.
             rank: The global rank of this process.
-            device: This rank's device, for messages where the group has no backend for the CPU.
+            device: This rank's device.
             dead_ranks: Returns the dead members, with reasons; "" if none is known. Does not wait.
         """
         self.backend = None if group is None else dist.get_backend_config(group)
-        self._backends = {} if self.backend is None else dict(BackendConfig.parse(self.backend).pairs)
-        self.message_device = torch.device("cpu") if "cpu" in self._backends else device
+        backends = {} if self.backend is None else dict(BackendConfig.parse(self.backend).pairs)
+        self.message_device = torch.device("cpu") if "cpu" in backends else device
+        # gloo supports CUDA tensors in some operations only, so it gets none; and none of other devices than those of
+        # the session, since ranks without them receive on the CPU.
+        own = backends.get(device.type, "gloo")
+        self._moved = {self.message_device.type} | ({device.type} if own != "gloo" else set())
         self._group_ref = None if group is None else weakref.ref(group)
         self._ranks = ranks
         self._rank = rank
@@ -69,12 +73,8 @@ class TorchPlane(DataPlane):
     def close(self) -> None:
         self._group_ref = None
 
-    def stage(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type == "cpu":
-            return tensor.to(self.message_device)
-        backend = self._backends.get(tensor.device.type, "gloo")
-        # gloo supports CUDA tensors in some operations only, so it gets none.
-        return tensor.to(self.message_device) if backend == "gloo" else tensor
+    def moves(self, device: torch.device) -> bool:
+        return device.type in self._moved
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         def run() -> None:

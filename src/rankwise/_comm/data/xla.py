@@ -47,8 +47,8 @@ class XlaPlane(DataPlane):
     def support(self) -> Support:
         return self._support
 
-    def stage(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+    def moves(self, device: torch.device) -> bool:
+        return device.type == DEVICE_TYPE
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         # What is pending is executed before the ranks agree, since it may fail, and may differ between ranks.
