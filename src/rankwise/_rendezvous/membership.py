@@ -7,7 +7,7 @@ the numbers that the launcher did not set: which ranks share a node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -35,6 +35,9 @@ class JoinRequest:
         job: The id of its job, if the launcher sets one; "" if unknown.
         problem: Why this rank cannot join; "" if it can.
         reached: The address of another host at which it has reached the store there; "" if the store is on its own.
+        device: The device that the rank has chosen: "cuda:1"; "" if it does not know yet which one.
+        device_uuid: The unique id of this device, if it can be a member of a group once only; "" otherwise.
+        backend: The backends that it has chosen, as torch writes them; "" if these are not compared.
     """
 
     rank: int
@@ -50,6 +53,9 @@ class JoinRequest:
     job: str = ""
     problem: str = ""
     reached: str = ""
+    device: str = ""
+    device_uuid: str = ""
+    backend: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -198,6 +204,7 @@ def replies_to(
         for rank in sorted(requests)
         if requests[rank].problem
     ]
+    problems = problems or [*_different_backends(requests), *_shared_devices(requests)]
     if problems:
         return dict.fromkeys(requests, JoinReply(error="; ".join(problems)))
 
@@ -222,6 +229,40 @@ def replies_to(
         for node_rank, ranks in enumerate(nodes.values())
         for local_rank, rank in enumerate(ranks)
     }
+
+
+def _different_backends(requests: Mapping[int, JoinRequest]) -> Iterator[str]:
+    """Yield a problem if the ranks have chosen different backends: because of their arguments, or of their devices."""
+    by_choice: dict[tuple[str, str], list[int]] = {}
+    for rank, request in sorted(requests.items()):
+        by_choice.setdefault((request.backend, request.device.partition(":")[0]), []).append(rank)
+    if len({backend for backend, _ in by_choice}) == 1:
+        return
+    hosts = {rank: request.host for rank, request in requests.items()}
+    choices = [
+        f"{ranks_on_hosts_text(ranks, hosts)}: {device or 'an accelerator'}, backend {backend!r}"
+        for (backend, device), ranks in by_choice.items()
+    ]
+    yield (
+        f"the ranks have chosen different devices or backends ({'; '.join(choices)}): a rank that sees no accelerator "
+        "takes the CPU; mend that, or pass the same device= and backend= to init() on all ranks"
+    )
+
+
+def _shared_devices(requests: Mapping[int, JoinRequest]) -> Iterator[str]:
+    """Yield a problem for each device that several ranks have chosen, which its backend does not allow."""
+    by_device: dict[str, list[int]] = {}
+    for rank, request in sorted(requests.items()):
+        if request.device_uuid:
+            by_device.setdefault(request.device_uuid, []).append(rank)
+    for uuid, ranks in by_device.items():
+        if len(ranks) > 1:
+            request = requests[ranks[0]]
+            yield (
+                f"{ranks_text(ranks)} on {request.host} have the same device, {request.device} ({uuid}), which "
+                f"{request.backend!r} does not allow: start one rank for each device, make another device visible to "
+                "each rank (CUDA_VISIBLE_DEVICES), or pass device='cpu' to init()"
+            )
 
 
 def missing(arrived: Mapping[int, JoinRequest], world_size: int, *, timeout: float) -> str:

@@ -49,7 +49,7 @@ def adopt(
     if reading is None:
         reading = environment_in_group(group, {}, "auto", None)
     world_size = group.size()
-    device = _group_device(group)
+    device = _group_device(group, reading)
     ranks = range(world_size)
     world = _adopted_registry(group, reading, ranks, device, check=read_check() if check is None else check)
     world.on_hosts = on_hosts
@@ -173,13 +173,21 @@ def _group_store(group: dist.ProcessGroup, secret: JobSecret | None) -> Callable
     return store
 
 
-def _group_device(group: dist.ProcessGroup) -> torch.device:
-    """Return the device of a process group: the current accelerator if the group has a backend for it, else the CPU.
+def _group_device(group: dist.ProcessGroup, reading: LaunchEnvironment) -> torch.device:
+    """Return the device of a process group: an accelerator if the group has a backend for it, else the CPU.
 
-    gloo does not count as one: it does not support all operations on tensors of an accelerator.
+    gloo does not count as one: it does not support all operations on tensors of an accelerator. The device is that to
+    which the group is bound. Otherwise it is the current one; but where no program has selected one, that of the local
+    rank.
     """
+    bound: torch.device | None = group.bound_device_id
+    if bound is not None and bound.index is not None:
+        return bound
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     config = BackendConfig.parse(dist.get_backend_config(group))
     if accelerator is None or config.backend_for(accelerator.type) in {None, "gloo"}:
         return torch.device("cpu")
-    return torch.device(accelerator.type, torch.accelerator.current_device_index())
+    index = torch.accelerator.current_device_index()
+    if index == 0 and reading.local_rank is not None and reading.local_rank.value < torch.accelerator.device_count():
+        index = reading.local_rank.value
+    return torch.device(accelerator.type, index)

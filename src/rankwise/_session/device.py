@@ -173,6 +173,23 @@ def choose_backend(requested: str | None, device: torch.device) -> str:
     return requested
 
 
+def serves(backend: str | None, device: torch.device) -> bool:
+    """Return whether a device is selected, and has a backend of its own in this configuration, which is not gloo."""
+    own = BackendConfig.parse(choose_backend(backend, device)).backend_for(device.type)
+    return is_selectable(device) and own not in {None, "gloo"}
+
+
+def uuid_of_device(device: torch.device, backend: str | None) -> str:
+    """Return the unique id of a device, for a backend that takes a device once only; "" for others, or without an id.
+
+    Local.
+    """
+    if not serves(backend, device):
+        return ""
+    properties = getattr(torch.get_device_module(device), "get_device_properties", None)
+    return str(getattr(properties(device), "uuid", "")) if properties is not None else ""
+
+
 def _available_backends() -> list[str]:
     """Return the names of the backends that this build of torch can open, registered ones included."""
     return [name for name in dist.Backend.backend_list if name not in _PLACEHOLDERS and dist.is_backend_available(name)]

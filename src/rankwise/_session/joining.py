@@ -20,7 +20,7 @@ from rankwise._rendezvous.endpoint import Endpoint
 from rankwise._rendezvous.membership import JoinReply, JoinRequest
 from rankwise._rendezvous.readiness import RankMonitor
 from rankwise._rendezvous.signed_store import part_of, signed
-from rankwise._session.device import bind, choose_backend, choose_device
+from rankwise._session.device import bind, choose_backend, choose_device, uuid_of_device
 from rankwise.errors import JoinError, RankwiseError
 
 # How long a rank that cannot join waits for the others, to report the reason to them.
@@ -83,10 +83,13 @@ def join_with_device(
     """Join the other ranks. If the local rank is known and has no device, the join request reports that."""
     chosen: torch.device | None = None
     problem: Exception | None = None
+    used, uuid = "", ""
     try:
-        if reading.local_rank is not None:
-            chosen = choose_device(reading.local_rank.value, device)
-        choose_backend(backend, chosen or torch.device("cpu"))
+        # Which device it is depends on the local rank, which may not be known yet; the backend does not.
+        own = choose_device(0 if reading.local_rank is None else reading.local_rank.value, device)
+        used = choose_backend(backend, own)
+        if reading.local_rank is not None or torch.accelerator.device_count() == 1:
+            chosen, uuid = own, uuid_of_device(own, backend)
     except Exception as error:  # noqa: BLE001 - raised again below, after it was reported to the others
         problem = error
     request = JoinRequest.of(
@@ -97,6 +100,7 @@ def join_with_device(
         check=check,
         problem="" if problem is None else _message_for_others(problem),
     )
+    request = replace(request, device=str(chosen or ""), device_uuid=uuid, backend=used)
     try:
         seconds = timeout if problem is None else min(timeout, _REPORT_SECONDS)
         return _join(reading, endpoint, request, timeout=seconds, secret=secret)

@@ -30,7 +30,7 @@ from rankwise._rendezvous.endpoint import Endpoint, authenticated, choose
 from rankwise._rendezvous.membership import JoinReply
 from rankwise._rendezvous.mpi import endpoint_over_mpi, needs_mpi
 from rankwise._rendezvous.signed_store import SignedStore, part_of
-from rankwise._session.device import bind, choose_backend, is_selectable
+from rankwise._session.device import bind, choose_backend, serves
 from rankwise._session.environ import read_secret, with_first_host
 from rankwise._session.joining import Joined, join_with_device, own_address, select_device
 from rankwise._session.progress_report import report_session_timeout
@@ -178,7 +178,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
             world_size=world_size,
             timeout=timedelta(seconds=registry.timeout),
             # Bound early to its device, NCCL connects now and not in the first collective.
-            device_id=registry.device if is_selectable(registry.device) else None,
+            device_id=registry.device if serves(backend, registry.device) else None,
         )
 
     connects = uses_frames(registry, world_size)

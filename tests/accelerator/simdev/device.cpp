@@ -597,6 +597,10 @@ void define_module(pybind11::module& m) {
   m.def("is_in_bad_fork", [] { return forked; });
   m.def("races", [] { return races; });
   m.def("contexts", [] { return std::vector<int>(contexts.begin(), contexts.end()); });
+  m.def("uuid", [](int device) {
+    count_devices();
+    return "simdev-" + std::to_string(physical(device));
+  });
   m.def("current_device", &current_device);
   m.def("set_device", &set_device);
   m.def("manual_seed", [](int device, uint64_t seed) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ def _module(native: Any) -> ModuleType:
 
     module.set_device = lambda device: native.set_device(index_of(device))
     module.device = lambda device: torch.accelerator.device_index(index_of(device))
+    module.get_device_properties = lambda device: SimpleNamespace(uuid=native.uuid(index_of(device)))
     module.synchronize = torch.accelerator.synchronize
     module.current_stream = torch.accelerator.current_stream
     module.Stream, module.Event = torch.Stream, torch.Event
