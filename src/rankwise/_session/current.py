@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise._session.child_processes import received_reading, tell_children
 from rankwise._session.environ import own_environment, read_environment
 from rankwise._session.session import SessionState, summary_with_location
+from rankwise._text import LEFT
 from rankwise._torch import keep_groups_for_good
 from rankwise._xla_use import is_own_group, is_used
 from rankwise.errors import NotJoinedError
@@ -163,7 +164,7 @@ def rank_of_this_thread(session: SessionState) -> Iterator[SessionState]:
             thread_local.session = before
 
 
-def close_current(*, reason: str = "left the session", failed: bool = False) -> None:
+def close_current(*, reason: str = LEFT, failed: bool = False) -> None:
     """Close the current session if one is open, and reset the inferred one."""
     session = thread_local.session
     reset_current()

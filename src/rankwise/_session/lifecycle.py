@@ -33,6 +33,7 @@ from rankwise._rendezvous.signed_store import SignedStore, part_of
 from rankwise._session.device import bind, choose_backend, serves
 from rankwise._session.environ import read_secret, with_first_host
 from rankwise._session.joining import Joined, join_with_device, own_address, select_device
+from rankwise._session.loss_watch import LossWatch
 from rankwise._session.progress_report import report_session_timeout
 from rankwise._session.session import SessionState
 from rankwise._text import ranks_text
@@ -59,6 +60,7 @@ class OpenedResources:
     timeout: float
     reset: Callable[[], None]
     unset_interface: Callable[[], None]
+    watch: LossWatch | None
 
     def close(self, reason: str, failed: bool) -> None:
         """Close all of them, and wait for the other ranks on rank zero, whose store they may still need."""
@@ -67,6 +69,10 @@ class OpenedResources:
         # First: ranks that have closed already may be joining the next world, perhaps on the same port.
         self.joined.release_port()
         still_ours = dist.is_initialized() and dist.group.WORLD is self.group()
+        if self.watch is not None:
+            self.watch.close()
+            if failed and still_ours:  # to destroy the group would wait for what the device has queued
+                self.watch.abort()
         self.comm.shutdown(reason)
         if still_ours:
             dist.destroy_process_group()
@@ -213,6 +219,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
         timeout=registry.timeout,
         reset=reset,
         unset_interface=unset_interface,
+        watch=LossWatch(comm, registry, group) if world_size > 1 and serves(backend, registry.device) else None,
     )
     return SessionState(
         joined.reading,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import TOPOLOGY_FIELDS, LaunchEnvironment
+from rankwise._text import LEFT
 from rankwise._user_frames import raised_at
 from rankwise.errors import NotJoinedError, message_of
 from rankwise.topology import Topology
@@ -204,7 +205,7 @@ class SessionState:
                 self._store = Store(comm, timeout=self.timeout)
             return self._store
 
-    def close(self, *, reason: str = "left the session", failed: bool = False) -> None:
+    def close(self, *, reason: str = LEFT, failed: bool = False) -> None:
         """Close the resources that this session opened, as `Session.close` does."""
         # A forked child that closed its parent's resources would wait for threads that it does not have.
         if self._pid != os.getpid():
@@ -235,7 +236,7 @@ class SessionState:
             # this one, which is the cause. So it is logged first; in a rank of a function, whose caller gets it, not.
             log = logging.getLogger("rankwise.leaving")
             log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary_with_location(error))
-        self.close(reason=f"left with {summary_with_location(error)}" if failed else "left the session", failed=failed)
+        self.close(reason=f"left with {summary_with_location(error)}" if failed else LEFT, failed=failed)
 
     def _clear_settled(self, _: weakref.ref[dist.ProcessGroup]) -> None:
         self.settled = False
@@ -302,7 +303,7 @@ class Session:
         """This rank's device."""
         return self._state.device
 
-    def close(self, *, reason: str = "left the session", failed: bool = False) -> None:
+    def close(self, *, reason: str = LEFT, failed: bool = False) -> None:
         """Close the resources that this session opened; once, and only in the process that opened it.
 
         Local, except on rank zero: if it serves the store, it waits until the others no longer need it, at most for the

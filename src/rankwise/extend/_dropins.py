@@ -26,7 +26,7 @@ from rankwise._session import adoption, current, environ, member_groups
 from rankwise._session.environ import read_environment
 from rankwise._session.lifecycle import preload_torch_functional
 from rankwise._session.session import Session, state_behind
-from rankwise._text import ranks_text
+from rankwise._text import LEFT, ranks_text
 from rankwise._torch import is_compiled
 from rankwise._training.rank_control import called_on_rank_zero
 from rankwise.errors import LauncherEnvironmentError
@@ -185,7 +185,7 @@ def close_with_group(session: Session) -> None:
     comm = None if current.default_group() is None else state_behind(session).comm
     session.close()
     if comm is not None and current.default_group() is not None:  # other code opened it, and the session adopted it
-        comm.shutdown("left the session")
+        comm.shutdown(LEFT)
         current.reset_current()
         dist.destroy_process_group()
 

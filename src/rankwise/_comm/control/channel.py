@@ -26,6 +26,7 @@ from rankwise._comm.control.protocol import Description, Frame, FrameKind
 from rankwise._comm.control.rank_state import OngoingCall
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
 from rankwise._net.pausable_timeouts import elapsed_since
+from rankwise._text import LEFT
 from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 log = logging.getLogger(__name__)
@@ -160,13 +161,17 @@ class Channel(ABC):
     def pending_call(self, rank: int) -> Frame | None:
         """Return the call that a member has made here and this rank has not; None if there is none. Does not wait."""
 
-    def dead_ranks(self, ranks: Container[int] | None = None) -> str:
-        """Return the members that are gone, of `ranks` or of all, with reasons; "" if none. Does not wait."""
+    def dead_ranks(self, ranks: Container[int] | None = None, *, failed: bool = False) -> str:
+        """Return the members that are gone, of `ranks` or of all, with reasons; "" if none. Does not wait.
+
+        With `failed`, those that have left the session in order are left out.
+        """
         if self.closed:
             return ""
         self._refresh()
         members = [member for member, rank in enumerate(self.ranks) if ranks is None or rank in ranks]
         lost = [(member, why) for member in members if (why := self.lost_reason(member))]
+        lost = [(member, why) for member, why in lost if not (failed and why == LEFT)]
         return "; ".join(f"{self._links.name(self.ranks[member])} {why}" for member, why in lost)
 
     @abstractmethod

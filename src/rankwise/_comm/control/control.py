@@ -236,6 +236,11 @@ class Control:
         with try_lock(self._channel) as channel:
             return "" if channel is None else channel.dead_ranks(ranks)
 
+    def failed_ranks(self) -> str:
+        """Return the members that have died, or have left with an error; otherwise as `dead_ranks`."""
+        with try_lock(self._channel) as channel:
+            return "" if channel is None else channel.dead_ranks(failed=True)
+
     def pending_call_from(self, rank: int) -> bool:
         """Return whether a rank has made a call in this group that this rank has not made. Does not wait."""
         with try_lock(self._channel) as channel:
