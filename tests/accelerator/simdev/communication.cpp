@@ -243,7 +243,10 @@ class Communicator final : public Backend {
     const auto own = std::to_string(physical(device));
     store_->set("device/" + std::to_string(rank_), std::vector<uint8_t>(own.begin(), own.end()));
     for (int other = 0; other < size_; ++other) {
-      const auto theirs = store_->get("device/" + std::to_string(other));
+      const std::string key = "device/" + std::to_string(other);
+      // A wait of the store would keep the threads of other communicators from it.
+      while (!store_->check({key})) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const auto theirs = store_->get(key);
       TORCH_CHECK(other == rank_ || std::string(theirs.begin(), theirs.end()) != own,
                   "simccl: Duplicate GPU detected : rank ", rank_, " and rank ", other, " both on device ", own);
     }
