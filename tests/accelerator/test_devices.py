@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch.distributed as dist
 
 import rankwise as rw
 from tests.accelerator.ranks import error_of, in_session, ramp
+from tests.session.worlds import clean_environ
 
 
 def each_rank(body: Callable[[int], Any], nproc: int = 2) -> list[Any]:
@@ -97,6 +100,18 @@ def gathered_on_one(x: torch.Tensor) -> torch.Tensor | None:
 
 def dict_of_one(x: torch.Tensor, *, is_owner: bool) -> Any:
     return {"x": x} if is_owner else None
+
+
+def test_the_device_before_joining_leaves_forks_able_to_use_devices() -> None:
+    program = (
+        "import os, torch, rankwise as rw\n"
+        "assert str(rw.device()) == 'simdev:1'\n"
+        "pid = os.fork()\n"
+        "if pid == 0: torch.ones(1, device='simdev')\n"
+        "else: raise SystemExit(os.waitpid(pid, 0)[1] != 0)\n"
+    )
+    environ = clean_environ(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", SIMDEV_DRIVER="1")
+    subprocess.run([sys.executable, "-c", program], env=environ, timeout=200, check=True)
 
 
 RAGGED: dict[str, Callable[[torch.Tensor, int], Any]] = {

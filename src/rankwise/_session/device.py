@@ -75,7 +75,7 @@ def wants_xla(reading: LaunchEnvironment, backend: object, device: object) -> bo
 
 
 def inferred_device(reading: LaunchEnvironment) -> torch.device:
-    """Return the device of a process that has not joined.
+    """Return the device of a process that has not joined, which stays able to fork processes that use devices.
 
     Raises:
         JoinError: There are several devices, but none for this rank.
@@ -85,7 +85,14 @@ def inferred_device(reading: LaunchEnvironment) -> torch.device:
 
         found: torch.device = device()
         return found
-    return choose_device(0 if reading.local_rank is None else reading.local_rank.value, None)
+    # For CUDA, `is_available` loads the driver, after which no forked process can use it; `device_count` does not.
+    accelerator = torch.accelerator.current_accelerator()
+    visible = 0 if accelerator is None else torch.get_device_module(accelerator).device_count()
+    if accelerator is None or not visible:
+        return torch.device("cpu")
+    return torch.device(
+        accelerator.type, device_index(0 if reading.local_rank is None else reading.local_rank.value, visible)
+    )
 
 
 def choose_device(local_rank: int, requested: str | torch.device | None) -> torch.device:
