@@ -1,12 +1,14 @@
 """The end of communication between devices after a rank is lost.
 
 With NCCL the host goes on after a collective, and waits for the device later, in code of torch: no exception can end
-that wait, and NCCL ends it after minutes. So a thread looks for lost ranks, and aborts the process groups.
+that wait, and NCCL ends it after minutes. So a thread looks for lost ranks where the main thread does not move, and
+aborts the process groups.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 # The launcher gives the ranks that are left 3 s before SIGKILL. A rank that is killed while its device communicates
 # over NVLink can make the other devices unusable.
 _LOOK_SECONDS: Final = 0.5
+_MIN_LOOKS: Final = 3
 _ABORT_SECONDS: Final = 5.0
 
 
@@ -54,14 +57,25 @@ class LossWatch:
         _join([self._thread])
 
     def _run(self) -> None:
+        # A rank may end without leaving, at the end of its program, while this one still computes: nothing is aborted
+        # unless the main thread has not moved since the last looks.
+        place, num_looks = _place_of_main_thread(), 0
         while not self._ended.wait(_LOOK_SECONDS):
+            before, place = place, _place_of_main_thread()
+            num_looks = num_looks + 1 if place == before else 0
             comm = self._comm()
-            lost = "" if comm is None else comm.control.failed_ranks()
+            lost = "" if comm is None or num_looks < _MIN_LOOKS else comm.control.failed_ranks()
             del comm
             if lost:
                 log.error("%s: the communication of this rank's device is aborted", lost)
                 self.abort()
                 return
+
+
+def _place_of_main_thread() -> tuple[int, int]:
+    """Return where the main thread is, the same as long as it waits in compiled code."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)
 
 
 def _join(threads: Iterable[threading.Thread]) -> None:
