@@ -247,7 +247,13 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> No
 @pytest.mark.parametrize("tool", variants(["cProfile", "coverage"], fast={"cProfile"}))
 def test_what_observes_the_launcher_writes_its_results(tool: str, tmp_path: Path) -> None:
     """At the end of the program, or in a function that runs at exit. The exit status is that of the launch."""
-    (tmp_path / "fails.py").write_text("import sys\nprint('ran')\nsys.exit(7)\n")
+    (tmp_path / "fails.py").write_text(
+        "import os, pathlib, sys, time\n"
+        "print('ran', flush=True)\n"
+        "pathlib.Path('rank ' + os.environ['RANK']).touch()\n"
+        "while len(list(pathlib.Path().glob('rank *'))) < 2: time.sleep(0.01)\n"  # the first failure ends the other rank
+        "sys.exit(7)\n"
+    )
     observe = (
         ["-m", "cProfile", "-o", "result"] if tool == "cProfile" else ["-m", "coverage", "run", "--data-file=result"]
     )
