@@ -251,7 +251,7 @@ def test_what_observes_the_launcher_writes_its_results(tool: str, tmp_path: Path
         "import os, pathlib, sys, time\n"
         "print('ran', flush=True)\n"
         "pathlib.Path('rank ' + os.environ['RANK']).touch()\n"
-        "while len(list(pathlib.Path().glob('rank *'))) < 2: time.sleep(0.01)\n"  # the first failure ends the other rank
+        "while len(list(pathlib.Path().glob('rank *'))) < 2: time.sleep(0.01)\n"  # a failure ends the other
         "sys.exit(7)\n"
     )
     observe = (
