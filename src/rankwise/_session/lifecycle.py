@@ -175,6 +175,8 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
     joined.group_store = _store_of_group(joined.store, backend)
     unset_interface = keep_gloo_on("" if registry.one_host else registry.gloo_interface)
 
+    has_device_backend = serves(backend, registry.device)
+
     def init_process_group() -> None:
         bind(registry.device)  # of the current thread
         dist.init_process_group(
@@ -184,7 +186,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
             world_size=world_size,
             timeout=timedelta(seconds=registry.timeout),
             # Bound early to its device, NCCL connects now and not in the first collective.
-            device_id=registry.device if serves(backend, registry.device) else None,
+            device_id=registry.device if has_device_backend else None,
         )
 
     connects = uses_frames(registry, world_size)
@@ -219,7 +221,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
         timeout=registry.timeout,
         reset=reset,
         unset_interface=unset_interface,
-        watch=LossWatch(comm, registry, group) if world_size > 1 and serves(backend, registry.device) else None,
+        watch=LossWatch(comm, registry, group) if world_size > 1 and has_device_backend else None,
     )
     return SessionState(
         joined.reading,

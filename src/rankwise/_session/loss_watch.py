@@ -64,7 +64,7 @@ class LossWatch:
             before, place = place, _place_of_main_thread()
             num_looks = num_looks + 1 if place == before else 0
             comm = self._comm()
-            lost = "" if comm is None or num_looks < _MIN_LOOKS else comm.control.failed_ranks()
+            lost = "" if comm is None or num_looks < _MIN_LOOKS else comm.control.dead_ranks(failed=True)
             del comm
             if lost:
                 log.error("%s: the communication of this rank's device is aborted", lost)

@@ -231,15 +231,13 @@ class Control:
         """Prepare to send tensors to members and to fill others with theirs; see `Channel.transfer`."""
         return self.open().transfer(outgoing, incoming, timeout=self._session.timeout)
 
-    def dead_ranks(self, ranks: Container[int] | None = None) -> str:
-        """Return the dead members, of `ranks` or of all, with reasons; "" if none is known. Does not wait."""
-        with try_lock(self._channel) as channel:
-            return "" if channel is None else channel.dead_ranks(ranks)
+    def dead_ranks(self, ranks: Container[int] | None = None, *, failed: bool = False) -> str:
+        """Return the dead members, of `ranks` or of all, with reasons; "" if none is known. Does not wait.
 
-    def failed_ranks(self) -> str:
-        """Return the members that have died, or have left with an error; otherwise as `dead_ranks`."""
+        With `failed`, those that have left the session in order are left out.
+        """
         with try_lock(self._channel) as channel:
-            return "" if channel is None else channel.dead_ranks(failed=True)
+            return "" if channel is None else channel.dead_ranks(ranks, failed=failed)
 
     def pending_call_from(self, rank: int) -> bool:
         """Return whether a rank has made a call in this group that this rank has not made. Does not wait."""
