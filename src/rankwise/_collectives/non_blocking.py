@@ -8,10 +8,11 @@ session or group to call in, inside of another collective, or with arguments tha
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
 import torch
 
@@ -45,8 +46,9 @@ def start(
         return collective(*arguments, group=Group(comm), **settings)
 
     differentiable = settings.get("differentiable", False)
-    name, on_xla = collective.__name__, are_on_xla(*arguments)
-    return start_call(comm, name, run, async_op=async_op, differentiable=differentiable, on_xla=on_xla)
+    return start_call(
+        comm, collective.__name__, run, async_op=async_op, differentiable=differentiable, values=arguments
+    )
 
 
 def start_call(
@@ -56,7 +58,7 @@ def start_call(
     *,
     async_op: object,
     differentiable: object = False,
-    on_xla: bool = False,
+    values: Sequence[object] = (),
 ) -> T | Work[T]:
     """Run a call after those of a group that are pending, and return its `Work`; at once if `async_op` is false.
 
@@ -71,7 +73,7 @@ def start_call(
         run: Makes the call in that group.
         async_op: The argument of the public function.
         differentiable: Its argument of this name.
-        on_xla: There are tensors on XLA devices in its arguments.
+        values: What the call uses: tensors, or containers of tensors.
     """
     call = comm.call(operation)
     try:
@@ -85,8 +87,12 @@ def start_call(
     if not is_async:
         return run()
     try:
-        if on_xla:
+        if are_on_xla(*values):
             return comm.start(call, run, at_once=True)
+        caller = _current_stream()
+        if caller is not None:
+            on_stream = _OnStreamOfGroup(comm, run, caller, values)
+            return comm.start(call, _in_state_of_caller(on_stream.run), convert=on_stream.hand_over)
         return comm.start(call, _in_state_of_caller(run), convert=undeferred if is_used() else None)
     except RuntimeError as error:
         if isinstance(error, RankwiseError):
@@ -96,18 +102,17 @@ def start_call(
 
 def are_on_xla(*values: object) -> bool:
     """Return whether tensors on XLA devices are among some values, or in them as containers."""
-    return is_used() and any(
-        isinstance(leaf, torch.Tensor) and leaf.device.type == DEVICE_TYPE
-        for value in values
-        for leaf in ([value] if isinstance(value, torch.Tensor) else _leaves(value))
-    )
+    return is_used() and any(tensor.device.type == DEVICE_TYPE for tensor in _tensors_in(values))
 
 
-def _leaves(value: object) -> Sequence[object]:
-    try:
-        return PyTree.of(value).leaves
-    except PayloadTypeError:  # a value that cannot be reduced is no container
-        return ()
+def _tensors_in(values: Sequence[object]) -> Iterator[torch.Tensor]:
+    """Iterate over the tensors among some values, and in them as containers."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+            continue
+        with suppress(PayloadTypeError):  # a value that cannot be reduced is no container
+            yield from (leaf for leaf in PyTree.of(value).leaves if isinstance(leaf, torch.Tensor))
 
 
 def _fail(call: Call, error: Exception) -> NoReturn:
@@ -125,7 +130,6 @@ def _in_state_of_caller(run: Callable[[], T]) -> Callable[[], T]:
     context = contextvars.copy_context()
     session = session_of_this_thread()
     inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    stream = _current_stream()
     help_device = _help_for_device() if is_used() else None
 
     def run_in_state() -> T:
@@ -136,11 +140,53 @@ def _in_state_of_caller(run: Callable[[], T]) -> Callable[[], T]:
                 help_device()
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(gradients))
-            if stream is not None:  # the inputs are ready when the operations queued on it have ended
-                stack.enter_context(stream)
             return run()
 
     return lambda: context.run(run_in_state)
+
+
+class _OnStreamOfGroup(Generic[T]):
+    """A call on the stream of its group: after what its caller has queued before it, and before what uses the result.
+
+    Were the operations of all groups on the streams of their callers, they would be in one order there: the order in
+    which the threads of the groups come to it. Another rank may have another order, and then each waits for the other.
+    """
+
+    def __init__(self, comm: Comm, run: Callable[[], T], caller: torch.Stream, values: Sequence[object]) -> None:
+        if comm not in _streams:
+            _streams[comm] = torch.Stream(caller.device)
+        self._stream = _streams[comm]
+        self._run = run
+        self._inputs_ready = caller.record_event()
+        self._ended: torch.Event | None = None
+        self._keep_memory(values, self._stream)
+
+    def run(self) -> T:
+        """Run the call, in the thread of the group."""
+        with self._stream:
+            self._stream.wait_event(self._inputs_ready)
+            result = self._run()
+            self._ended = self._stream.record_event()
+        return result
+
+    def hand_over(self, result: T) -> T:
+        """Let the current stream wait for the call, in the thread that takes the result."""
+        current = torch.accelerator.current_stream(self._stream.device)
+        if self._ended is not None:
+            current.wait_event(self._ended)
+        self._keep_memory([result], current)
+        return result
+
+    def _keep_memory(self, values: Sequence[object], stream: torch.Stream) -> None:
+        """Let the memory of tensors that are released be used again only when a stream has finished with it."""
+        for tensor in _tensors_in(values):
+            has_memory = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # a DTensor wraps others
+            if has_memory and tensor.device == stream.device and tensor.layout is torch.strided:
+                tensor.record_stream(stream)
+
+
+# The stream of each group that has made such a call.
+_streams: Final[weakref.WeakKeyDictionary[Comm, torch.Stream]] = weakref.WeakKeyDictionary()
 
 
 def _help_for_device() -> Callable[[], None]:

@@ -211,7 +211,7 @@ class Work(Generic[T_co]):
     The calls of a group run in the order in which the program makes them, also if some of them are blocking; those of
     different groups run at the same time. Results may be waited for in any order and in any thread, and with `await` in
     an asyncio program. Values that were passed must not be changed before the result is there. On an accelerator, the
-    result is ready for the stream that was the current one when the collective was started.
+    result is ready for the stream that is the current one where the result is first taken.
 
     A work that nobody has waited for is logged, with its error, when its group or session is closed.
     """

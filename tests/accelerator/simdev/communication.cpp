@@ -25,7 +25,6 @@ using namespace c10d;
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 using WorkPtr = c10::intrusive_ptr<Work>;
-using Lock = std::lock_guard<std::recursive_mutex>;
 
 // What a thread of a communicator runs for an operation, with the stream of the communicator as the current one.
 using Task = std::function<void()>;
@@ -39,7 +38,7 @@ struct SimWork final : Work {
   bool wait(std::chrono::milliseconds = kNoTimeout) override {
     const auto stream = current_stream(static_cast<int>(operation->stream / kStreams));
     {
-      Lock lock(state);
+      Lock lock;
       awaited[stream].push_back(operation);
     }
     if (!flag("SIMDEV_ASYNC")) settle(stream);
@@ -302,7 +301,7 @@ class Communicator final : public Backend {
     Operations before;
     Clock clock;
     {
-      Lock lock(state);
+      Lock lock;
       before = awaited[caller];
       clock = clocks[caller];
       join(clock, host);
@@ -319,7 +318,7 @@ class Communicator final : public Backend {
       const c10::StreamGuard stream(stream_of(stream_));
       for (const auto& other : before) other->await();
       {
-        Lock lock(state);
+        Lock lock;
         join(clocks[stream_], clock);
         for (const auto& other : before) join(clocks[stream_], other->clock());
       }
@@ -333,7 +332,7 @@ class Communicator final : public Backend {
       if (flag("SIMDEV_ASYNC")) queue_->stay(error, rank_);
     }
     begun_.clear();
-    Lock lock(state);
+    Lock lock;
     operation.end(error, clocks[stream_]);
   }
 

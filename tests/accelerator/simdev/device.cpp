@@ -28,14 +28,12 @@
 
 namespace simdev {
 
-std::recursive_mutex state;
+std::recursive_mutex Lock::state_;
 std::map<StreamKey, Clock> clocks;
 Clock host;
 std::map<StreamKey, Operations> awaited;
 
 namespace {
-
-using Lock = std::lock_guard<std::recursive_mutex>;
 
 std::vector<int> visible;  // by index: the number of the device on this host
 bool initialized = false;
@@ -66,7 +64,7 @@ int count_devices() {
       found.push_back(atoi(part.c_str()));
     }
   }
-  Lock lock(state);
+  Lock lock;
   if (!initialized) visible = found;
   return static_cast<int>(visible.size());
 }
@@ -78,7 +76,7 @@ bool is_available() {
 }
 
 void initialize() {
-  Lock lock(state);
+  Lock lock;
   TORCH_CHECK(!forked, "Cannot re-initialize simdev in forked subprocess: use the 'spawn' start method");
   if (initialized) return;
   count_devices();
@@ -153,12 +151,12 @@ class Access {
   }
 
  private:
-  Lock lock_{state};
+  Lock lock_;
   std::vector<uintptr_t> opened_;
 };
 
 void release(void* pointer) {
-  Lock lock(state);
+  Lock lock;
   auto found = blocks.find(reinterpret_cast<uintptr_t>(pointer));
   if (found == blocks.end()) return;
   const Block& block = found->second;
@@ -179,7 +177,7 @@ struct Allocator final : at::Allocator {
     const size_t page = sysconf(_SC_PAGESIZE), whole = (size + page - 1) / page * page;
     void* memory = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     TORCH_CHECK(memory != MAP_FAILED, "simdev: out of memory");
-    Lock lock(state);
+    Lock lock;
     blocks[reinterpret_cast<uintptr_t>(memory)] = Block{whole, current_stream(device)};
     return {memory, memory, &release, on};
   }
@@ -231,14 +229,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   void record(void** event, const Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
-    Lock lock(state);
+    Lock lock;
     if (!*event) *event = new Event;
     join(clocks[key(stream)], host);
     *static_cast<Event*>(*event) = Event{clocks[key(stream)], awaited[key(stream)]};
   }
   void block(void* event, const Stream& stream) const override {
     if (!event) return;
-    Lock lock(state);
+    Lock lock;
     const auto& recorded = *static_cast<Event*>(event);
     join(clocks[key(stream)], recorded.clock);
     auto& operations = awaited[key(stream)];
@@ -249,10 +247,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const auto& recorded = *static_cast<Event*>(event);
     for (const auto& operation : recorded.operations) {
       operation->await();
-      Lock lock(state);
+      Lock lock;
       join(host, operation->clock());
     }
-    Lock lock(state);
+    Lock lock;
     join(host, recorded.clock);
   }
   bool queryEvent(void* event) const override {
@@ -264,21 +262,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   bool queryStream(const Stream& stream) const override {
-    Lock lock(state);
+    Lock lock;
     for (const auto& operation : awaited[key(stream)])
       if (!operation->has_ended()) return false;
     return true;
   }
   void synchronizeStream(const Stream& stream) const override {
     settle(key(stream));
-    Lock lock(state);
+    Lock lock;
     join(host, clocks[key(stream)]);
   }
   void synchronizeDevice(c10::DeviceIndex device) const override {
     open_context(device);
     std::vector<StreamKey> streams;
     {
-      Lock lock(state);
+      Lock lock;
       for (const auto& [stream, clock] : clocks) streams.push_back(stream);
       for (const auto& [stream, operations] : awaited) streams.push_back(stream);
     }
@@ -286,7 +284,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       if (stream / kStreams == device) synchronizeStream(stream_of(stream));
   }
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const Stream&) const override {
-    Lock lock(state);
+    Lock lock;
     if (Block* block = block_of(pointer.get())) block->is_recorded = true;
   }
 };
@@ -312,7 +310,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
   c10::Device getDeviceFromPtr(void* pointer) const override {
-    Lock lock(state);
+    Lock lock;
     const Block* block = block_of(pointer);
     TORCH_CHECK(block, "this is no memory of a simdev device");
     return c10::Device(kType, block->home / kStreams);
@@ -519,7 +517,7 @@ c10::Stream stream_of(StreamKey key) {
 }
 
 int64_t new_stream() {
-  Lock lock(state);
+  Lock lock;
   return num_streams++;
 }
 
@@ -527,7 +525,7 @@ int physical(int device) { return visible.at(device); }
 
 void open_context(int device) {
   initialize();
-  Lock lock(state);
+  Lock lock;
   TORCH_CHECK(device >= 0 && device < static_cast<int>(visible.size()), "simdev: invalid device ordinal ", device);
   if (contexts.insert(device).second) log("context on device " + std::to_string(physical(device)));
 }
@@ -563,20 +561,20 @@ void Operation::end(const std::string& error, const Clock& clock) {
 void settle(StreamKey stream) {
   Operations operations;
   {
-    Lock lock(state);
+    Lock lock;
     operations = awaited[stream];
   }
   for (const auto& operation : operations) {
     operation->await();
-    Lock lock(state);
+    Lock lock;
     join(clocks[stream], operation->clock());
   }
-  Lock lock(state);
+  Lock lock;
   for (const auto& operation : operations) std::erase(awaited[stream], operation);
 }
 
 void record_use(const at::Tensor& tensor) {
-  Lock lock(state);
+  Lock lock;
   if (Block* block = block_of(tensor.storage().data())) block->is_recorded = true;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <Python.h>
 #include <c10/core/Stream.h>
 
 #include <condition_variable>
@@ -46,8 +47,25 @@ class Operation {
 };
 using Operations = std::vector<std::shared_ptr<Operation>>;
 
-// Guards all that follows, and is held for short times only.
-extern std::recursive_mutex state;
+// Guards all that follows, and is held for short times only. Whoever takes it lets go of Python's lock meanwhile: who holds
+// this one may need Python's, as a copy of a tensor does that a Python object stands for.
+class Lock {
+ public:
+  Lock() {
+    if (Py_IsInitialized() && PyGILState_Check()) python_ = PyEval_SaveThread();
+    state_.lock();
+  }
+  ~Lock() {
+    state_.unlock();
+    if (python_) PyEval_RestoreThread(python_);
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  static std::recursive_mutex state_;
+  PyThreadState* python_ = nullptr;
+};
 extern std::map<StreamKey, Clock> clocks;
 extern Clock host;
 // The operations that a stream waits for: the next kernel of the stream, and the host if it waits for the stream, block
