@@ -27,7 +27,7 @@ setup(
     name="simdev",
     version="0",
     packages=["simdev"],
-    ext_modules=[CppExtension("simdev._C", sources, extra_compile_args=["-O0", "-std=c++20", "-w"])],
+    ext_modules=[CppExtension("simdev._simccl", sources, extra_compile_args=["-O0", "-std=c++20", "-w"])],
     cmdclass={"build_ext": BuildExtension.with_options(use_ninja=False)},
     entry_points={"torch.backends": ["simdev = simdev:load"]},
 )

@@ -110,6 +110,7 @@ def _encode_process(sample: ProcessSample) -> dict[str, Any]:
         "delay": sample.delay_seconds,
         "reason": sample.reason,
         "frames": frames,
+        "waits_for_device": sample.waits_for_device,
         "location": "" if stack is None else stack.location,
     }
 
@@ -137,6 +138,7 @@ def _decode_process(value: Any) -> ProcessSample:  # noqa: ANN401 - of JSON
         delay_seconds=float(value["delay"]),
         stack=stack,
         reason=_text(value["reason"]),
+        waits_for_device=bool(value["waits_for_device"]),
     )
 
 

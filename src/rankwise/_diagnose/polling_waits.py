@@ -1,7 +1,8 @@
 """Ranks that wait in a collective without sleeping, as NCCL and other backends do.
 
 Their main threads run all the time, so the kernel's counts do not show that they wait. Torch's flight record does: the
-same collectives are pending. Where there is none, the stack has to be the same, in a collective, whenever it is read.
+same collectives are pending. Where there is none, the stack has to be the same, in a collective or in a wait for an
+accelerator, whenever it is read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 
 from rankwise._diagnose import py_spy
 from rankwise._diagnose.flight_record import request_pending
+from rankwise._diagnose.processes import has_communicator
 from rankwise._diagnose.stack import Stack
 
 # How often ranks are asked in the time after which a wait is reported, and the shortest pause.
@@ -61,4 +63,6 @@ def _wait_of(pid: int) -> object:
         return pending or None
     # Without a signal, which could end a system call of a rank that is well.
     stack = py_spy.read_stack(pid)
-    return tuple(stack.frames) if isinstance(stack, Stack) and stack.in_collective else None
+    if not isinstance(stack, Stack) or not (stack.in_collective or (stack.reads_device and has_communicator(pid))):
+        return None
+    return tuple(stack.frames)

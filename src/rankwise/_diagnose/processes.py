@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # The errors of a process that ends while it is read, or that the kernel does not let this user read.
 _UNREADABLE: Final = (OSError, ValueError, IndexError)
+_COMMUNICATOR: Final = re.compile(r"/\w*ccl[^/\n]*\.so\b")
 # Files that an interpreter maps, whatever its name is.
 _OF_PYTHON: Final = ("/libpython", "/lib-dynload/", "/libtorch_python")
 
@@ -123,6 +125,15 @@ def is_python(pid: int) -> bool:
     except OSError:
         return False
     return any(part in mappings for part in _OF_PYTHON)
+
+
+def has_communicator(pid: int) -> bool:
+    """Return whether a process has loaded a library for collectives of accelerators, such as NCCL, RCCL or oneCCL."""
+    try:
+        mappings = (_PROC / str(pid) / "maps").read_text(errors="replace")
+    except OSError:
+        return False
+    return _COMMUNICATOR.search(mappings) is not None
 
 
 def wait_channel(pid: int) -> str:

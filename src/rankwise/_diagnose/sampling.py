@@ -10,7 +10,14 @@ from typing import Final
 
 from rankwise._diagnose import py_spy
 from rankwise._diagnose.jobs import HostRank, find_jobs
-from rankwise._diagnose.processes import DiagnosisError, Process, main_thread_times, read_process, wait_channel
+from rankwise._diagnose.processes import (
+    DiagnosisError,
+    Process,
+    has_communicator,
+    main_thread_times,
+    read_process,
+    wait_channel,
+)
 from rankwise._diagnose.stack import Stack, parse_stacks
 from rankwise._rank_files import request_stacks
 
@@ -42,6 +49,7 @@ class ProcessSample:
         delay_seconds: How long its main thread has waited for a core.
         stack: The stack of its main thread; None if it could not be read.
         reason: Why it could not.
+        waits_for_device: It waits for an accelerator, whose queue may have a collective.
     """
 
     pid: int
@@ -52,6 +60,7 @@ class ProcessSample:
     delay_seconds: float = 0.0
     stack: Stack | None = None
     reason: str = ""
+    waits_for_device: bool = False
 
     @property
     def location(self) -> str:
@@ -140,7 +149,9 @@ def sample_process(pid: int, *, native: bool = False) -> ProcessSample:
     # After py-spy, which has no effect on the process: a signal ends a system call such as sleep() of C early.
     if not isinstance(found, Stack) and process.state not in _CANNOT_ANSWER:
         found = parse_stacks(request_stacks(pid, _SIGNAL_SECONDS)) or found
-    return replace(sample, stack=found) if isinstance(found, Stack) else replace(sample, reason=found)
+    if not isinstance(found, Stack):
+        return replace(sample, reason=found)
+    return replace(sample, stack=found, waits_for_device=found.reads_device and has_communicator(pid))
 
 
 def _taken(future: Future[ProcessSample], pid: int, state: str) -> ProcessSample:

@@ -33,6 +33,9 @@ _COLLECTIVES: Final = (
 _NATIVE_SOURCES: Final = frozenset({".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".S", ".rs", ".pyx"})
 _LAUNCHER: Final = "/rankwise/_launch/forkserver/"  # below the user's program
 _BACKWARD: Final = "/torch/autograd/graph.py"
+# Functions that return when an accelerator has finished, and an optimizer, which waits where too much is queued.
+_OF_DEVICE: Final = frozenset({"item", "tolist", "cpu", "numpy", "synchronize"})
+_OPTIMIZERS: Final = "/torch/optim/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,13 @@ class Stack:
         """It is in a backward pass, where the gradients of DDP are reduced."""
         return any(_BACKWARD in frame.file for frame in self.frames)
 
+    @cached_property
+    def reads_device(self) -> bool:
+        """It is in a function that waits for an accelerator, if the tensors are on one."""
+        return self.location.partition(" at ")[0] in _OF_DEVICE or any(
+            _OPTIMIZERS in frame.file for frame in self.frames
+        )
+
     def __str__(self) -> str:
         return "\n".join(
             f"  {frame.function} (native)"
@@ -120,7 +130,10 @@ def _is_library(file: str) -> bool:
 
 
 def called_function(file: str, line: int) -> str:
-    """Return the function that a line calls, if it calls one: a function in C has no frame in the stack."""
+    """Return the function that a line calls: a function in C has no frame in the stack.
+
+    Of several, it is the one that waits for an accelerator; "" if none does.
+    """
     try:
         tree = ast.parse(linecache.getline(file, line).strip().rstrip(":"))
     except SyntaxError:
@@ -130,4 +143,5 @@ def called_function(file: str, line: int) -> str:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
     }
-    return called.pop() if len(called) == 1 else ""
+    candidates = called if len(called) == 1 else called & _OF_DEVICE
+    return candidates.pop() if len(candidates) == 1 else ""

@@ -71,9 +71,9 @@ def apart(samples: Sequence[RankSample], polling: Collection[int] = ()) -> set[i
 
 
 def waits(sample: ProcessSample) -> bool:
-    """Return whether a process is in a collective, or sleeps in a backward pass, as for a gradient of DDP."""
+    """Return whether a process is in a collective, waits for an accelerator, or sleeps in a backward pass of DDP."""
     return sample.stack is not None and (
-        sample.stack.in_collective or (sample.stack.in_backward and sample.state == "S")
+        sample.stack.in_collective or sample.waits_for_device or (sample.stack.in_backward and sample.state == "S")
     )
 
 

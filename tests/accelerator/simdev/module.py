@@ -15,7 +15,7 @@ NAME = "simdev"
 
 def load() -> None:
     """Make the device known to torch, under its name."""
-    native: Any = importlib.import_module("simdev._C")  # needs torch's libraries
+    native: Any = importlib.import_module("simdev._simccl")  # needs torch's libraries
 
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module(native))
