@@ -123,9 +123,14 @@ def names_of_groups() -> None:
     assert not _torch.ranks_of_groups()
 
 
-@checks("torch._C._distributed_c10d._dump_fr_trace_json, TORCH_FR_BUFFER_SIZE in C's environment")
-def flight_record() -> None:
-    """It has the calls of each group of gloo in their order; the first group reads its size with C's getenv."""
+@checks(
+    "torch._C._distributed_c10d._dump_fr_trace_json, torch._C._distributed_c10d._dump_nccl_trace_json, "
+    "TORCH_FR_BUFFER_SIZE in C's environment"
+)
+def flight_records() -> None:
+    """They have the calls of each group in their order; the first group reads their size with C's getenv."""
+    has_nccl = torch.version.cuda is not None or torch.version.hip is not None
+    assert _torch.recorded_backends() == ({"gloo", "nccl"} if has_nccl else {"gloo"})
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     with _torch.flight_recorder(2000):
@@ -138,12 +143,12 @@ def flight_record() -> None:
             own: list[dict[str, Any]] = [{"retired": False}]
             while not all(entry["retired"] for entry in own):  # a thread of gloo retires them
                 time.sleep(0.001)
-                entries = _torch.flight_record(collectives=True)["entries"]
+                entries = _torch.flight_records(collectives=True)["gloo"]["entries"]
                 own = [entry for entry in entries if entry["process_group"][0] == name][-2:]
             assert [entry["profiling_name"] for entry in own] == ["gloo:barrier", "gloo:all_reduce"]
             assert own[1]["collective_seq_id"] == own[0]["collective_seq_id"] + 1
             assert all(not entry["is_p2p"] and entry["time_created_ns"] for entry in own)
-            record = _torch.flight_record(collectives=False)
+            record = _torch.flight_records(collectives=False)["gloo"]
             assert "entries" not in record
             numbers = {"last_enqueued_collective": "2", "last_completed_collective": "2"}
             assert record["pg_status"][max(record["pg_status"], key=int)].items() >= numbers.items()

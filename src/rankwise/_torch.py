@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import torch
@@ -271,6 +271,10 @@ def has_expanded_view(tensor: torch.Tensor) -> bool:
     return any(sizes[place] < sizes[place + 1] for place in expanded)
 
 
+# The variables for the number of collectives that flight recorders keep: the present one, and an older one of NCCL.
+_RECORDER_SIZES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
 @contextmanager
 def flight_recorder(entries: int) -> Iterator[None]:
     """Make the flight recorder keep so many collectives, unless the user chose a number, for a group that is opened.
@@ -278,33 +282,43 @@ def flight_recorder(entries: int) -> Iterator[None]:
     Checked on 2.13: the first process group reads TORCH_FR_BUFFER_SIZE with C's getenv, and the default is 2000. Each
     entry makes the record slower to read. As by `gloo_on`, `os.environ` never has the variable.
     """
-    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-    if any(name in os.environ for name in names) or not entries:
+    if any(name in os.environ for name in _RECORDER_SIZES) or not entries:
         yield
         return
-    os.putenv(names[0], str(entries))
+    os.putenv(_RECORDER_SIZES[0], str(entries))
     try:
         yield
     finally:
-        os.unsetenv(names[0])
+        os.unsetenv(_RECORDER_SIZES[0])
 
 
-def flight_record(*, collectives: bool) -> dict[str, Any]:
-    """Return torch's flight record; {} if this torch has none.
+def recorded_backends() -> set[str]:
+    """Return the backends whose collectives are in a flight record: none, if the user has switched that off."""
+    is_off = any(os.environ.get(name, "").strip() == "0" for name in _RECORDER_SIZES)
+    return set() if is_off else set(_recorders())
+
+
+def flight_records(*, collectives: bool) -> dict[str, dict[str, Any]]:
+    """Return torch's flight record of each backend that has one.
 
     "entries" are the collectives, the oldest first; "pg_status" has the last one that was begun, and the last one that
     has ended, of each group since the process was started.
 
-    Checked on 2.13, where gloo and NCCL fill it. The status alone takes a tenth of a millisecond.
+    Checked on 2.13: gloo and NCCL have recorders of their own, NCCL's only in builds for CUDA. The status alone takes a
+    tenth of a millisecond.
 
     Args:
         collectives: With the collectives.
     """
+    return {backend: json.loads(dump(includeCollectives=collectives)) for backend, dump in _recorders().items()}
+
+
+def _recorders() -> dict[str, Any]:
     import torch  # noqa: PLC0415 - only callers that have torch come here
 
-    dump: Any = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    record: dict[str, Any] = {} if dump is None else json.loads(dump(includeCollectives=collectives))
-    return record
+    module = torch._C._distributed_c10d
+    names = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
+    return {backend: getattr(module, name) for backend, name in names.items() if hasattr(module, name)}
 
 
 def ranks_of_groups() -> dict[str, list[int]]:

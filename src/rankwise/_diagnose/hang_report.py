@@ -123,7 +123,7 @@ class QuietTimes:
 # The stacks, sampled several times: ranks whose stacks do not change, in the same line, wait; the one elsewhere is
 # missing. But a rank that computes has changing stacks, and one in a long step of its own looks like those that wait.
 # The records of torch's collectives: which call of a group each rank has begun, so who has not come. But they do not
-# know rankwise's own, or NCCL's, and a rank may have died before it wrote one.
+# know rankwise's own, and a rank may have died before it wrote one.
 #
 # So the stacks are asked first, over the whole time, and the records where they name nobody (`_missing`). Ranks that
 # poll, as those that wait on the CPU for a device, count as waiting. Hosts that have not answered are named with the

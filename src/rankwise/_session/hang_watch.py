@@ -16,14 +16,13 @@ from rankwise._comm.control.links.connect import HostConnections
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._rank_files import offer_stacks
 from rankwise._session.environ import process_variables
+from rankwise._torch import recorded_backends
 from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError
 
 _SECONDS: Final = "RANKWISE_HANG_SECONDS"
 _FOLDER: Final = "RANKWISE_HANG_DIR"
 # The default of recent versions of torch.
 _RECORDED: Final = 2000
-# The backends that fill torch's flight recorder.
-_RECORDING: Final = frozenset({"gloo", "nccl"})
 _SILENT: Final = "its processes are stopped, or the host or the network is lost"
 _PACKAGES: Final = str(Path(__file__).parents[2])
 
@@ -76,7 +75,7 @@ class HangWatch:
         rank, local_rank = reading.rank.value, reading.local_rank
         local = rank if local_rank is None else local_rank.value
         self._withdraws = [offer_stacks(rank=rank, world_size=reading.world_size.value, local_rank=local)]
-        if {name.rpartition(":")[2] for name in (backend or "none").split(",")} <= _RECORDING:
+        if {name.rpartition(":")[2] for name in (backend or "none").split(",")} <= recorded_backends():
             from rankwise._diagnose.flight_record import offer_calls  # noqa: PLC0415 - few sessions are watched
             from rankwise._session.call_record import CallRecord  # noqa: PLC0415 - likewise
 
