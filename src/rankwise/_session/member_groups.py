@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Final, NoReturn, cast
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
 from rankwise._comm.comm import Comm
@@ -81,12 +83,33 @@ def new_process_group(
     _require_process_group(session)
     timeout = _timeout(cast("dist.ProcessGroup", session.group))
     try:
-        with gloo_on(loopback_interface() if session.reading.is_one_host else ""):
-            made = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=by_members)
+        with (
+            gloo_on(loopback_interface() if session.reading.is_one_host else ""),
+            _not_split() if by_members else nullcontext() as device,
+        ):
+            made = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=by_members, device_id=device)
     except (RuntimeError, ValueError) as error:
         members = ", ".join(map(str, ranks))
         raise CollectiveError(f"the group of ranks {members} could not be made: torch reports: {error}") from error
     return made if isinstance(made, dist.ProcessGroup) else None
+
+
+@contextmanager
+def _not_split() -> Iterator[torch.device | None]:
+    """Let a new group have a communicator of its own, and yield the device for it.
+
+    Where the default group is bound to a device, torch splits its communicator, in which all ranks take part.
+    """
+    default = dist.group.WORLD
+    device = None if default is None else default.bound_device_id
+    if default is None or device is None:
+        yield None
+        return
+    default.bound_device_id = None
+    try:
+        yield device
+    finally:
+        default.bound_device_id = device
 
 
 def _require_process_group(session: SessionState) -> None:

@@ -113,12 +113,13 @@ class Communicator final : public Backend {
   const std::string getBackendName() const override { return "simccl"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<Options>("simccl"); }
   bool supportsCoalescing() const override { return true; }
-  // As ncclCommSplit, in which all ranks of the parent take part.
-  bool supportsSplitting() const override { return flag("SIMDEV_SPLIT"); }
-  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<Store>&, const std::vector<int>&,
-                                    const c10::intrusive_ptr<Options>&) override {
-    await_all("split/" + std::to_string(num_splits_++));
-    return nullptr;
+  bool supportsSplitting() const override { return true; }
+  // As ncclCommSplit, in which all ranks of the parent take part: those of the new group, and those that are not in it.
+  void take_part_in_split() {
+    const std::string name = "split/" + std::to_string(num_splits_++) + "/";
+    store_->set(name + std::to_string(rank_), std::vector<uint8_t>{1});
+    for (int other = 0; other < size_; ++other) store_->wait({name + std::to_string(other)});
+    log("simccl is split");
   }
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void setSequenceNumberForGroup() override {}
@@ -229,11 +230,6 @@ class Communicator final : public Backend {
   }
 
  private:
-  void await_all(const std::string& name) {
-    store_->set(name + "/" + std::to_string(rank_), std::vector<uint8_t>{1});
-    for (int other = 0; other < size_; ++other) store_->wait({name + "/" + std::to_string(other)});
-  }
-
   // A communicator is connected by its first operation, on one device for good.
   void connect(int device) {
     TORCH_CHECK(device_ < 0 || device == device_, "simccl: this communicator is on device ", device_, ", not ", device);
@@ -357,10 +353,15 @@ void define_module(pybind11::module& m);
 }  // namespace simdev
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using simdev::Communicator;
   simdev::define_module(m);
+  py::class_<Communicator, c10::intrusive_ptr<Communicator>, c10d::Backend>(m, "Communicator")
+      .def(
+          "perform_nocolor_split", [](Communicator& self, c10::Device) { self.take_part_in_split(); },
+          py::call_guard<py::gil_scoped_release>());
   m.def(
       "make_backend",
       [](const c10::intrusive_ptr<c10d::Backend>& gloo, const c10::intrusive_ptr<c10d::Store>& store)
-          -> c10::intrusive_ptr<c10d::Backend> { return c10::make_intrusive<simdev::Communicator>(gloo, store); },
+          -> c10::intrusive_ptr<c10d::Backend> { return c10::make_intrusive<Communicator>(gloo, store); },
       py::call_guard<py::gil_scoped_release>());
 }

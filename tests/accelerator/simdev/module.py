@@ -22,6 +22,10 @@ def load() -> None:
     torch.utils.generate_methods_for_privateuse1_backend()
 
     def make_backend(store: dist.Store, rank: int, size: int, timeout: Any) -> Any:
+        default: Any = dist.group.WORLD
+        if default is not None and (bound := default.bound_device_id) is not None:
+            # As torch does for NCCL: a group is split from the default group if that has a device.
+            default._get_backend(bound).perform_nocolor_split(bound)
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
         return native.make_backend(gloo, dist.PrefixStore("simccl", store))
 
