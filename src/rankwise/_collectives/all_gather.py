@@ -17,6 +17,7 @@ from rankwise._comm.buffers import from_bytes, same_memory
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import require_differentiable
 from rankwise._comm.work import Work
+from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import InvalidArgumentError, PayloadTypeError, shown
 
 T = TypeVar("T")
@@ -185,17 +186,17 @@ def _concatenated(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     """Return the concatenation of tensors; no copy if they have one memory, in which they are in order."""
     filled = [part for part in parts if part.numel()] or parts
     first = filled[0]
-    is_in_order = first.device.type == "cpu" and math.prod(first.shape[:dim]) == 1
+    is_in_order = first.device.type != DEVICE_TYPE and math.prod(first.shape[:dim]) == 1
     if not (is_in_order and all(part.is_contiguous() for part in filled) and _have_one_memory(filled)):
         return torch.cat(list(parts), dim=dim)
     memory = first.untyped_storage()
-    whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory, 0, (memory.nbytes(),), (1,))
+    whole = torch.empty(0, dtype=torch.uint8, device=first.device).set_(memory, 0, (memory.nbytes(),), (1,))
     shape = [*first.shape[:dim], sum(part.shape[dim] for part in filled), *first.shape[dim + 1 :]]
     return same_memory(from_bytes(whole, first.dtype, shape))  # a new tensor, and no view of one
 
 
 def _have_one_memory(parts: Sequence[torch.Tensor]) -> bool:
-    """Return whether tensors on the CPU have one memory, and fill it."""
+    """Return whether tensors have one memory, and fill it."""
     memory = parts[0].untyped_storage()
     addresses = {part.untyped_storage().data_ptr() for part in parts}
     return addresses == {memory.data_ptr()} and sum(part.nbytes for part in parts) == memory.nbytes()

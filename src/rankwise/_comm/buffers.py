@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -94,6 +95,16 @@ def same_memory(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
     other = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return other.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the one flat tensor that flat tensors are the parts of, one after the other; None if they are not."""
+    first = tensors[0]
+    ends = list(itertools.accumulate((tensor.nbytes for tensor in tensors), initial=first.data_ptr()))
+    is_one_memory = len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    if not is_one_memory or [tensor.data_ptr() for tensor in tensors] != ends[:-1]:
+        return None
+    return first.as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:

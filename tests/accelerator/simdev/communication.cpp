@@ -161,7 +161,9 @@ class Communicator final : public Backend {
     const Tensor input = checked(inputs[0]);
     const Tensors parts = outputs[0];
     for (const auto& part : parts) checked(part);
+    const Tensor flat = flat_copy_of(parts);
     return submit(OpType::ALLGATHER, {input}, parts, [=, this] {
+      const Tensor kept = flat;
       Tensors sent{down(input)};
       std::vector<Tensors> received(1);
       for (const auto& part : parts) received[0].push_back(at::empty(part.sizes(), sent[0].options()));
@@ -170,15 +172,20 @@ class Communicator final : public Backend {
     });
   }
   WorkPtr _allgather_base(Tensor& output, Tensor& input, const AllgatherOptions& options) override {
-    std::vector<Tensors> outputs{checked(output).view({size_, -1}).unbind(0)};
-    Tensors inputs{checked(input).view(-1)};
-    return allgather(outputs, inputs, options);
+    const Tensor sent = checked(input).view(-1), received = checked(output);
+    return submit(OpType::_ALLGATHER_BASE, {sent}, {received}, [=, this] {
+      Tensor from = down(sent), to = at::empty(received.sizes(), from.options());
+      gloo_->_allgather_base(to, from, options)->wait();
+      copy_in_stream(to, received);
+    });
   }
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const ReduceScatterOptions& options) override {
     const Tensor output = checked(outputs[0], &options.reduceOp);
     const Tensors parts = inputs[0];
     for (const auto& part : parts) checked(part, &options.reduceOp);
+    const Tensor flat = flat_copy_of(parts);
     return submit(OpType::REDUCE_SCATTER, parts, {output}, [=, this] {
+      const Tensor kept = flat;
       Tensors on_host;
       for (const auto& part : parts) on_host.push_back(down(part).view(-1));
       const Tensor all = at::stack(on_host);
@@ -187,9 +194,12 @@ class Communicator final : public Backend {
     });
   }
   WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input, const ReduceScatterOptions& options) override {
-    Tensors outputs{checked(output)};
-    std::vector<Tensors> inputs{checked(input).view({size_, -1}).unbind(0)};
-    return reduce_scatter(outputs, inputs, options);
+    const Tensor scattered = checked(output, &options.reduceOp), all = checked(input, &options.reduceOp);
+    return submit(OpType::_REDUCE_SCATTER_BASE, {all}, {scattered}, [=, this] {
+      const Tensor on_host = down(all).view({size_, -1});
+      reduce(on_host, options.reduceOp);
+      copy_in_stream(on_host[rank_].view(scattered.sizes()), scattered);
+    });
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     const Tensor tensor = checked(tensors[0]);
@@ -261,6 +271,13 @@ class Communicator final : public Backend {
     TORCH_CHECK(!op || *op != ReduceOp::AVG || tensor.scalar_type() != at::kBool, "Cannot use ReduceOp.AVG with bools");
     connect(tensor.device().index());
     return tensor;
+  }
+
+  // The buffer that NCCL needs for a list of tensors.
+  Tensor flat_copy_of(const Tensors& parts) {
+    int64_t length = 0;
+    for (const auto& part : parts) length += part.numel();
+    return at::empty({length}, parts[0].options());
   }
 
   Tensor down(const Tensor& tensor) {

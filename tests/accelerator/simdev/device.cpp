@@ -168,6 +168,13 @@ void release(void* pointer) {
   blocks.erase(found);
 }
 
+size_t allocated() {
+  Lock lock;
+  size_t total = 0;
+  for (const auto& [start, block] : blocks) total += block.size;
+  return total;
+}
+
 struct Allocator final : at::Allocator {
   at::DataPtr allocate(size_t size) override {
     const int device = device_of_thread;
@@ -175,6 +182,8 @@ struct Allocator final : at::Allocator {
     const c10::Device on(kType, device);
     if (!size) return {nullptr, nullptr, &release, on};
     const size_t page = sysconf(_SC_PAGESIZE), whole = (size + page - 1) / page * page;
+    const char* limit = getenv("SIMDEV_MEMORY");
+    TORCH_CHECK_WITH(OutOfMemoryError, !limit || allocated() + whole <= std::stoull(limit), "simdev out of memory");
     void* memory = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     TORCH_CHECK(memory != MAP_FAILED, "simdev: out of memory");
     Lock lock;

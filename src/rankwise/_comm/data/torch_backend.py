@@ -13,15 +13,18 @@ import torch
 import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
+from rankwise._comm.buffers import side_by_side
 from rankwise._comm.control.call import Move
 from rankwise._comm.control.flow import SLICE_SECONDS
 from rankwise._comm.data.plane import DataPlane, Pieces, Support
 from rankwise._comm.reduce_ops import Op
+from rankwise._torch import copy_each
 from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
 
 # After a member has left, its last data may arrive for so long.
 _LAST_DATA_SECONDS: Final = 2.0
 _SUPPORT: Final = Support()
+_all_gather_single: Final = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before 2.13
 
 
 class TorchPlane(DataPlane):
@@ -77,33 +80,33 @@ class TorchPlane(DataPlane):
         return device.type in self._moved
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
-        def run() -> None:
-            with self._named_errors("all_reduce") as group:
-                self._wait(dist.all_reduce(tensor, op=op.torch_op, group=group, async_op=True), tensor)
+        return self._run("all_reduce", dist.all_reduce, tensor, op=op.torch_op)
 
-        return run
+    # Of a list of tensors on a device, backends such as NCCL make one buffer when the operation is run, where no rank
+    # may fail alone any more. So that buffer is made here, unless the tensors are in one already.
 
     def _reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, op: Op) -> Move:
-        def run() -> None:
-            with self._named_errors("reduce_scatter") as group:
-                work = dist.reduce_scatter(out, list(pieces), op=op.torch_op, group=group, async_op=True)
-                self._wait(work, out)
-
-        return run
+        if out.device.type == "cpu":
+            return self._run("reduce_scatter", dist.reduce_scatter, out, list(pieces), op=op.torch_op)
+        return self._run("reduce_scatter", dist.reduce_scatter_tensor, out, torch.cat(list(pieces)), op=op.torch_op)
 
     def _all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:
+        if data.device.type == "cpu":
+            return self._run("all_gather", dist.all_gather, list(gathered), data)
+        joined = side_by_side(gathered)
+        if joined is not None:
+            return self._run("all_gather", _all_gather_single, joined, data)
+        buffer = data.new_empty(len(gathered) * data.numel())
+        gather = self._run("all_gather", _all_gather_single, buffer, data)
+
         def run() -> None:
-            with self._named_errors("all_gather") as group:
-                self._wait(dist.all_gather(list(gathered), data, group=group, async_op=True), data)
+            gather()
+            copy_each(list(gathered), list(buffer.split(data.numel())))
 
         return run
 
     def _broadcast(self, data: torch.Tensor, src: int) -> Move:
-        def run() -> None:
-            with self._named_errors("broadcast") as group:
-                self._wait(dist.broadcast(data, src=self._ranks[src], group=group, async_op=True), data)
-
-        return run
+        return self._run("broadcast", dist.broadcast, data, src=self._ranks[src])
 
     def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move:
         def run() -> None:
@@ -115,14 +118,30 @@ class TorchPlane(DataPlane):
 
         return run
 
-    def _wait(self, work: dist.Work | None, tensor: torch.Tensor) -> None:
+    def _run(
+        self,
+        name: str,
+        operation: Callable[..., dist.Work | None],
+        *tensors: torch.Tensor | list[torch.Tensor],
+        **options: object,
+    ) -> Move:
+        """Return a move by an operation of torch.distributed."""
+        is_on_cpu = all(tensor.device.type == "cpu" for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+        def run() -> None:
+            with self._named_errors(name) as group:
+                self._wait(operation(*tensors, **options, group=group, async_op=True), is_on_cpu=is_on_cpu)
+
+        return run
+
+    def _wait(self, work: dist.Work | None, *, is_on_cpu: bool) -> None:
         """Wait for an operation of the process group; on the CPU, stop waiting once a member is gone.
 
         In gloo only the neighbours of a dead rank notice its death. The others would wait for the full timeout.
         """
         if work is None:
             return
-        if tensor.device.type != "cpu":
+        if not is_on_cpu:
             work.wait()
             return
         lost_since: float | None = None
