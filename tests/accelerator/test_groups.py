@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
@@ -35,3 +36,24 @@ def test_a_group_that_all_ranks_make() -> None:
         return rw.all_reduce(torch.ones(2, device=session.device), group=group).tolist()
 
     assert in_session(body, nproc=3, timeout=15) == [[2, 2], None, [2, 2]]
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_the_first_operation_of_a_group_is_not_between_some_ranks(is_bound: bool) -> None:
+    def run() -> Any:
+        rank = rw.get_rank()
+        device = torch.device("simdev", rank)
+        dist.init_process_group("cpu:gloo,simdev:simccl", device_id=device if is_bound else None)
+        with rw.init(timeout=15):
+            x = torch.ones(2, device=device) + rank
+            early: Any = rw.gather({"x": x} if rank < 2 else None, dst=0)  # rank 2 has nothing on its device
+            total = rw.all_reduce(x).tolist()
+            late: Any = rw.gather({"x": x} if rank < 2 else None, dst=0)  # by the backend
+        dist.destroy_process_group()
+        found = [] if rank else [early[1]["x"], late[1]["x"]]
+        opened = torch.simdev.contexts()  # type: ignore[attr-defined]
+        return total, [(each.tolist(), each.device) for each in found], opened
+
+    results = rw.launch(run, nproc=3)
+    sent = ([2, 2], torch.device("simdev", 0))
+    assert results == [([6, 6], [sent, sent] if rank == 0 else [], [rank]) for rank in range(3)]

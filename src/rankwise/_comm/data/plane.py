@@ -85,6 +85,10 @@ class DataPlane(ABC):
     @abstractmethod
     def support(self) -> Support: ...
 
+    def covers(self, operation: Operation, device: torch.device) -> bool:
+        """Return whether an operation on tensors of a device is supported now."""
+        return self.support.covers(operation, device)
+
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release everything that belongs to the group."""
 

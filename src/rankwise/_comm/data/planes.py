@@ -98,7 +98,7 @@ class Planes:
             wire = torch.view_as_real(wire)
         device = self._device_of_messages(wire.device)
         for plane in self.planes:
-            if wire.dtype in plane.support.dtypes and plane.support.covers(Operation.ALL_REDUCE, device):
+            if wire.dtype in plane.support.dtypes and plane.covers(Operation.ALL_REDUCE, device):
                 return plane.all_reduce(wire, op)
         return self._reduce_gathered(wire, op)
 
@@ -186,10 +186,10 @@ class Planes:
         Raises:
             PayloadTypeError: None does.
         """
-        moved = self._device_of_messages(device)
-        for plane in self.planes:
-            if plane.support.covers(operation, moved):
-                return plane
+        for moved in (self._device_of_messages(device), torch.device("cpu")):
+            for plane in self.planes:
+                if plane.covers(operation, moved):
+                    return plane
         name = operation.name.lower()
         raise PayloadTypeError(f"{name} of tensors on {device.type} is not supported in this group")
 

@@ -16,7 +16,7 @@ from rankwise._backends import BackendConfig
 from rankwise._comm.buffers import side_by_side
 from rankwise._comm.control.call import Move
 from rankwise._comm.control.flow import SLICE_SECONDS
-from rankwise._comm.data.plane import DataPlane, Pieces, Support
+from rankwise._comm.data.plane import DataPlane, Operation, Pieces, Support
 from rankwise._comm.reduce_ops import Op
 from rankwise._torch import copy_each
 from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
@@ -60,6 +60,7 @@ class TorchPlane(DataPlane):
         own = backends.get(device.type, "gloo")
         self._moved = {self.message_device.type} | ({device.type} if own != "gloo" else set())
         self._group_ref = None if group is None else weakref.ref(group)
+        self._is_connected = group is not None and group.bound_device_id is not None
         self._ranks = ranks
         self._rank = rank
         self._dead_ranks = dead_ranks
@@ -67,6 +68,12 @@ class TorchPlane(DataPlane):
     @property
     def support(self) -> Support:
         return _SUPPORT
+
+    def covers(self, operation: Operation, device: torch.device) -> bool:
+        # A group that is not bound to a device is connected by its first operation on one, in which all members take
+        # part: with NCCL, some of them would wait in it for ever.
+        is_early = operation is Operation.TRANSFER and device.type != "cpu" and not self._is_connected
+        return not is_early and self.support.covers(operation, device)
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -131,6 +138,7 @@ class TorchPlane(DataPlane):
         def run() -> None:
             with self._named_errors(name) as group:
                 self._wait(operation(*tensors, **options, group=group, async_op=True), is_on_cpu=is_on_cpu)
+            self._is_connected = self._is_connected or not is_on_cpu
 
         return run
 
