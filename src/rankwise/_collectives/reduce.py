@@ -103,8 +103,8 @@ def all_reduce(
 
     Tensors have the same shape, dtype and type of device on all ranks. Results are new tensors on the device of the
     input, and of its dtype with two exceptions: the sum and product of bools are int64; the mean of bools and integers
-    is float64, and correct also if the sum exceeds 64 bits. Sums and products overflow as in torch. Arrays are reduced
-    as tensors on the CPU, and their results are arrays.
+    is float64, and correct also if the sum exceeds 64 bits; rounded to float32 on a device without float64, as MPS.
+    Sums and products overflow as in torch. Arrays are reduced as tensors on the CPU, and their results are arrays.
 
     Numbers are reduced exactly, as Python does; numbers of different types are converted to the widest one first. The
     mean of integers is a float. numpy scalars are converted to Python numbers.

@@ -249,6 +249,33 @@ def _off_xla(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu() if tensor.device.type == DEVICE_TYPE else tensor
 
 
+@functools.cache
+def _has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64: those of Apple and some of Intel do not."""
+    if device.type in {"cpu", DEVICE_TYPE}:
+        return True
+    try:
+        torch.ones(1, dtype=torch.float64, device=device).div_(2)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+def _in_float64(
+    mean: Callable[[torch.Tensor, int], torch.Tensor],
+) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    """Return a mean that is computed in float64 on the CPU, and rounded to float32, where the device has no float64."""
+
+    @functools.wraps(mean)
+    def computed(total: torch.Tensor, size: int) -> torch.Tensor:
+        if _has_float64(total.device):
+            return mean(total, size)
+        return mean(total.cpu(), size).float().to(total.device)
+
+    return computed
+
+
+@_in_float64
 def _mean_of_integers(total: torch.Tensor, size: int) -> torch.Tensor:
     return total.double().div_(size)
 
@@ -259,6 +286,7 @@ def _split_words(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([tensor >> _WORD_BITS, tensor & _LOW_WORD])
 
 
+@_in_float64
 def _mean_of_words(sums: torch.Tensor, size: int) -> torch.Tensor:
     """Return the mean in float64: the nearest one if the sum has at most 53 bits, else within a unit in the last place.
 

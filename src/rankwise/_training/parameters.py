@@ -184,7 +184,7 @@ def sync_buffers(module: torch.nn.Module, *, group: GroupLike | None = None) -> 
             }
             # In float64, and on the CPU, since some accelerators have none: the buffers are short.
             parts: dict[str, tuple[Any, Any]] = {
-                name: (norm.running_mean.double().cpu(), norm.running_var.double().cpu())
+                name: (norm.running_mean.cpu().double(), norm.running_var.cpu().double())
                 for name, norm in norms.items()
             }
         moments = all_reduce(
