@@ -26,6 +26,7 @@ _PROTOCOL: Final = 5
 _UNPICKLER_METHODS: Final = ("_named", "_made", "_put")
 # Torch's keeps each tensor in a list, to be validated at the end of torch.load, and nobody else empties it.
 _REBUILD_SPARSE: Final = ("torch._utils", "_rebuild_sparse_tensor")
+_REBUILD_STORAGE: Final = ("torch.storage", "_load_from_bytes")
 
 
 class Definitions(NamedTuple):
@@ -146,6 +147,7 @@ class Unpickler(pickle.Unpickler):
         definitions: Definitions = _NONE,
         *,
         adopting: bool = False,
+        on_cpu: bool = False,
         **options: Any,  # noqa: ANN401 - the unpickler's
     ) -> None:
         """Read from a file.
@@ -154,11 +156,13 @@ class Unpickler(pickle.Unpickler):
             file: The file to read from.
             definitions: The definitions by value; used when a name is not defined here.
             adopting: Also define those functions and classes in `__main__`, so that pickle finds them by name.
+            on_cpu: Put tensors on the CPU, whatever device they were on.
             options: Those of `pickle.Unpickler`.
         """
         super().__init__(file, **options)
         self._definitions = definitions
         self._adopting = adopting
+        self._on_cpu = on_cpu
         self._read: dict[str, Any] = {}
 
     def load(self) -> Any:  # noqa: ANN401 - any value
@@ -173,6 +177,8 @@ class Unpickler(pickle.Unpickler):
             return getattr(self, name)
         if (module, name) == _REBUILD_SPARSE:
             return _sparse_tensor
+        if (module, name) == _REBUILD_STORAGE and self._on_cpu:
+            return _storage_on_cpu
         return super().find_class(module, name)
 
     def _named(self, name: str, fingerprint: str) -> Any:  # noqa: ANN401 - any function or class
@@ -232,19 +238,20 @@ def encoded(stream: io.BytesIO, definitions: Definitions = _NONE) -> bytes:
     return pickle.dumps((stream.getvalue(), *definitions), _PROTOCOL)
 
 
-def loads(data: bytes, *, adopting: bool = False) -> Any:  # noqa: ANN401 - any value
+def loads(data: bytes, *, adopting: bool = False, on_cpu: bool = False) -> Any:  # noqa: ANN401 - any value
     """Return the value that `dumps` has pickled.
 
     Args:
         data: The result of `dumps`.
         adopting: As for `Unpickler`.
+        on_cpu: Likewise.
 
     Raises:
         LookupError: A definition of another process's `__main__` does not exist here, and could not be
             pickled by value.
     """
     stream, *definitions = pickle.loads(data)
-    return Unpickler(io.BytesIO(stream), Definitions(*definitions), adopting=adopting).load()
+    return Unpickler(io.BytesIO(stream), Definitions(*definitions), adopting=adopting, on_cpu=on_cpu).load()
 
 
 def _by_value(definitions: Mapping[str, object]) -> bytes:
@@ -292,6 +299,13 @@ def _made(*_: object) -> None:
 
 def _put(*_: object) -> None:
     _named()
+
+
+def _storage_on_cpu(data: bytes) -> Any:  # noqa: ANN401 - torch's, which a launcher does not import
+    """Return the memory of a tensor, as torch pickles it, on the CPU."""
+    import torch  # noqa: PLC0415 - as above
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def _sparse_tensor(layout: Any, data: tuple[Any, ...]) -> Any:  # noqa: ANN401 - torch's, which a launcher does not import

@@ -177,3 +177,28 @@ def test_every_collective_takes_tensors_of_the_device() -> None:
     assert first[8:13] == [[1, 2, 3, 4], [1, 3, 5, 7], [1, 3, 5, 7], [1, 3, 5, 7], [0, 1, 2, 3]]
     assert second[8:13] == first[8:13]
     assert (first[-1], second[-1]) == ([1, 2, 3, 4], [0, 1, 2, 3])
+
+
+def test_results_are_on_the_cpu_of_the_process_that_has_launched() -> None:
+    def run() -> Any:
+        with rw.init() as session:
+            x = ramp(session.device, session.rank)
+            model = torch.nn.Linear(2, 2, device=session.device)
+            return {"x": x, "model": model}
+
+    before = torch.simdev.is_initialized()  # type: ignore[attr-defined]
+    for rank, result in enumerate(rw.launch(run, nproc=2)):
+        assert result["x"].device.type == next(result["model"].parameters()).device.type == "cpu"
+        assert result["x"].tolist() == [rank, rank + 1, rank + 2, rank + 3]
+    assert torch.simdev.is_initialized() == before  # type: ignore[attr-defined]
+
+
+def test_the_cause_of_a_failure_is_on_the_cpu_too() -> None:
+    def run() -> None:
+        with rw.init() as session:
+            raise ValueError(ramp(session.device, 0))
+
+    with pytest.raises(rw.RankFailedError) as failed:
+        rw.launch(run, nproc=1)
+    assert failed.value.__cause__ is not None
+    assert failed.value.__cause__.args[0].device.type == "cpu"

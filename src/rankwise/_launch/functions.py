@@ -62,7 +62,8 @@ def launch(
             for this host. Ranks have no terminal there, and `nodes`, `output`, `backend` and `preload` have no meaning.
 
     Returns:
-        The results of the ranks of this host, by rank; with `on` or `hosts`, those of all ranks.
+        The results of the ranks of this host, by rank; with `on` or `hosts`, those of all ranks. Tensors are on the
+        CPU: this process may have no accelerator, and should not open that of each rank.
 
     Raises:
         InvalidArgumentError: `nproc` is not a number of processes that this host could run, or not the number of its
@@ -220,7 +221,7 @@ class FunctionLaunch(Generic[R]):
         """Run the ranks, and return what each process of a rank returns."""
         console = self._options.output.console(self._options.nproc)
         ranks = run_on_this_host(self._target, self._options, self._main, console)
-        return [loads(ranks[rank].result.value) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
+        return [loads(ranks[rank].result.value, on_cpu=True) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
 
 
 def _importable_name(setup: Callable[[], object]) -> str:

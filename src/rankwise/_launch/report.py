@@ -62,7 +62,7 @@ def raise_failures(
     cause: BaseException | None = None
     if first is not None and first.error:
         with contextlib.suppress(Exception):  # only that rank may know its class; its text is in the report
-            cause = loads(first.error)
+            cause = loads(first.error, on_cpu=True)
     text = describe_failures(failures, world_size, oom_text=oom_text)
     if first is not None and first.consequence:
         text += _ended_before(ranks, first.time_ns)

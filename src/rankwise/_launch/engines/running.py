@@ -120,7 +120,7 @@ def results_of(outcomes: Sequence[RankOutcome], job: RankJob, engine: Engine, jo
             f"not those of {job.world_size} ranks"
         )
     raise_failed(outcomes, engine, job_id)
-    return [loads(by_rank[rank].value) if by_rank[rank].value else None for rank in sorted(by_rank)]
+    return [loads(by_rank[rank].value, on_cpu=True) if by_rank[rank].value else None for rank in sorted(by_rank)]
 
 
 def raise_failed(outcomes: Sequence[RankOutcome], engine: Engine, job_id: str) -> None:
@@ -135,7 +135,7 @@ def raise_failed(outcomes: Sequence[RankOutcome], engine: Engine, job_id: str) -
     cause: BaseException | None = None
     if failed[0].error:
         with contextlib.suppress(Exception):  # only that rank may know its class; its text is in the report
-            cause = loads(failed[0].error)
+            cause = loads(failed[0].error, on_cpu=True)
     failures = [one.failure for one in failed if one.failure]
     text = describe_failures(failures, len(outcomes))
     raise RankFailedError(f"{text}\n{_where(engine, job_id, failures[0].rank)}", failures=failures) from cause
