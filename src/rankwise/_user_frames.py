@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,6 +19,8 @@ from rankwise.errors import RankwiseError
 
 # Frames of these packages are not user frames.
 _INTERNAL_PACKAGES: Final = ("rankwise", "torch", "contextlib", "functools")
+# The function of torch that runs a backward pass.
+_BACKWARD: Final = "_engine_run_backward"
 
 
 def call_site() -> str:
@@ -26,7 +29,23 @@ def call_site() -> str:
     # As `is_user_frame`, without the cost of the call: every collective comes here.
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL_PACKAGES:
         frame = frame.f_back
+    if frame.f_back is None and (backward := frame_of_backward()) is not None and not is_user_frame(frame):
+        return site_of_caller(backward)
     return f"{frame.f_code.co_filename.rpartition(os.sep)[2]}:{frame.f_lineno}"
+
+
+def frame_of_backward() -> FrameType | None:
+    """Return the frame of the main thread whose backward pass the calling thread works for; None if there is none.
+
+    The backward pass of tensors on an accelerator runs in a thread of torch, which Python has not started, while the
+    main thread waits for it.
+    """
+    if not isinstance(threading.current_thread(), threading._DummyThread):  # noqa: SLF001 - the class has no other name
+        return None
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented
+    while frame is not None and frame.f_code.co_name != _BACKWARD:
+        frame = frame.f_back
+    return frame
 
 
 def site_of_caller(frame: FrameType) -> str:

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 
 from rankwise._comm.control.protocol import Description
 from rankwise._comm.work import StartedCall, UntakenWorks, Work, WorkState
-from rankwise._user_frames import call_site
+from rankwise._user_frames import call_site, frame_of_backward
 from rankwise.errors import CollectiveError
 
 T = TypeVar("T")
@@ -39,10 +39,13 @@ rank_threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 def is_program_of_rank() -> bool:
     """Return whether the calling thread runs a rank's program, and none of its non-blocking calls is pending.
 
-    Other threads may have groups of their own. So may non-blocking calls, and a rank waits in several groups then.
+    Torch's thread for the backward pass of an accelerator runs it too, while the main thread waits. Other threads may
+    have groups of their own. So may non-blocking calls, and a rank waits in several groups then.
     """
+    if _busy_queues:
+        return False
     thread = threading.current_thread()
-    return (thread is threading.main_thread() or thread in rank_threads) and not _busy_queues
+    return thread is threading.main_thread() or thread in rank_threads or frame_of_backward() is not None
 
 
 class Turns:
