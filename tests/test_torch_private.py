@@ -320,12 +320,12 @@ def gloo_interface() -> None:
     """Gloo reads it with C's getenv each time that a group is opened."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
-    with _torch.gloo_on(loopback_interface()):
-        assert getenv(b"GLOO_SOCKET_IFNAME") in {b"lo", b"lo0"}
-        assert "GLOO_SOCKET_IFNAME" not in os.environ
+    with _torch.listening_on(loopback_interface()):
+        assert getenv(b"GLOO_SOCKET_IFNAME") == getenv(b"NCCL_SOCKET_IFNAME") in {b"lo", b"lo0"}
+        assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & set(os.environ)
         with gloo_group():
             dist.barrier()
-    assert getenv(b"GLOO_SOCKET_IFNAME") is None
+    assert getenv(b"GLOO_SOCKET_IFNAME") is getenv(b"NCCL_SOCKET_IFNAME") is None
     os.putenv("GLOO_SOCKET_IFNAME", "none-of-this-name")
     try:
         with pytest.raises(RuntimeError, match="none-of-this-name"), gloo_group():

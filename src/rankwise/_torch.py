@@ -19,25 +19,24 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def gloo_on(interface: str) -> Iterator[None]:
+def listening_on(interface: str) -> Iterator[None]:
     """Make process groups that are opened inside listen on this network interface, unless the user chose another.
 
     Checked on 2.13: gloo reads GLOO_SOCKET_IFNAME with C's getenv whenever it opens a group, and
-    `init_process_group(pg_options=)` ignores options for gloo. The variable is set with C's putenv and removed
-    again; `os.environ` never has it.
+    `init_process_group(pg_options=)` ignores options for gloo. NCCL reads its variable when it connects for the first
+    time. The variables are set with C's putenv and removed again; `os.environ` never has them.
 
     Args:
         interface: Its name; "" to leave the choice to gloo, which takes the address that the host's name resolves to.
     """
-    name = "GLOO_SOCKET_IFNAME"
-    if name in os.environ or not interface:
-        yield
-        return
-    os.putenv(name, interface)
+    names = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface and name not in os.environ]
+    for name in names:
+        os.putenv(name, interface)
     try:
         yield
     finally:
-        os.unsetenv(name)
+        for name in names:
+            os.unsetenv(name)
 
 
 def keep_gloo_on(interface: str) -> Callable[[], None]:
@@ -280,7 +279,7 @@ def flight_recorder(entries: int) -> Iterator[None]:
     """Make the flight recorder keep so many collectives, unless the user chose a number, for a group that is opened.
 
     Checked on 2.13: the first process group reads TORCH_FR_BUFFER_SIZE with C's getenv, and the default is 2000. Each
-    entry makes the record slower to read. As by `gloo_on`, `os.environ` never has the variable.
+    entry makes the record slower to read. As by `listening_on`, `os.environ` never has the variable.
     """
     if any(name in os.environ for name in _RECORDER_SIZES) or not entries:
         yield

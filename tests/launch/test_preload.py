@@ -185,7 +185,7 @@ def test_the_variable_is_the_default_of_functions_and_scripts(
 @pytest.mark.slow
 def test_every_variable_that_the_launcher_sets_for_a_rank_is_observed() -> None:
     (names,) = rw.launch(variables, nproc=1)
-    defaults = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS"}
+    defaults = {"GLOO_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS"}
     assert names - set(os.environ) - defaults - {"RANKWISE_LAUNCH"} <= RANK_VARIABLES
 
 

@@ -19,7 +19,7 @@ TORCHRUN = [str(BIN / "torchrun")]
 
 # The addresses are each launcher's own; torchrun leaves the number of threads at 1, whatever the host has.
 THEIR_OWN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"}
-OURS = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "RANKWISE_LAUNCH", "RANKWISE_RUN_ID", "RANKWISE_OUTER_RANK"}
+OURS = {"GLOO_SOCKET_IFNAME", "RANKWISE_LAUNCH", "RANKWISE_RUN_ID", "RANKWISE_OUTER_RANK"}
 # Where torchrun wants errors to be written, for its own report.
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 

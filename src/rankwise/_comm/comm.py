@@ -28,7 +28,7 @@ from rankwise._comm.group_rank import GroupRank
 from rankwise._comm.work import Work
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._rendezvous.signed_store import part_of
-from rankwise._torch import gloo_on
+from rankwise._torch import listening_on
 from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import CollectiveError, InvalidArgumentError, NotJoinedError, shown
 
@@ -346,7 +346,7 @@ def _open_group(registry: GroupRegistry, ranks: Sequence[int]) -> Comm:
 
 def _new_process_group(registry: GroupRegistry, ranks: Sequence[int]) -> dist.ProcessGroup | None:
     """Return a new process group of some of the ranks; None on other ranks."""
-    with gloo_on(registry.gloo_interface):
+    with listening_on(registry.gloo_interface):
         try:
             group = dist.new_group(list(ranks), timeout=timedelta(seconds=registry.timeout))
         except (RuntimeError, ValueError) as error:

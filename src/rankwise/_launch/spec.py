@@ -18,7 +18,6 @@ from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise.errors import InvalidArgumentError
 
 # In a world of one host, libraries listen on loopback too, as the store does, unless the user chose an interface.
-_INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Those of a host, or of a person's session there, which say nothing on another host.
 _OF_THIS_HOST: Final = frozenset({
     *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "HOST", "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"),
@@ -78,9 +77,8 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
     """Return the part of the environment that is the same for all ranks: the launcher's own, with defaults added."""
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     loopback = next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
-    for name in _INTERFACES:
-        if one_host and loopback is not None:
-            environ.setdefault(name, loopback)
+    if one_host and loopback is not None:
+        environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
     environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // nproc)))
     return environ

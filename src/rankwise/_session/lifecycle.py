@@ -37,7 +37,7 @@ from rankwise._session.loss_watch import LossWatch
 from rankwise._session.progress_report import report_session_timeout
 from rankwise._session.session import SessionState
 from rankwise._text import ranks_text
-from rankwise._torch import gloo_on, keep_gloo_on
+from rankwise._torch import keep_gloo_on, listening_on
 from rankwise.errors import JoinError
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
 
     connects = uses_frames(registry, world_size)
     try:
-        with gloo_on(registry.gloo_interface):
+        with listening_on(registry.gloo_interface):
             if connects:
                 joined.monitor.run(init_process_group)
             else:  # a rank may leave the session, and so close its connection, while others still open the group

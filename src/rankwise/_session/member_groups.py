@@ -19,7 +19,7 @@ from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._session.adoption import adopt_subgroup
 from rankwise._session.session import SessionState
-from rankwise._torch import gloo_on, local_group_name
+from rankwise._torch import listening_on, local_group_name
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, InvalidArgumentError, MismatchError
 
 _MAX_PAUSE_SECONDS: Final = 0.05
@@ -84,7 +84,7 @@ def new_process_group(
     timeout = _timeout(cast("dist.ProcessGroup", session.group))
     try:
         with (
-            gloo_on(loopback_interface() if session.reading.is_one_host else ""),
+            listening_on(loopback_interface() if session.reading.is_one_host else ""),
             _not_split() if by_members else nullcontext() as device,
         ):
             made = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=by_members, device_id=device)

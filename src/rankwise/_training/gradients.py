@@ -34,8 +34,9 @@ def sync_grads(
 
     Collective over the session, or over `group`. It writes into the gradients as `torch.distributed.all_reduce` of each
     would, in one operation for each dtype and device, and keeps nothing between calls. Half-precision gradients are
-    summed and divided in float32. If a rank is lost meanwhile, all others raise, and some of their gradients may be
-    reduced and others not; after all other errors no gradient has changed.
+    sent, summed and divided in float32: twice the bytes of DDP, and no overflow. If a rank is lost meanwhile, all
+    others raise, and some of their gradients may be reduced and others not; after all other errors no gradient has
+    changed.
 
     Where a gradient is missing and another rank has one, the parameter gets a new one; so does a parameter whose
     gradient is expanded, and has elements that share memory. Sparse gradients are replaced by new, coalesced sparse
