@@ -7,6 +7,10 @@ supports, so that the string which the user wrote is lost. Whether a backend exi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +49,13 @@ class BackendConfig:
         """Return the backend of a device type; None if the string names no backend for it."""
         by_device_type = dict(self.pairs)
         return by_device_type.get(device_type, by_device_type.get(""))
+
+
+def opened_accelerator() -> torch.device | None:
+    """Return the type of accelerator that this process has opened; None if it has opened none."""
+    import torch  # noqa: PLC0415 - only callers that have torch come here
+
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or not getattr(torch.get_device_module(accelerator), "is_initialized", bool)():
+        return None
+    return accelerator

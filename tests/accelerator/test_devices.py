@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,3 +203,19 @@ def test_the_cause_of_a_failure_is_on_the_cpu_too() -> None:
         rw.launch(run, nproc=1)
     assert failed.value.__cause__ is not None
     assert failed.value.__cause__.args[0].device.type == "cpu"
+
+
+def test_a_preloaded_module_that_opens_a_device_is_not_inherited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "opens.py").write_text("import torch\nX = torch.ones(2, device='simdev')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run() -> float:
+        import opens  # type: ignore[import-not-found]  # noqa: PLC0415 - made above
+
+        return float(opens.X.sum().item())
+
+    assert rw.launch(run, nproc=2, preload="opens") == [2.0, 2.0]
+    assert "opens (initialized an accelerator)" in capfd.readouterr().err

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwise._launch.late_variables import late_setting_warning
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
@@ -194,6 +195,18 @@ def test_a_number_of_threads_that_is_set_too_late_is_reported(tmp_path: Path) ->
     for extra, args in (([], ["itself"]), (["--no-preload"], [])):
         wanted, found = run(PYTHON, str(script), *args), run([*launch, *extra], str(script), *args)
         assert (found.returncode, found.stdout, found.stderr) == (0, wanted.stdout, b"")
+
+
+def test_variables_that_torch_reads_as_it_is_imported_are_reported_if_a_script_sets_them() -> None:
+    before = {"TORCH_LOGS": "+dynamo", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "OTHER": "1"}
+    assert not late_setting_warning(before, {**before, "OTHER": "2"})
+    # Of the allocator, torch reads the options later, but chooses the backend as it is imported.
+    assert not late_setting_warning(before, {**before, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
+    after = {**before, "TORCH_LOGS": "+aot", "PYTORCH_CUDA_ALLOC_CONF": "a:1,backend:cudaMallocAsync"}
+    assert late_setting_warning(before, after) == (
+        "rankwise: the script has set TORCH_LOGS, PYTORCH_CUDA_ALLOC_CONF after torch was loaded, too late: set it "
+        "before `rankwise launch`, or start with --no-preload\n"
+    )
 
 
 @pytest.mark.slow

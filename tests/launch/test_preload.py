@@ -29,7 +29,6 @@ IMPORTED_BY_RANKS = {
         "started the thread 'poll'",
     ),
     "child": ("import subprocess\nsubprocess.Popen(['sleep', '60'])", "started a process"),
-    "gpu": ("import torch\ntorch.cuda._initialized = True", "initialized an accelerator"),
     "connected": ("import socket\nheld = socket.socket()", "opened a socket"),
     "asks": ("import os\nif 'RANK' in os.environ: pass\nos.getenv('LOCAL_RANK')", "read LOCAL_RANK, RANK"),
     "raises": ("import os\nif 'RANK' not in os.environ: raise ValueError(1)", "raised ValueError: 1 and read RANK"),

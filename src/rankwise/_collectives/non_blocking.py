@@ -17,6 +17,7 @@ from typing import Final, Generic, NoReturn, TypeVar
 import torch
 
 from rankwise._arguments import as_bool
+from rankwise._backends import opened_accelerator
 from rankwise._collectives.deferred import undeferred
 from rankwise._collectives.pytree import PyTree
 from rankwise._comm.comm import Comm
@@ -198,7 +199,4 @@ def _help_for_device() -> Callable[[], None]:
 
 def _current_stream() -> torch.Stream | None:
     """Return the current stream of the accelerator; None if there is none, or this process does not use it."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or not getattr(torch.get_device_module(accelerator), "is_initialized", bool)():
-        return None
-    return torch.accelerator.current_stream()
+    return None if opened_accelerator() is None else torch.accelerator.current_stream()

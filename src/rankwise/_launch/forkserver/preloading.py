@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import psutil
 
+from rankwise._backends import opened_accelerator
 from rankwise._launch.forkserver.interpreter_exit import flush
 from rankwise._launch.forkserver.ipc import ServerEvent
 from rankwise._launch.reaper import (
@@ -41,7 +42,9 @@ RANK_VARIABLES: Final = frozenset({
 })  # fmt: skip
 _PROCESS: Final = Path("/proc/self")
 # The drivers of accelerators do not work in a fork of a process that has opened these.
-_DEVICE_FILES: Final = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci")
+_DEVICE_FILES: Final = (
+    *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/dxg", "/dev/accel", "/dev/davinci", "/dev/neuron", "/dev/hl"),
+)
 # The library ends its threads before a fork and starts them again, in the parent and in the child.
 _READY_FOR_FORK: Final = "openblas"
 
@@ -105,7 +108,7 @@ class _ProcessState:
         native_threads: The number of other threads.
         libraries: The loaded libraries that are ready for a fork with threads.
         children: The child processes that run, and their descendants.
-        sockets, devices: The open sockets; the open files of accelerators, and "cuda" once torch uses it.
+        sockets, devices: The open sockets; the open files of accelerators, and the accelerator that torch has opened.
     """
 
     threads: dict[int, str]
@@ -129,7 +132,7 @@ class _ProcessState:
             children=frozenset(_running_children()),
             sockets=frozenset(file for file in files if file.startswith("socket:")),
             devices=frozenset(file for file in files if file.startswith(_DEVICE_FILES))
-            | ({"cuda"} if sys.modules["torch"].cuda.is_initialized() else set()),
+            | {str(opened) for opened in [opened_accelerator()] if opened is not None},
             finalizers=frozenset(_finalizers()),
         )
 

@@ -34,8 +34,8 @@ from rankwise._launch.forkserver.rank_debugger import (
     wait_for_debugpy,
 )
 from rankwise._launch.interpreter import interpreter_options
+from rankwise._launch.late_variables import late_setting_warning
 from rankwise._launch.main_module import prepare_piped_script, prepare_script
-from rankwise._launch.omp_num_threads import late_setting_warning
 from rankwise._launch.process_title import set_title
 from rankwise._launch.rank_traceback import format_traceback, is_consequence, without_launcher_frames
 from rankwise._launch.standard_streams import STANDARD_INPUT
