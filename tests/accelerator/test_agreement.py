@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -84,3 +85,39 @@ def test_a_rank_that_ends_is_named(way: str) -> None:
     with pytest.raises(rw.RankFailedError) as caught:
         rw.launch(body, nproc=2)
     assert ("raised ValueError: no data" if way == "raises" else "killed by SIGKILL") in str(caught.value)
+
+
+OF_ANOTHER_RANK: dict[str, Callable[[torch.Tensor], object]] = {
+    "all_reduce": rw.all_reduce,
+    "all_reduce_": rw.all_reduce_,
+    "sync_grads": lambda x: rw.sync_grads([with_gradient(x)]),
+    "reduce_scatter": lambda x: rw.reduce_scatter([x, x]),
+    "all_gather": rw.all_gather,
+    "all_gather_cat": rw.all_gather_cat,
+    "gather": lambda x: rw.gather({"x": x}, dst=0),
+    "broadcast": lambda x: rw.broadcast({"x": x} if rw.get_rank() == 1 else None, src=1),
+    "all_to_all": lambda x: rw.all_to_all([x, x]),
+    "sync_params": lambda x: rw.sync_params([x]),
+}
+
+
+def with_gradient(x: torch.Tensor) -> torch.Tensor:
+    parameter = torch.nn.Parameter(torch.zeros_like(x))
+    parameter.grad = x
+    return parameter
+
+
+@pytest.mark.parametrize("name", OF_ANOTHER_RANK)
+def test_a_tensor_on_the_device_of_another_rank_is_refused_on_all(name: str) -> None:
+    def run() -> list[str]:
+        with rw.init(timeout=30) as session:
+            x = torch.ones(4, device="simdev:0")
+            found = error_of(lambda: OF_ANOTHER_RANK[name](x))
+            return [found, error_of(lambda: rw.all_reduce(torch.ones(2, device=session.device)))]
+
+    first, second = rw.launch(run, nproc=2)
+    reason = "a tensor is on simdev:0, and the device of rank 1 is simdev:1"
+    assert second[0].startswith(f"PayloadTypeError: {reason}"), second
+    assert first[0].startswith("RemoteRankError: "), first
+    assert reason in first[0]
+    assert first[1] == second[1] == "no error"  # the group can still be used

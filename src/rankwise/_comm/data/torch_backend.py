@@ -19,7 +19,7 @@ from rankwise._comm.control.flow import SLICE_SECONDS
 from rankwise._comm.data.plane import DataPlane, Operation, Pieces, Support
 from rankwise._comm.reduce_ops import Op
 from rankwise._torch import copy_each
-from rankwise.errors import CollectiveError, NotJoinedError, RankwiseError
+from rankwise.errors import CollectiveError, NotJoinedError, PayloadTypeError, RankwiseError
 
 # After a member has left, its last data may arrive for so long.
 _LAST_DATA_SECONDS: Final = 2.0
@@ -60,7 +60,8 @@ class TorchPlane(DataPlane):
         own = backends.get(device.type, "gloo")
         self._moved = {self.message_device.type} | ({device.type} if own != "gloo" else set())
         self._group_ref = None if group is None else weakref.ref(group)
-        self._is_connected = group is not None and group.bound_device_id is not None
+        self._bound = None if group is None else group.bound_device_id
+        self._is_connected = self._bound is not None
         self._ranks = ranks
         self._rank = rank
         self._dead_ranks = dead_ranks
@@ -85,6 +86,14 @@ class TorchPlane(DataPlane):
 
     def moves(self, device: torch.device) -> bool:
         return device.type in self._moved
+
+    def stage(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._bound is not None and tensor.device.type == self._bound.type and tensor.device != self._bound:
+            raise PayloadTypeError(
+                f"a tensor is on {tensor.device}, and the device of rank {self._rank} is {self._bound}, to which the "
+                "process group is bound: move the tensor, as in tensor.to(rankwise.device())"
+            )
+        return super().stage(tensor)
 
     def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         return self._run("all_reduce", dist.all_reduce, tensor, op=op.torch_op)
