@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
+import rankwise as rw
 from tests.session.worlds import free_port, plain, run_ranks
 
 
@@ -33,3 +36,27 @@ def test_a_rank_that_ends_before_others_aborts_nothing(monkeypatch: pytest.Monke
     for process in run_ranks(str(program), environs, fresh=True):
         assert process.returncode == 0
         assert "aborted" not in process.stderr
+
+
+def test_a_rank_that_is_missing_is_shown_with_its_calls_that_were_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMDEV_ASYNC", "1")  # otherwise a rank waits in each call
+
+    def loop() -> None:
+        with rw.init(timeout=3, check=False) as session:
+            x = torch.ones(2, device=session.device)
+            for step in range(4):
+                if step == 3 and session.rank == 1:
+                    time.sleep(6)
+                    raise ValueError("late")
+                rw.all_reduce(x)
+            rw.barrier()
+
+    def run() -> str:
+        try:
+            loop()
+        except (rw.RankwiseError, ValueError) as error:
+            return str(error)
+        return ""
+
+    first, _second = rw.launch(run, nproc=2)
+    assert "rank 1, which has made no call with check=True of this group yet (3 with check=False, and this" in first

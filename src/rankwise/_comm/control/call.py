@@ -139,7 +139,7 @@ class Call(Description):
         if tensor.device.type == "cpu" or self._control.checks_tensors:
             self.verify()
         else:
-            self._control.unverified.add(self)
+            self._control.add_unverified(self)
 
     def agree(
         self,

@@ -91,6 +91,7 @@ class Channel(ABC):
         self.group = group
         self.ranks = ranks
         self.own = ranks.index(links.rank)
+        self._unverified = 0
         self.sequence = 0
         self.lock = threading.Lock()
         self.call = ""
@@ -339,10 +340,22 @@ class Channel(ABC):
         hint = "" if is_somewhere else ". Collectives of torch, such as those of DDP in backward, are not seen here"
         return f"{texts}{hint}"
 
+    def set_unverified(self, number: int) -> None:
+        """Set how many calls of this member were not verified."""
+        self._unverified = number
+
+    def _unverified_of(self, member: int) -> int | None:  # noqa: ARG002
+        """Return how many calls of another member were not verified; None if that is not known."""
+        return None
+
     def _name_and_calls(self, member: int) -> str:
         """Return a missing member, its last call in this group, and the calls of other groups that it is in now."""
         last = self._last_call(member)
-        seen = f"last seen in {last}" if last else "which has made no call of this group yet"
+        unverified = self._unverified_of(member) if self._unverified else 0
+        kind = "call" if unverified == 0 else "call with check=True"
+        seen = f"last seen in {last}" if last else f"which has made no {kind} of this group yet"
+        if self._unverified and unverified is not None:
+            seen += f" ({unverified} with check=False, and this rank {self._unverified})"
         calls = self._links.state(self.ranks[member]).calls
         now = "".join(f", now in {call}" for call in calls if call.group != self.group)
         return f"{self._links.name(self.ranks[member])}, {seen}{now}"

@@ -176,6 +176,12 @@ class Control:
             registry.notify_other_group(channel, call.text, waiting)
         return verdict
 
+    def add_unverified(self, call: Description) -> None:
+        """Add a call that is not verified, and let the members on this host know their number. Does not wait."""
+        self.unverified.add(call)
+        if self._channel is not None:
+            self._channel.set_unverified(self.unverified.total)
+
     def report(self, call: Description, failure: RemoteRankError) -> None:
         """Send the failure of this rank in place of its call. Where the group uses frames, this does not wait."""
         if not self.uses_frames:

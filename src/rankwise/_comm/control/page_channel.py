@@ -358,6 +358,13 @@ class PageChannel(Channel):
     def _refresh(self) -> None:
         self._links.loop.wait(self._links.loop.num_events, 0.0)
 
+    def set_unverified(self, number: int) -> None:
+        super().set_unverified(number)
+        self._window.unverified[self.own] = number
+
+    def _unverified_of(self, member: int) -> int | None:
+        return self._window.unverified[member]
+
     def _last_call(self, member: int) -> str:
         return self._window.last_call(member)
 

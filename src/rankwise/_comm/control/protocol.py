@@ -204,16 +204,21 @@ class UnverifiedCalls:
 
     The next call that is verified has their number and a digest of all of them: so ranks that have made other ones
     learn of it, although their results are wrong already.
+
+    Attributes:
+        number: Their number since then.
+        total: Their number since the group was made.
     """
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = self.total = 0
         self._digest = b""
         self._last = ""
 
     def add(self, call: Description) -> None:
         """Add a call."""
         self.number += 1
+        self.total += 1
         self._digest = hashlib.blake2b(self._digest + call.digest(), digest_size=4).digest()
         self._last = f"{call.title} of {', '.join(call.parts().values())}"
 

@@ -80,6 +80,7 @@ class Row(IntEnum):
     SLEEPING = 7  # whether the member sleeps until it is woken, or is about to
     WRITTEN_AT = 8  # when its last frame was written, on the monotonic clock of the host, in nanoseconds
     MET = 9  # the last meeting that the member has come to; for the verdict's slot, that all have come to
+    UNVERIFIED = 10  # the number of calls of the member that were not verified
 
 
 def words_bytes(num_members: int) -> int:

@@ -50,6 +50,7 @@ class Window:
             written behind a fence.
         sleeping: For each slot whether the member sleeps until it is woken, or is about to.
         met: For each slot the last meeting that the member has come to; for that of the verdict, that all have come to.
+        unverified: For each slot the number of calls of the member that were not verified.
     """
 
     def __init__(self, memory: PageMemory, number: int, num_members: int) -> None:
@@ -75,6 +76,7 @@ class Window:
         self._ring, self._problem, self._left = rows[Row.RING], rows[Row.PROBLEM], rows[Row.LEFT]
         self._is_large, self._written_at = rows[Row.LARGE], rows[Row.WRITTEN_AT]
         self.finished, self.sleeping, self.met = rows[Row.FINISHED], rows[Row.SLEEPING], rows[Row.MET]
+        self.unverified = rows[Row.UNVERIFIED]
         self._starts = [words_bytes(num_members) + slot * SLOT_BYTES for slot in range(self._slots)]
         self._own_lock = threading.Lock()
         self._own_lock.acquire()
