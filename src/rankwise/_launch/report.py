@@ -18,7 +18,7 @@ from rankwise.errors import LaunchError, RankFailedError, RankFailure, shortened
 _SIGNAL_CAUSES: Final = {
     signal.SIGKILL: POSSIBLE_OOM,
     signal.SIGSEGV: "a crash in compiled code",
-    signal.SIGABRT: "a check failed in compiled code",
+    signal.SIGABRT: "a check failed in compiled code, or the watchdog of NCCL ended it",
     signal.SIGBUS: "out of shared memory?",
 }
 # The report should fit on a screen; `RankFailure` has the whole traceback.
