@@ -15,6 +15,8 @@ import rankwise as rw
 from tests.tables import each_row
 from tools import behaviour, compat, hops, mutants, record_errors
 from tools.faults import FAULTS, Fault
+from tools.gpu_checks import CHECKS, Check
+from tools.gpu_first_hour import run_check
 from tools.virtualenv import CommandError
 
 # The longest path of a 16-byte all_reduce on 2 ranks; the goal is 8 files and 40 functions, torch has 2 and 9.
@@ -222,3 +224,24 @@ def test_tests_run_with_a_copy_of_the_package_and_leave_nothing(tmp_path: Path) 
     package, pid = started.read_text().split()
     assert not package.startswith(str(mutants.ROOT))
     assert not Path(f"/proc/{pid}").exists()
+
+
+PROGRAMS = {
+    "print('measured: 3 GB/s')\nprint('done')": ("passed", "3 GB/s"),
+    "print('something else')": ("FAILED: no 'done' in the output", ""),
+    "print('not seen: there is no record')": ("not seen: there is no record", ""),
+    "import time\ntime.sleep(100)": ("not over after 2 s", ""),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_row_of_a_check_of_an_accelerator(program: str, tmp_path: Path) -> None:
+    check = Check(question="?", ranks=0, program=program, expected=("done",), devices=1, limit=2.0)
+    question, verdict, measured, _seconds = run_check(check, 1, tmp_path)
+    assert (question, (verdict, measured)) == ("?", PROGRAMS[program])
+    assert run_check(replace(check, devices=2), 1, tmp_path)[1] == "not seen: needs 2 devices"
+
+
+def test_the_programs_for_an_accelerator_can_be_compiled() -> None:
+    for check in CHECKS:
+        compile(check.program, check.question, "exec")
