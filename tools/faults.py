@@ -354,8 +354,8 @@ _AGREEMENT = (
     _fault(
         "pending-calls-count-for-deadlocks",
         "_comm/control/turns.py",
-        "(thread is threading.main_thread() or thread in rank_threads) and not _busy_queues",
-        "thread is threading.main_thread() or thread in rank_threads",
+        "    if _busy_queues:",
+        "    if False:",
         "Non-blocking calls in several groups are taken for a deadlock.",
         f"{CONTRACT}/test_non_blocking.py::test_a_pending_call_of_one_rank_is_not_taken_for_a_deadlock",
     ),
