@@ -127,6 +127,10 @@ class LaunchError(RankwiseError, RuntimeError):
     """A world could not be started."""
 
 
+class LaunchTimeoutError(LaunchError, TimeoutError):
+    """The ranks of a launch did not end in time, and were stopped."""
+
+
 def shortened(text: str, most: int) -> str:
     """Return a text without its middle, if it has more than so many characters.
 

@@ -44,8 +44,6 @@ def test_arguments_of_a_launch_on_devices_are_checked(arguments: dict[str, objec
 def test_launch_has_no_other_backend() -> None:
     with pytest.raises(rw.InvalidArgumentError, match=r"backend='gloo': launch has only 'xla'"):
         rw.launch(print, nproc=1, backend="gloo")
-    with pytest.raises(rw.InvalidArgumentError, match="nproc=None"):
-        rw.launch(print)
 
 
 def test_a_device_of_another_kind_is_refused() -> None:

@@ -6,6 +6,7 @@ has started the launchers. The supervisor has the ranks.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Iterator
@@ -28,7 +29,8 @@ from rankwise._rendezvous.elastic import LoopbackRendezvous, multi_node_rendezvo
 from rankwise._rendezvous.nodes import STATIC
 from rankwise._rendezvous.signed_store import part_of
 from rankwise._rendezvous.waiting import WaitingReport
-from rankwise.errors import RankFailedError
+from rankwise._text import ranks_text
+from rankwise.errors import LaunchTimeoutError, RankFailedError
 
 if TYPE_CHECKING:
     from rankwise._launch.other_hosts.failures import HostFailures
@@ -47,6 +49,7 @@ class End(Enum):
     SUCCEEDED = auto()
     FAILED = auto()
     MEMBERSHIP = auto()  # stopped, since another host wants to join
+    TIMED_OUT = auto()  # stopped, since the time of the launch is over
 
 
 class Attempts:
@@ -73,6 +76,8 @@ class Attempts:
                 if end is End.SUCCEEDED:
                     _wait_for_hosts(place)
                     return
+                if end is End.TIMED_OUT:
+                    raise LaunchTimeoutError(self._timeout_text())
                 if end is End.FAILED and not self._record_failure():
                     return
                 self._supervisor.stop(AFTER_FAILURE)
@@ -107,7 +112,9 @@ class Attempts:
     def _watch(self) -> End:
         """Wait until the ranks have ended, on all hosts if none has failed, and stop what is left of them."""
         with self._forward_stop():
-            while not self._is_over_within(_CHECK_SECONDS):
+            while not self._is_over_within(min(_CHECK_SECONDS, self._seconds_left())):
+                if self._seconds_left() <= 0:
+                    return End.TIMED_OUT
                 if self._rendezvous.num_nodes_waiting() > 0:
                     return End.MEMBERSHIP
         if not self._has_failed():
@@ -117,6 +124,20 @@ class Attempts:
             self._hosts.announce()
         self._supervisor.stop(AFTER_LOSS if self._hosts is not None and self._hosts.lost else AFTER_FAILURE)
         return End.FAILED
+
+    def _seconds_left(self) -> float:
+        timeout = self._spec.options.timeout
+        return math.inf if timeout is None else self._spec.begun + timeout - time.monotonic()
+
+    def _timeout_text(self) -> str:
+        """Stop the ranks, and return the text of the error."""
+        running = self._supervisor.running()
+        self._supervisor.stacks.keep(running)
+        if self._hosts is not None:
+            self._hosts.announce()
+        self._supervisor.stop(AFTER_FAILURE)
+        which = f"; {ranks_text(running)} still ran" if running else ""
+        return f"the launch did not end within {self._spec.options.timeout:g} s{which}{self._supervisor.stacks.kept}"
 
     def _is_over_within(self, seconds: float) -> bool:
         """Wait so long at most, and return whether a rank has failed, or all ranks of all hosts have ended."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
+from rankwise._launch.function_arguments import with_keywords
 from rankwise._launch.one_host import function_target, run_on_this_host
-from rankwise._launch.options import Options
+from rankwise._launch.options import Options, num_accelerators
 from rankwise._launch.output.settings import Output
 from rankwise._launch.preload import Preload, caller_source
 from rankwise._pickling import loads
@@ -22,14 +23,20 @@ R = TypeVar("R")
 def launch(
     fn: Callable[..., R],
     *args: Any,  # noqa: ANN401 - the function's own arguments
-    nproc: int | None = None,
+    nproc: int | str | None = None,
     nodes: Nodes | None = None,
     output: Output | None = None,
     backend: str | None = None,
     preload: Preload = True,
+    max_restarts: int = 0,
+    timeout: float | None = None,
+    environ: Mapping[str, str] | None = None,
+    hang_dir: str = "",
     nnodes: int | None = None,
     on: str | Engine | None = None,
     hosts: Sequence[str] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **keywords: Any,  # noqa: ANN401 - as above
 ) -> list[R]:
     """Run a function in `nproc` new processes on this host, as the ranks of one world, and return their results.
 
@@ -41,8 +48,9 @@ def launch(
     Args:
         fn: The function that each rank runs.
         *args: The arguments of the function, the same in each rank.
-        nproc: The number of ranks on this host. With backend="xla" it is the number of XLA devices, which is found
-            where it is not given.
+        nproc: The number of ranks on this host. "auto" starts one on each accelerator, and one on a host without; it is
+            the default on this host. With backend="xla" it is the number of XLA devices, which is found where it is not
+            given.
         nodes: The hosts of the world, if there are several: a `rankwise.launching.Nodes`. Each host makes this call.
         output: How the output of ranks is shown, a `rankwise.launching.Output`: by default that of all, with a prefix.
         backend: "xla" starts a rank on each XLA device of this host, for which torch_xla has to be installed. Ranks are
@@ -52,6 +60,10 @@ def launch(
             sequence or in one string, such as "sklearn,pandas"; "auto" for the installed modules that the caller's
             script imports at its top level. True for those of RANKWISE_PRELOAD; torch always is one of them. False
             starts each rank as a new interpreter.
+        max_restarts: How often all ranks start again after a failure.
+        timeout: After how many seconds the launch is stopped, its restarts included; None for no limit.
+        environ: Variables for the ranks, in addition to those of this process.
+        hang_dir: A folder for files with the stacks of ranks that were killed, or hang.
         nnodes: The number of nodes that the engine of `on` takes, each with `nproc` ranks; one by default.
         hosts: Names of hosts, as ssh knows them, on each of which `nproc` ranks run, in this order; "localhost" for
             this one. This process starts them over ssh, which has to log in without a password; RANKWISE_SSH may name
@@ -59,7 +71,10 @@ def launch(
             function have the same paths there.
         on: What runs the ranks elsewhere, as an object or by its name: "slurm" or a `rankwise.launching.SlurmEngine`,
             "ray" or a `rankwise.launching.RayEngine`, or an engine of another package (`rankwise.extend.engines`). None
-            for this host. Ranks have no terminal there, and `nodes`, `output`, `backend` and `preload` have no meaning.
+            for this host. Ranks have no terminal there, and `nodes`, `output`, `backend`, `preload`, `max_restarts`,
+            `timeout`, `environ` and `hang_dir` have no meaning.
+        kwargs: Keyword arguments of the function, of any name.
+        **keywords: Other keyword arguments of the function, with names that are none of the above.
 
     Returns:
         The results of the ranks of this host, by rank; with `on` or `hosts`, those of all ranks. Tensors are on the
@@ -69,7 +84,9 @@ def launch(
         InvalidArgumentError: `nproc` is not a number of processes that this host could run, or not the number of its
             XLA devices; `fn` is no function; the function or an argument cannot be pickled; or there is no such module
             to preload.
+        TypeError: The function cannot be called with these arguments.
         RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
+        LaunchTimeoutError: The ranks did not end within `timeout` seconds, and were stopped.
         MissingDependencyError: This interpreter has no torch, no torch_xla for backend="xla", or not the package that
             the engine needs.
         LaunchError: The ranks could not be started; a host cannot be used, or is lost; or this process is a rank that
@@ -80,13 +97,23 @@ def launch(
         >>> rankwise.launch(lambda x: x * rankwise.get_rank(), 10, nproc=2)
         [0, 10]
     """
+    options: dict[str, Any] = {
+        "max_restarts": max_restarts,
+        "timeout": timeout,
+        "environ": environ,
+        "hang_dir": hang_dir,
+    }
+    others = {"nodes": nodes, "output": output, "backend": backend, "preload": None if preload is True else preload}
+    places = {"nproc": nproc, "nnodes": nnodes, "on": on, "hosts": hosts}
+    own = {**options, **others, **places, "kwargs": kwargs}
+    given = [name for name, value in own.items() if value is not None and value != _DEFAULTS.get(name)]
+    fn = with_keywords(fn, args, keywords, more=kwargs, own=own, given=given)
+    number = cast("int | None", nproc)  # what it is not, is refused where it is used
     if on is not None:
         from rankwise._launch.engines.running import launch_on  # noqa: PLC0415 - not needed on this host
 
-        own_preload = None if preload is True else preload
-        given = {"nodes": nodes, "output": output, "backend": backend, "hosts": hosts, "preload": own_preload}
-        refused = {name: value is not None for name, value in given.items()}
-        return launch_on(fn, [args], on=on, nproc=nproc, nnodes=nnodes, refused=refused)[0]
+        refused = [name for name in given if name in {*options, *others, "hosts"}]
+        return launch_on(fn, [args], on=on, nproc=number, nnodes=nnodes, refused=refused)[0]
     if nnodes is not None:
         raise InvalidArgumentError(
             f"nnodes={shown(nnodes)} needs on=, the engine that finds the nodes; hosts that each make this call are "
@@ -98,8 +125,16 @@ def launch(
                 raise InvalidArgumentError(f"{name}= and hosts= exclude each other: each starts ranks in its own way")
         from rankwise._launch.hosts.launching_hosts import launch_on_hosts  # noqa: PLC0415 - not needed on this host
 
-        return launch_on_hosts(fn, args, hosts=hosts, nproc=nproc, output=output, preload=preload)
-    return FunctionLaunch(fn, args, nproc=nproc, nodes=nodes, output=output, backend=backend, preload=preload).run()
+        return launch_on_hosts(fn, args, hosts=hosts, nproc=number, output=output, preload=preload, **options)
+    if backend is None and (nproc is None or nproc == "auto"):
+        number = num_accelerators() or 1
+    return FunctionLaunch(
+        fn, args, nproc=number, nodes=nodes, output=output, backend=backend, preload=preload, **options
+    ).run()
+
+
+# The values of options with which the function of another name was not meant.
+_DEFAULTS: Final = {"max_restarts": 0, "hang_dir": ""}
 
 
 def launch_many(
@@ -138,7 +173,7 @@ def launch_many(
     if on is not None:
         from rankwise._launch.engines.running import launch_on  # noqa: PLC0415 - as above
 
-        return launch_on(fn, arguments, on=on, nproc=nproc, nnodes=nnodes, refused={})
+        return launch_on(fn, arguments, on=on, nproc=nproc, nnodes=nnodes, refused=())
     return [launch(fn, *args, nproc=nproc, nnodes=nnodes) for args in arguments]
 
 
@@ -157,6 +192,7 @@ class FunctionLaunch(Generic[R]):
             imported, without arguments.
         backend: "xla" for a rank on each XLA device, as by `rankwise.launch`.
         preload: Modules that are imported once, for all ranks, as by `rankwise.launch`.
+        max_restarts, timeout, environ, hang_dir: As for `rankwise.launch`.
 
     Raises:
         InvalidArgumentError: An argument cannot be used, or cannot be pickled.
@@ -179,6 +215,10 @@ class FunctionLaunch(Generic[R]):
         setup: Callable[[], object] | None = None,
         backend: str | None = None,
         preload: Preload = True,
+        max_restarts: int = 0,
+        timeout: float | None = None,
+        environ: Mapping[str, str] | None = None,
+        hang_dir: str = "",
     ) -> None:
         target: tuple[Callable[..., Any], tuple[Any, ...]] = (fn, tuple(args))
         self._on_devices = backend is not None
@@ -194,6 +234,10 @@ class FunctionLaunch(Generic[R]):
             nodes=nodes,
             output=Output() if output is None else output,
             preload=preload,
+            max_restarts=max_restarts,
+            timeout=timeout,
+            environ={} if environ is None else environ,
+            hang_dir=hang_dir,
         )
         self._target = function_target(*target, setup="" if setup is None else _importable_name(setup))
         self._options = options
@@ -207,6 +251,7 @@ class FunctionLaunch(Generic[R]):
         Raises:
             InvalidArgumentError: There is no such module to preload.
             RankFailedError: A rank failed, and the others were stopped; the original exception is its cause.
+            LaunchTimeoutError: The ranks did not end in time, and were stopped.
             MissingDependencyError: This interpreter has no torch.
             LaunchError: The ranks could not be started, or the hosts did not meet.
         """

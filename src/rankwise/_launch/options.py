@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,6 +47,8 @@ class Options:
     virtual_local_rank: bool = False
     signals: Sequence[int] = STOP_SIGNALS
     hang_dir: str = ""
+    timeout: float | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_nproc(self.nproc)
@@ -55,6 +57,13 @@ class Options:
         as_bool(self.virtual_local_rank, "virtual_local_rank")
         if as_integer(self.max_restarts, "max_restarts") < 0:
             raise InvalidArgumentError(f"max_restarts={self.max_restarts} is below 0")
+        if self.timeout is not None:
+            as_seconds(self.timeout, "timeout")
+        if not isinstance(self.environ, Mapping):
+            raise InvalidArgumentError(f"environ={shown(self.environ)} is not a dict of variables")
+        for name, value in self.environ.items():
+            as_text(name, "a name in environ")
+            as_text(value, f"environ[{name!r}]")
         if self.grace != 0:
             as_seconds(self.grace, "grace", most=_LONGEST_GRACE)
         if not self.ports or not all(0 <= as_integer(port, "a port") <= MAX_PORT for port in self.ports):
@@ -82,6 +91,15 @@ class Options:
             raise InvalidArgumentError(f"debug={self.debug} and debugpy={self.debugpy} name the same rank")
         if self.debugpy is not None and importlib.util.find_spec("debugpy") is None:
             raise MissingDependencyError("debugpy is not installed, which a rank listens with: pip install debugpy")
+
+
+def num_accelerators() -> int:
+    """Return the number of accelerators of this host that torch sees; it opens none of them."""
+    require_torch("nproc='auto'")
+    import_torch()
+    import torch  # noqa: PLC0415 - other numbers of ranks do not need it
+
+    return torch.accelerator.device_count()
 
 
 def parse_nproc(text: str) -> int:

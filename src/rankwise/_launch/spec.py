@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from rankwise._launch.options import Options
 from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise.errors import InvalidArgumentError
 
-# In a world of one host, libraries listen on loopback too, as the store does, unless the user chose an interface.
 # Those of a host, or of a person's session there, which say nothing on another host.
 _OF_THIS_HOST: Final = frozenset({
     *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "HOST", "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"),
@@ -37,12 +37,14 @@ class LaunchSpec:
         options: The options of the launch.
         environ: The part of the environment that is the same for all ranks.
         command: The command line of the launcher, which other hosts need too; () if it is not a command.
+        begun: When the launch began, on the monotonic clock.
     """
 
     target: Target
     options: Options
     environ: Mapping[str, str] = field(repr=False)
     command: tuple[str, ...] = ()
+    begun: float = field(default_factory=time.monotonic)
 
     def request(self, variables: Mapping[str, str]) -> StartRequest:
         """Return the start request for a rank.
@@ -67,7 +69,7 @@ class LaunchSpec:
 
 def rank_environ(options: Options) -> dict[str, str]:
     """Return the part of the environment that is the same for all ranks of a launch."""
-    environ = common_environ(options.nproc, one_host=options.nodes is None)
+    environ = common_environ(options.nproc, one_host=options.nodes is None) | dict(options.environ)
     if options.hang_dir:
         environ[HANG_DIR] = str(Path(options.hang_dir).absolute())  # a rank may have another working directory
     return environ
@@ -77,7 +79,7 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
     """Return the part of the environment that is the same for all ranks: the launcher's own, with defaults added."""
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     loopback = next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
-    if one_host and loopback is not None:
+    if one_host and loopback is not None:  # libraries listen there too, as the store does, unless the user chose
         environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
     environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // nproc)))

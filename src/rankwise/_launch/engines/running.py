@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
@@ -28,6 +28,10 @@ _HOST_ARGUMENTS: Final = {
     "backend": "ranks on XLA devices start on the host that makes the call",
     "preload": "each rank is a new interpreter, and inherits no modules",
     "hosts": "an engine chooses the hosts: give it their number as nnodes",
+    "max_restarts": "an engine starts each job once",
+    "timeout": "an engine has a limit of its own",
+    "environ": "an engine passes on the variables of this process: set it there",
+    "hang_dir": "set RANKWISE_HANG_DIR",
 }
 
 
@@ -71,7 +75,7 @@ def launch_on(
     on: str | Engine,
     nproc: int | None,
     nnodes: int | None,
-    refused: Mapping[str, bool],
+    refused: Collection[str],
 ) -> list[list[R]]:
     """Run a function in the ranks of a job for each of several arguments, and return the results of each, by rank.
 
@@ -90,9 +94,8 @@ def launch_on(
         RankFailedError: A rank failed.
         LaunchError: The job was refused, or its engine has ended.
     """
-    for name, is_given in refused.items():
-        if is_given:
-            raise InvalidArgumentError(f"{name}= and on= exclude each other: {_HOST_ARGUMENTS[name]}")
+    for name in refused:
+        raise InvalidArgumentError(f"{name}= and on= exclude each other: {_HOST_ARGUMENTS[name]}")
     engine = find_engine(on)
     jobs = [_job(fn, args, nproc=nproc, nnodes=nnodes) for args in arguments]
     if not jobs:

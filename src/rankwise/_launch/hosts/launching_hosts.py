@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -59,6 +59,10 @@ def launch_on_hosts(
     nproc: int | None,
     output: Output | None,
     preload: Preload,
+    max_restarts: int,
+    timeout: float | None,
+    environ: Mapping[str, str] | None,
+    hang_dir: str,
 ) -> list[R]:
     """Run a function in `nproc` ranks on each of several hosts, and return the results of all ranks, by rank.
 
@@ -73,6 +77,10 @@ def launch_on_hosts(
         nodes=nodes_of(commands),
         output=Output() if output is None else output,
         preload=preload,
+        max_restarts=max_restarts,
+        timeout=timeout,
+        environ={} if environ is None else environ,
+        hang_dir=hang_dir,
     )
     run = partial(run_on_this_host, function_target(fn, args), options, caller_source(), owns_descendants=True)
     job = HostJob(options=options, run=run)
@@ -82,4 +90,4 @@ def launch_on_hosts(
             values = HostsLaunch(job, commands, console).run()
     finally:
         console.drain(SECONDS_TO_READ)
-    return [loads(values[rank]) for rank in sorted(values)]
+    return [loads(values[rank], on_cpu=True) for rank in sorted(values)]
