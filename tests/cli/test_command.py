@@ -96,7 +96,12 @@ def test_a_rank_that_fails_ends_the_world_and_is_named(how: str, status: int, sa
         (["launch", "-n", "2", "--no-python", "missing-program"], "program 'missing-program' is not found"),
         (["launch", "-n", "2", "--show", "0-x", "x.py"], "'0-x' is not a list of ranks"),
         (["launch", "-n", "2", "--show", "3-1", "x.py"], "'3-1' is an empty range of ranks"),
-        (["launch", "-n", "2", "--show", "0,5", "x.py"], "show names rank 5, and of 2 ranks the last is 1"),
+        (
+            ["launch", "-n", "2", "--show", "0,5", "x.py"],
+            "show names rank 5, and of 2 ranks, which are counted from 0, the last is 1",
+        ),
+        (["launch", "-np", "2", "x.py"], "-np is an option of mpirun: rankwise launch has -n, as in -n 2"),
+        (["launch", "-n", "2", "python3", "x.py"], "leave it out, rankwise starts Python itself"),
         (["launch", "-n", "2", "--grace", "inf", "x.py"], "inf is not in the range"),
         (["launch", "-n", "2", str(PROGRAMS)], "is a directory"),
         (["env", "--launcher", "slrum"], "did you mean 'slurm'"),
@@ -108,6 +113,30 @@ def test_misuse_is_one_clear_error(args: list[str], said: str) -> None:
     assert ended.returncode == 2
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "note"),
+    [
+        (
+            ["script.py", "-n", "4"],
+            "rankwise: -n after script.py is an argument of the script; as an option of rankwise,",
+        ),
+        (
+            ["script.py", "--nproc-per-node=4"],
+            "rankwise: --nproc-per-node=4 after script.py is an argument of the script",
+        ),
+        (["script.py", "--lr", "4"], ""),
+        (["-n", "1", "script.py", "-n", "4"], ""),  # the order was known
+    ],
+)
+def test_an_option_after_the_script_is_pointed_out(args: list[str], note: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(sys.argv[1:])")
+    ended = rankwise("launch", *(str(script) if arg == "script.py" else arg for arg in args))
+    assert ended.stdout.strip().endswith(str(args[args.index("script.py") + 1 :]))
+    assert ended.stderr.replace(f"{tmp_path}/", "").startswith(note)
+    assert bool(ended.stderr) == bool(note)
 
 
 def test_a_program_that_cannot_be_executed_is_status_126(tmp_path: Path) -> None:

@@ -60,7 +60,11 @@ def test_an_option_takes_precedence_over_its_variable(tmp_path: Path) -> None:
     [
         ("PET_NPROC_PER_NODE", "two", "PET_NPROC_PER_NODE='two': 'two' is not a number"),
         ("PET_STANDALONE", "x", "PET_STANDALONE='x'"),
-        ("PET_LOCAL_RANKS_FILTER", "0,7", "names rank 7, and of 1 ranks the last is 0 (set outside"),
+        (
+            "PET_LOCAL_RANKS_FILTER",
+            "0,7",
+            "names rank 7, and of 1 ranks, which are counted from 0, the last is 0 (set outside",
+        ),
         ("PET_EVENT_LOG_HANDLER", "console", "'console' has no meaning here: no events are recorded"),
         ("PET_SIGNALS_TO_HANDLE", "SIGKILL", "'SIGKILL' is not a signal that can be handled"),
     ],

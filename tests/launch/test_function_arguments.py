@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: rw.launch(train, 0.1, environ={"A": 1}),  # type: ignore[dict-item]
         rw.InvalidArgumentError,
         "environ['A']=1, of type int, is not a string",
+    ),
+    "an argument that cannot be pickled": (
+        lambda: rw.launch(train, 0.1, threading.Lock(), nproc=1),
+        rw.InvalidArgumentError,
+        "argument 2, a lock, cannot be carried to other processes: cannot pickle",
     ),
     "a time that is none": (
         lambda: rw.launch(train, 0.1, timeout=0),

@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(name: str, tmp_path: Path) 
     [
         ({"tee": 4}, "tee=4 is not a choice of streams"),
         ({"redirects": {0: "out"}}, "redirects={0: 'out'} is not a choice"),
-        ({"tee": {2: 1}}, "tee names rank 2, and of 2 ranks the last is 1"),
+        ({"tee": {2: 1}}, "tee names rank 2, and of 2 ranks, which are counted from 0, the last is 1"),
         ({"local_ranks": {5}}, "local_ranks names rank 5"),
         ({"prefix": "host,day"}, "prefix='host,day' is neither a bool nor some of host, time, rank"),
         ({"log_dir": ""}, "log_dir='' is not the name of a folder"),

@@ -49,7 +49,12 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         tensor = _plain(tensor)
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+    if tensor.is_meta:
+        raise PayloadTypeError(
+            "a tensor on the device meta has no contents that could be reduced; move its module by module.to_empty(), "
+            "and initialize it"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         form = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
         remedy = "; convert it, as in tensor.dequantize()" if tensor.is_quantized else ""
         raise PayloadTypeError(f"only dense tensors can be reduced, got {form} on {tensor.device}{remedy}")

@@ -75,8 +75,10 @@ class Op:
         found = OPS.get(name) if isinstance(name, str) else None
         if found is not None:
             return found
-        close = difflib.get_close_matches(name.lower(), OPS, n=1) if isinstance(name, str) else []
-        meant = _OTHER_NAMES.get(name.lower(), *close[:1]) if isinstance(name, str) else None
+        text = name.name if isinstance(name, dist.ReduceOp.RedOpType) else name if isinstance(name, str) else ""
+        text = text.lower()
+        close = difflib.get_close_matches(text, OPS, n=1)
+        meant = _OTHER_NAMES.get(text, *close[:1])
         hint = f"; did you mean {meant!r}?" if meant else ""
         raise InvalidArgumentError(f"op={shown(name)} is none of {', '.join(map(repr, OPS))}{hint}")
 

@@ -8,6 +8,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rankwise._launch.interpreter import search_path
@@ -49,7 +50,7 @@ class FunctionCall:
             pickled = dumps_by_value((fn, args, {})) if main is None else _by_name(fn, args, main)
         except Exception as error:
             raise InvalidArgumentError(
-                f"the function or its arguments cannot be carried to other processes: {error}"
+                f"{_unpicklable(fn, args)} cannot be carried to other processes: {error}"
             ) from error
         return cls(
             pickled=pickled,
@@ -74,6 +75,17 @@ class FunctionCall:
         fn, args, variables = loads(self.pickled, adopting=True)
         vars(sys.modules["__main__"]).update(variables)
         return fn, args
+
+
+def _unpicklable(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Return which part of a call cannot be pickled, as far as it can be told."""
+    keywords = fn.keywords if isinstance(fn, partial) else {}
+    for name, value in [*enumerate(args, 1), *keywords.items()]:
+        try:
+            dumps_by_value(value)
+        except Exception:  # noqa: BLE001 - any error of an object
+            return f"argument {name!r}, a {type(value).__qualname__},"
+    return "the function or its arguments"
 
 
 def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], main: MainModule) -> bytes:

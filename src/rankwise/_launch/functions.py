@@ -106,7 +106,7 @@ def launch(
     others = {"nodes": nodes, "output": output, "backend": backend, "preload": None if preload is True else preload}
     places = {"nproc": nproc, "nnodes": nnodes, "on": on, "hosts": hosts}
     own = {**options, **others, **places, "kwargs": kwargs}
-    given = [name for name, value in own.items() if value is not None and value != _DEFAULTS.get(name)]
+    given = [name for name, value in own.items() if value is not None and value is not _DEFAULTS.get(name)]
     fn = with_keywords(fn, args, keywords, more=kwargs, own=own, given=given)
     number = cast("int | None", nproc)  # what it is not, is refused where it is used
     if on is not None:
@@ -126,7 +126,7 @@ def launch(
         from rankwise._launch.hosts.launching_hosts import launch_on_hosts  # noqa: PLC0415 - not needed on this host
 
         return launch_on_hosts(fn, args, hosts=hosts, nproc=number, output=output, preload=preload, **options)
-    if backend is None and (nproc is None or nproc == "auto"):
+    if backend is None and (nproc is None or (isinstance(nproc, str) and nproc == "auto")):
         number = num_accelerators() or 1
     return FunctionLaunch(
         fn, args, nproc=number, nodes=nodes, output=output, backend=backend, preload=preload, **options

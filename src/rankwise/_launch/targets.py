@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import re
 import shutil
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Final
 
 from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise._launch.interpreter import working_directory
 from rankwise._launch.standard_streams import STANDARD_INPUT
 from rankwise.errors import InvalidArgumentError
+
+_PYTHON: Final = re.compile(r"python[0-9.]*")
 
 
 class NotExecutableError(InvalidArgumentError):
@@ -66,7 +70,12 @@ def _check_script(script: str, here: str) -> None:
         return
     path = Path(script)
     if not path.exists():
-        raise InvalidArgumentError(f"script {script!r} does not exist (looked in {here})")
+        hint = (
+            ": leave it out, rankwise starts Python itself; --no-python starts another program"
+            if _PYTHON.fullmatch(path.name)
+            else ""
+        )
+        raise InvalidArgumentError(f"script {script!r} does not exist (looked in {here}){hint}")
     if path.is_dir() and not (path / "__main__.py").exists():
         raise InvalidArgumentError(f"script {script!r} is a directory, and has no __main__.py")
 

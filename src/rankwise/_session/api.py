@@ -32,8 +32,8 @@ _LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600
 
 
 def init(
-    *,
     backend: str | None = None,
+    *,
     device: str | torch.device | None = None,
     timeout: float | None = None,
     launcher: str = "auto",

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import TOPOLOGY_FIELDS, LaunchEnvironment
@@ -62,7 +62,10 @@ class SessionState:
         node_groups: The groups that `node_group()` and `one_per_node_group()` have made, by the name of the function.
         joined_comm: The operations of the group of all ranks, checked for a process that was forked as they begin; None
             before the first use of `comm` in a world that was not joined.
+        any_closed: A session of this process was closed, and no other one was opened since.
     """
+
+    any_closed: ClassVar[bool] = False
 
     __slots__ = (
         "__weakref__",
@@ -117,6 +120,8 @@ class SessionState:
         self._device = device
         self._store: Store | None = None
         self._close = close
+        if close is not None:
+            SessionState.any_closed = False
         self._pid = os.getpid() if pid is None else pid
 
     @property
@@ -212,6 +217,7 @@ class SessionState:
             return
         close, self._close = self._close, None
         if close is not None:
+            SessionState.any_closed = True
             with _later_errors_of_children(is_wanted=not failed):
                 self._close_resources(close, reason, failed=failed)
 
@@ -244,9 +250,14 @@ class SessionState:
     def _serial_comm(self) -> Comm:
         """Return the comm of a process that has not joined others."""
         if self.world_size > 1:
+            who = f"this is rank {self.reading.rank} of {self.reading.world_size}"
+            if SessionState.any_closed:
+                raise NotJoinedError(
+                    f"{who}, whose session is closed: the call comes after the block of rankwise.init(), or after "
+                    "finalize()"
+                )
             raise NotJoinedError(
-                f"this is rank {self.reading.rank} of {self.reading.world_size}, but it has not joined that world; "
-                "call rankwise.init() before the first collective"
+                f"{who}, but it has not joined that world; call rankwise.init() before the first collective"
             )
         require_torch("a collective")
         from rankwise._comm.comm import serial_comm  # noqa: PLC0415 - imports torch

@@ -29,6 +29,8 @@ def _number_of_ranks(_: click.Context, __: click.Parameter, value: str) -> int:
     try:
         return check_nproc(parse_nproc(value))
     except InvalidArgumentError as error:
+        if value == "p":
+            raise click.UsageError("-np is an option of mpirun: rankwise launch has -n, as in -n 2") from None
         raise click.BadParameter(str(error)) from None
 
 
@@ -191,6 +193,8 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
         raise InvalidArgumentError(
             "--module and --no-python exclude each other: TARGET is either a module or an executable"
         )
+    if note := _note_on_arguments(ctx, target, args):
+        click.echo(note, err=True)
     hosts = None
     try:
         if flags["ssh"] is not None or flags["srun"]:
@@ -207,6 +211,19 @@ def launch(ctx: click.Context, /, target: str, args: tuple[str, ...], **flags: A
     else:
         status = started.run_as_command("rankwise")
     exit_without_teardown(status)
+
+
+def _note_on_arguments(ctx: click.Context, target: str, args: Sequence[str]) -> str:
+    """Return a note on an argument of the script that is an option of this command too, and was not given; or ""."""
+    if is_given(ctx, "nproc"):  # the line was written with the order in mind
+        return ""
+    names = {name for option in ctx.command.params if not is_given(ctx, option.name or "") for name in option.opts}
+    found = [word for word in args if word.partition("=")[0] in names - {"-h", "--help", "-m"}]
+    if not found:
+        return ""
+    return (
+        f"rankwise: {found[0]} after {target} is an argument of the script; as an option of rankwise, write it before"
+    )
 
 
 def _script_launch(target: str, args: Sequence[str], flags: Mapping[str, Any], hosts: Nodes | None) -> ScriptLaunch:

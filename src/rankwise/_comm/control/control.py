@@ -147,7 +147,10 @@ class Control:
         if self.closed:
             raise NotJoinedError("the session of this group is closed; call rankwise.init(), and make the group anew")
         if self.rank is None:
-            raise InvalidArgumentError(f"this rank is not a member of the group of ranks {list(self.ranks)}")
+            raise InvalidArgumentError(
+                f"this rank is not a member of the group of ranks {list(self.ranks)}; only members call its "
+                "collectives: if group.rank is not None"
+            )
         return self.rank
 
     def agree(

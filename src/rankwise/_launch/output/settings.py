@@ -75,7 +75,8 @@ class Output:
         for name, ranks in named.items():
             if unknown := sorted(rank for rank in ranks if not 0 <= rank < nproc):
                 raise InvalidArgumentError(
-                    f"{name} names rank {unknown[0]}, and of {nproc} ranks the last is {nproc - 1}"
+                    f"{name} names rank {unknown[0]}, and of {nproc} ranks, which are counted from 0, the last is "
+                    f"{nproc - 1}"
                 )
 
     def console(self, nproc: int, *, in_files: bool = True) -> Console:
