@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,10 +14,13 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import click
 import psutil
 import pytest
 import torch
 
+from rankwise.cli.launch_command import launch
+from rankwise.cli.main import main
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
@@ -146,6 +150,33 @@ def test_a_program_that_cannot_be_executed_is_status_126(tmp_path: Path) -> None
     assert ended.returncode == 126
     assert f"program {str(program)!r} cannot be executed (permission denied): chmod +x" in ended.stderr
     assert rankwise("launch", "--no-python", str(tmp_path)).returncode == 126
+
+
+def test_the_help_of_launch_is_in_groups_of_lines() -> None:
+    helped = rankwise("launch", "--help", COLUMNS="80").stdout
+    headings = ["Ranks", "Output", "Failures", "Debugging", "Several hosts", "Help", "Examples"]
+    assert [line[:-1] for line in helped.splitlines() if line.endswith(":") and line[0] != " "] == headings
+    options = helped.partition("\nRanks:\n")[2].partition("\nExamples:\n")[0]
+    # Each is one line: the options of a group begin in one column, and so do the texts.
+    assert all(line.startswith("  -") or line.endswith(":") for line in options.splitlines() if line)
+    assert max(map(len, helped.splitlines())) <= 80
+    assert "_" not in options
+
+
+def test_each_command_has_an_example() -> None:
+    for name in main.commands:
+        assert re.search(rf"Examples?:\s+(srun -n 4 )?rankwise {name}", rankwise(name, "--help").stdout), name
+
+
+def test_all_options_are_in_the_longer_help() -> None:
+    helped = rankwise("launch", "--help-all", COLUMNS="200").stdout
+    shown = {
+        name
+        for option in launch.params
+        if isinstance(option, click.Option) and not option.hidden
+        for name in option.opts
+    }
+    assert shown <= set(re.split(r"[\s,]+", helped))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -73,3 +74,9 @@ def check_waiting_times(pid: int) -> None:
             break
     assert "running" in lines[1]
     assert place("loader") in lines[1]
+    (found,) = json.loads(rankwise("ps", "--json", str(pid)))
+    assert (found["pid"], found["launcher"], found["world_size"]) == (job.pid, "plain", 3)
+    states = [(rank["rank"], rank["state"].partition(" for ")[0]) for rank in found["ranks"]]
+    assert states == [(0, "in a collective"), (1, "running"), (2, "in a collective")]
+    assert found["ranks"][1]["memory"] > 1 << 20
+    assert place("loader") in found["ranks"][1]["where"]

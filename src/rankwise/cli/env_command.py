@@ -24,7 +24,10 @@ _TIMEOUT: Final = 30.0
 _LONGEST: Final = 86_400.0
 
 
-@click.command(short_help="Show the rank of this process, and where it comes from.")
+@click.command(
+    short_help="Show the rank of this process, and where it comes from.",
+    epilog="Example: srun -n 4 rankwise env --all",
+)
 @click.option(
     "--json",
     "as_json",

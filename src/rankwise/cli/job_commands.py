@@ -40,7 +40,9 @@ def _pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> di
 
 
 @click.command(
-    short_help="Submit a script to Slurm, or write a manifest.", context_settings={"ignore_unknown_options": True}
+    short_help="Submit a script to Slurm, or write a manifest.",
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example: rankwise submit -n 8 --nnodes 2 train.py --lr 0.1",
 )
 @click.option(
     "-n",
@@ -116,13 +118,13 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
         _submit(_rank_job(target, args, flags), _slurm(flags), dry_run=flags["dry_run"])
 
 
-@click.command(short_help="Show the output of a job's ranks.")
+@click.command(short_help="Show the output of a job's ranks.", epilog="Example: rankwise logs -f 12345")
 @click.argument("job_id", metavar="JOB")
 @click.option("--rank", type=click.IntRange(0), help="Show this rank only.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @_folder
 def logs(job_id: str, rank: int | None, folder: str, *, follow: bool) -> None:
-    """Show what the ranks of JOB have written, each line with its rank.
+    """Show what the ranks of JOB, of Slurm by `rankwise submit`, have written, each line with its rank.
 
     With --follow, a failure of the job is reported at the end, and is the exit status.
     """
@@ -132,7 +134,7 @@ def logs(job_id: str, rank: int | None, folder: str, *, follow: bool) -> None:
         _report(job_id, engine)
 
 
-@click.command(short_help="Cancel a job.")
+@click.command(short_help="Cancel a job of Slurm.", epilog="Example: rankwise cancel 12345")
 @click.argument("job_id", metavar="JOB")
 def cancel(job_id: str) -> None:
     """Cancel JOB in Slurm, with all of its ranks."""

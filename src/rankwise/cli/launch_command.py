@@ -99,6 +99,7 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
 @_flag(
     "max-restarts",
     type=click.IntRange(0),
+    metavar="N",
     default=0,
     show_default=True,
     help="Restart all ranks up to this many times after a failure.",
@@ -140,17 +141,25 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
     metavar="N|MIN:MAX",
     help="Number of hosts, or a range for an elastic run.",
 )
-@_flag("node-rank", type=click.IntRange(0), default=0, help="Index of this host, from 0, with the static backend.")
+@_flag(
+    "node-rank",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Index of this host, from 0, with the static backend.",
+)
 @_flag("master-addr", default="", metavar="HOST", help="Address of host 0, with the static backend.")
 @_flag(
     "master-port",
     type=click.IntRange(0, 65535),
+    metavar="PORT",
     default=_DEFAULT_PORT,
     show_default=True,
     help="A free port on host 0, with the static backend.",
 )
 @_flag(
     "rdzv-backend",
+    metavar="static|c10d",
     default="static",
     show_default=True,
     help="How the hosts find each other: static (by --node-rank) or c10d.",
@@ -158,7 +167,7 @@ def _flag(name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: 
 @_flag(
     "rdzv-endpoint", default="", metavar="HOST:PORT", help="Address where the hosts find each other; required for c10d."
 )
-@_flag("rdzv-id", default="none", show_default=True, help="Id of the run, the same on all hosts.")
+@_flag("rdzv-id", default="none", metavar="ID", show_default=True, help="Id of the run, the same on all hosts.")
 @_flag("rdzv-conf", default="", callback=_options, metavar="KEY=VALUE,...", help="Options of the rendezvous backend.")
 @click.option(
     "--ssh",

@@ -10,6 +10,8 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from rankwise.cli.launch_help import CommandWithGroups
+
 # The options for which torchrun reads a variable, by the name that is part of it.
 PET_OPTIONS: Final = (
     *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "local_addr", "standalone"),
@@ -20,8 +22,8 @@ PET_OPTIONS: Final = (
 )
 
 
-class CommandWithDefaults(click.Command):
-    """A command whose options have defaults in variables."""
+class CommandWithDefaults(CommandWithGroups):
+    """A command whose options have defaults in variables, and are in groups."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **settings)

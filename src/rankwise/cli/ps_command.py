@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -21,25 +23,32 @@ _CPU_SECONDS: Final = 0.2
 _HEAD: Final = ("rank", "process", "state", "since", "CPU", "memory", "where")
 
 
-@click.command(short_help="List the jobs of this host, and their ranks.")
-def ps() -> None:
+@click.command(short_help="List the jobs of this host, and their ranks.", epilog="Example: rankwise ps --json")
+@click.argument("pid", type=click.IntRange(1), metavar="[PID]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: times in seconds, CPU in cores, memory in bytes.")
+def ps(pid: int | None, *, as_json: bool) -> None:
     """List your jobs on this host: their launcher, and for each rank its state, CPU, memory, and where it is.
 
-    Jobs of all launchers that rankwise reads are found by the variables of their processes.
+    Jobs of all launchers that rankwise reads are found by the variables of their processes. With PID, a rank, its
+    launcher or a worker of a data loader, only its job is listed.
     """
-    from rankwise._diagnose.jobs import find_jobs  # noqa: PLC0415 - not needed for --help
+    from rankwise._diagnose.jobs import find_job, find_jobs  # noqa: PLC0415 - not needed for --help
 
-    jobs = find_jobs()
+    jobs = find_jobs() if pid is None else [find_job(pid)]
     before = _cpu_seconds(jobs)
     time.sleep(_CPU_SECONDS)
-    for job in jobs:
+    found = [(job, _ranks(job, before, _CPU_SECONDS)) for job in jobs]
+    if as_json:
+        echo(json.dumps([_job_values(job, ranks) for job, ranks in found], indent=2))
+        return
+    for job, ranks in found:
         echo(_title(job))
-        echo(_text(_rows(job, before, _CPU_SECONDS)))
+        echo(_text([rank.row() for rank in ranks]))
     if not jobs:
         echo("no process of this user has the variables of a job")
 
 
-@click.command(short_help="Show the jobs of this host until Ctrl-C.")
+@click.command(short_help="Show the jobs of this host until Ctrl-C.", epilog="Example: rankwise top --interval 5")
 @click.option(
     "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, metavar="SECONDS",
     help="The time between two updates.",
@@ -89,22 +98,51 @@ def _title(job: Job) -> str:
     return f"job {job.pid}: {job.launcher}, {here}, running for {_duration(max(r.process.age for r in job.ranks))}"
 
 
-def _rows(job: Job, before: dict[int, float], seconds: float) -> list[tuple[str, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """A rank: its number, process and state, the seconds for which it has run, its cores, bytes, and where it is."""
+
+    rank: int
+    pid: int
+    state: str
+    seconds: float
+    cores: float
+    memory: int
+    where: str
+
+    def row(self) -> tuple[str, ...]:
+        memory = f"{self.memory / (1 << 20):.0f} MiB"
+        age = _duration(self.seconds)
+        return str(self.rank), str(self.pid), self.state, age, f"{100 * self.cores:.0f} %", memory, self.where
+
+
+def _job_values(job: Job, ranks: Sequence[_Rank]) -> dict[str, object]:
+    values = {"pid": job.pid, "launcher": job.launcher, "world_size": job.world_size}
+    return {**values, "ranks": [asdict(rank) for rank in ranks]}
+
+
+def _ranks(job: Job, before: dict[int, float], seconds: float) -> list[_Rank]:
     from rankwise._diagnose.sampling import sample_ranks  # noqa: PLC0415 - not needed for --help
     from rankwise._diagnose.sleep_times import sleep_seconds  # noqa: PLC0415
 
     asleep = sleep_seconds(rank.process.pid for rank in job.ranks)  # before samples, which may wake them
     samples = {sample.rank: sample.process for sample in sample_ranks(job.ranks)}
-    rows: list[tuple[str, ...]] = []
+    ranks = []
     for rank in job.ranks:
         sample, pid = samples[rank.rank], rank.process.pid
         used = max(0.0, sample.cpu_seconds - before.get(pid, sample.cpu_seconds))
-        state = _state(sample, asleep.get(pid, 0.0))
-        where = sample.stack.location if sample.stack is not None else sample.channel or "-"
-        memory = f"{rank.process.memory / (1 << 20):.0f} MiB"
-        age = _duration(rank.process.age)
-        rows.append((str(rank.rank), str(pid), state, age, f"{100 * used / seconds:.0f} %", memory, where))
-    return rows
+        ranks.append(
+            _Rank(
+                rank=rank.rank,
+                pid=pid,
+                state=_state(sample, asleep.get(pid, 0.0)),
+                seconds=rank.process.age,
+                cores=used / seconds,
+                memory=rank.process.memory,
+                where=sample.stack.location if sample.stack is not None else sample.channel or "-",
+            )
+        )
+    return ranks
 
 
 def _state(sample: ProcessSample, asleep: float) -> str:
@@ -138,8 +176,8 @@ def _rich_tables(jobs: Sequence[Job], before: dict[int, float], seconds: float) 
     tables = []
     for job in jobs:
         table = Table(*_HEAD, title=_title(job), title_justify="left")
-        for row in _rows(job, before, seconds):
-            table.add_row(*map(Text, row))
+        for rank in _ranks(job, before, seconds):
+            table.add_row(*map(Text, rank.row()))
         tables.append(table)
     return Group(*tables) if tables else Text("no process of this user has the variables of a job")
 

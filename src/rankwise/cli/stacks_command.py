@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _INTERVAL: Final = 0.5
 
 
-@click.command(short_help="Show where each rank of a running job is.")
+@click.command(
+    short_help="Show where each rank of a running job is.", epilog="Example: rankwise stacks --watch 5 12345"
+)
 @click.argument("job", type=click.IntRange(1), metavar="[PID]", required=False)
 @click.option("--native", is_flag=True, help="Show functions of C++ too; each rank is stopped for some milliseconds.")
 @click.option(
