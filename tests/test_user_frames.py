@@ -111,3 +111,20 @@ def test_development_mode_shows_all_frames(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "InvalidArgumentError: dst=9 is not a member" in ended.stderr
     assert "in group_rank_of" in ended.stderr
+
+
+def unusable() -> None:
+    raise ValueError("bad")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: rw.init(device="nosuch"), lambda: rw.launch(unusable, nproc=1), lambda: rw.launch(unusable, nproc=0)],
+    ids=["init", "launch", "launch with a wrong argument"],
+)
+def test_errors_of_init_and_launch_end_at_the_call(call: Callable[[], object]) -> None:
+    with pytest.raises(rw.RankwiseError) as caught:
+        call()
+    files = [Path(entry.filename).name for entry in traceback.extract_tb(caught.value.__traceback__)]
+    assert files == ["test_user_frames.py", "test_user_frames.py", "_user_frames.py"]
+    assert caught.value.__cause__ is None or caught.value.__cause__.__traceback__ is None

@@ -7,15 +7,20 @@ else. With `python -X dev` all frames are kept, for debugging rankwise.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from rankwise.errors import RankwiseError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Frames of these packages are not user frames.
 _INTERNAL_PACKAGES: Final = ("rankwise", "torch", "contextlib", "functools")
@@ -83,6 +88,20 @@ def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> 
         entry = entry.tb_next
     if last is not None:
         last.tb_next = None
+
+
+def ends_at_caller(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a public function whose errors of rankwise end with the user's call in their tracebacks."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except RankwiseError as error:
+            strip_internal_frames(error.__traceback__, error)
+            raise
+
+    return call
 
 
 def is_user_frame(frame: FrameType) -> bool:

@@ -12,6 +12,7 @@ from rankwise._launch.output.settings import Output
 from rankwise._launch.preload import Preload, caller_source
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes
+from rankwise._user_frames import ends_at_caller
 from rankwise.errors import InvalidArgumentError, shown
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+@ends_at_caller
 def launch(
     fn: Callable[..., R],
     *args: Any,  # noqa: ANN401 - the function's own arguments
@@ -137,6 +139,7 @@ def launch(
 _DEFAULTS: Final = {"max_restarts": 0, "hang_dir": ""}
 
 
+@ends_at_caller
 def launch_many(
     fn: Callable[..., R],
     arguments: Iterable[Sequence[Any]],
@@ -243,6 +246,7 @@ class FunctionLaunch(Generic[R]):
         self._options = options
         self._main = caller_source()
 
+    @ends_at_caller
     def run(self) -> list[R]:
         """Run the function in the ranks of this host, and return their results, by rank.
 

@@ -24,6 +24,7 @@ from rankwise._session.init_arguments import check_compatible, check_sources, gi
 from rankwise._session.lifecycle import open_session
 from rankwise._session.session import JOIN_SECONDS, Session
 from rankwise._torch import flight_recorder
+from rankwise._user_frames import ends_at_caller
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 _LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600
 
 
+@ends_at_caller
 def init(
     backend: str | None = None,
     *,

@@ -134,7 +134,7 @@ def select_device(
     except BaseException as error:
         joined.close()
         if isinstance(error, JoinError) and problem is not None:
-            raise problem from error
+            raise problem from None  # the other error has the same text, for the other ranks
         raise
     return own
 
