@@ -222,7 +222,7 @@ with rw.init(timeout=60):
     _check("16. Interfaces of NCCL are not inherited", 1, """
 print("NCCL_SOCKET_IFNAME" in os.environ and "inherited" or "clean")
 """, "clean"),
-    _check("17. Whether staging would gain from pinned memory", 1, _RATE + """
+    _check("17. What staging gains from pinned memory", 1, _RATE + """
 pinned = torch.empty(x.shape, pin_memory=True)
 measured(f"to the CPU: {rate(x.cpu):.1f} GB/s; into pinned memory: {rate(lambda: pinned.copy_(x)):.1f} GB/s")
 print("done")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rankwise as rw
+from rankwise._comm.data.plane import empty_on_cpu
 from tests.accelerator.ranks import in_session
 
 SIZE = 1 << 20
@@ -40,3 +41,27 @@ def test_a_gathered_tensor_takes_one_buffer() -> None:
         return rw.all_gather_cat(x).view(2, SIZE).sum(1).tolist()
 
     assert in_session(body) == [[0.0, SIZE]] * 2
+
+
+def test_tensors_that_go_through_the_cpu_are_copied_to_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> Any:
+        with rw.init(device="cpu") as session:
+            x = torch.ones(1000, device=torch.device("simdev", session.rank))
+            before = pinned()
+            results = [rw.all_reduce(x)[0].item(), rw.all_gather(x)[1][0].item()]
+            rw.all_reduce(x.cpu())
+            assert torch.simdev.contexts() == [session.rank]  # type: ignore[attr-defined]
+            return results, pinned() - before
+
+    def pinned() -> int:
+        return int(torch.simdev.pinned())  # type: ignore[attr-defined]
+
+    for results, number in rw.launch(run, nproc=2):
+        assert results == [2.0, 1.0]
+        assert number >= 2
+    # Torch keeps such memory for good, and locks it: large tensors get none.
+    monkeypatch.setattr("rankwise._comm.data.plane._MOST_PINNED_BYTES", 100)
+    large = torch.ones(1000, device="simdev")
+    before = pinned()
+    assert empty_on_cpu(large).shape == large.shape
+    assert pinned() == before

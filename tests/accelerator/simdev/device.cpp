@@ -41,6 +41,7 @@ bool driver_loaded = false;
 bool forked = false;
 std::set<int> contexts;
 int races = 0;
+int pinned = 0;
 int64_t num_streams = 1;
 
 thread_local int device_of_thread = 0;
@@ -324,7 +325,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     TORCH_CHECK(block, "this is no memory of a simdev device");
     return c10::Device(kType, block->home / kStreams);
   }
-  at::Allocator* getPinnedMemoryAllocator() const override { return at::GetAllocator(at::kCPU); }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    ++pinned;
+    return at::GetAllocator(at::kCPU);
+  }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
     static std::map<int, at::Generator> generators;
     const int index = device < 0 ? device_of_thread : device;
@@ -603,6 +607,7 @@ void define_module(pybind11::module& m) {
   m.def("is_initialized", [] { return initialized && !forked; });
   m.def("is_in_bad_fork", [] { return forked; });
   m.def("races", [] { return races; });
+  m.def("pinned", [] { return pinned; });
   m.def("contexts", [] { return std::vector<int>(contexts.begin(), contexts.end()); });
   m.def("uuid", [](int device) {
     count_devices();

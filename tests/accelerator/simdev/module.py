@@ -36,7 +36,16 @@ def load() -> None:
 
 def _module(native: Any) -> ModuleType:
     module: Any = ModuleType(f"torch.{NAME}")
-    for name in ("is_available", "device_count", "current_device", "is_initialized", "init", "races", "contexts"):
+    for name in (
+        "is_available",
+        "device_count",
+        "current_device",
+        "is_initialized",
+        "init",
+        "races",
+        "contexts",
+        "pinned",
+    ):
         setattr(module, name, getattr(native, name))
     module._lazy_init, module._is_in_bad_fork = native.init, native.is_in_bad_fork
 

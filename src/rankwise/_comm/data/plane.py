@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
 import torch
 
+from rankwise._backends import opened_accelerator
 from rankwise._comm.control.call import Move
 from rankwise._comm.reduce_ops import Op
 
@@ -46,6 +48,10 @@ REAL_DTYPES: Final = frozenset(
         torch.float64,
     }
 )
+
+
+# torch rounds pinned memory up to a power of two, and never returns it to the host.
+_MOST_PINNED_BYTES: Final = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,11 @@ class DataPlane(ABC):
 
     def stage(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor on a device whose tensors the plane moves: the tensor itself if possible."""
-        return tensor if self.moves(tensor.device) else tensor.to(self.message_device)
+        if self.moves(tensor.device):
+            return tensor
+        if self.message_device.type != "cpu":
+            return tensor.to(self.message_device)
+        return empty_on_cpu(tensor).copy_(tensor)
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         """Prepare to reduce a tensor in place."""
@@ -114,10 +124,13 @@ class DataPlane(ABC):
 
     def all_gather(self, data: torch.Tensor, gathered: Sequence[torch.Tensor]) -> Move:
         """Prepare to fill tensors from all members, by group rank; all are flat uint8 tensors of one length."""
-        received = [
-            part if self.moves(part.device) else torch.empty_like(part, device=self.message_device) for part in gathered
-        ]
+        received = [part if self.moves(part.device) else self._empty(part) for part in gathered]
         return _and_copy_back(self._all_gather(self.stage(data), received), list(zip(received, gathered, strict=True)))
+
+    def _empty(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return memory for a tensor, on a device whose tensors the plane moves."""
+        is_on_cpu = self.message_device.type == "cpu"
+        return empty_on_cpu(tensor) if is_on_cpu else torch.empty_like(tensor, device=self.message_device)
 
     def broadcast(self, data: torch.Tensor, src: int) -> Move:
         """Prepare to fill a flat uint8 tensor from group rank `src`."""
@@ -145,6 +158,18 @@ class DataPlane(ABC):
 
     @abstractmethod
     def _transfer(self, outgoing: Pieces, incoming: Pieces) -> Move: ...
+
+
+def empty_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Return contiguous memory on the CPU for a tensor of a device: memory that its driver copies to and from directly.
+
+    Such memory is kept by torch for the next time. So large tensors get none, nor tensors where it cannot be had.
+    """
+    opened = opened_accelerator()
+    if opened is not None and opened.type == tensor.device.type and tensor.nbytes <= _MOST_PINNED_BYTES:
+        with suppress(RuntimeError):  # the host has locked as much memory as it may
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def _and_copy_back(run: Move, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Move:
