@@ -162,9 +162,10 @@ def _join(
         own = agents.own_address or reply.host_address
         return Joined(complete, session_store, {}, host_address=own, secret=secret)
     if request.rank == 0:
-        session_store, port = store.serve(one_host=endpoint.one_host, timeout=timeout)
+        # Before the store, whose own connections get ports too, and might get this one.
         listener = handshake.listen_at(endpoint)
         try:
+            session_store, port = store.serve(one_host=endpoint.one_host, timeout=timeout)
             reply, connections = handshake.serve(listener, endpoint, request, store_port=port, timeout=timeout)
             complete = _environment_of(reading, reply, endpoint, listener.getsockname()[1])
         except BaseException:
