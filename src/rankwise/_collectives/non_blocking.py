@@ -26,7 +26,7 @@ from rankwise._comm.group import Group
 from rankwise._comm.work import Work
 from rankwise._session.current import rank_of_this_thread, session_of_this_thread
 from rankwise._xla_use import DEVICE_TYPE, is_used
-from rankwise.errors import CollectiveError, InvalidArgumentError, PayloadTypeError, RankwiseError
+from rankwise.errors import CollectiveError, InvalidArgumentError, RankwiseError
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def _tensors_in(values: Sequence[object]) -> Iterator[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             yield value
             continue
-        with suppress(PayloadTypeError):  # a value that cannot be reduced is no container
+        with suppress(Exception):  # what is no container; an error of a value is raised by the call
             yield from (leaf for leaf in PyTree.of(value).leaves if isinstance(leaf, torch.Tensor))
 
 
