@@ -119,7 +119,10 @@ def names_of_groups() -> None:
     """They have every open group by the name that the flight recorder has too."""
     with gloo_group():
         dist.new_group([0])
-        assert list(_torch.ranks_of_groups().values()) == [[0], [0]]
+        made = dist.new_group([0])
+        assert list(_torch.ranks_of_groups().values()) == [[0], [0], [0]]
+        assert _torch.open_groups()[0] is dist.group.WORLD
+        assert made in _torch.open_groups()
     assert not _torch.ranks_of_groups()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
@@ -318,6 +319,16 @@ def _recorders() -> dict[str, Any]:
     module = torch._C._distributed_c10d
     names = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
     return {backend: getattr(module, name) for backend, name in names.items() if hasattr(module, name)}
+
+
+def open_groups() -> list[dist.ProcessGroup]:
+    """Return the process groups that are open, also those that other code has made.
+
+    Checked on 2.13.
+    """
+    import torch.distributed as dist  # noqa: PLC0415 - only callers that have torch come here
+
+    return list(dist.distributed_c10d._world.pg_names)
 
 
 def ranks_of_groups() -> dict[str, list[int]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -60,3 +63,22 @@ def test_a_rank_that_is_missing_is_shown_with_its_calls_that_were_not_checked(mo
 
     first, _second = rw.launch(run, nproc=2)
     assert "rank 1, which has made no call with check=True of this group yet (3 with check=False, and this" in first
+
+
+def test_an_interrupted_rank_does_not_wait_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMDEV_ASYNC", "1")
+    program = Path(__file__).with_name("programs") / "interrupted.py"
+    with subprocess.Popen(
+        [sys.executable, "-m", "rankwise", "launch", "-n", "2", str(program)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        waiting = 0
+        while waiting < 2:
+            line = process.stdout.readline()
+            assert line
+            waiting += "waits" in line
+        os.killpg(process.pid, signal.SIGINT)
+        output = process.communicate(timeout=100)[0]
+    assert process.returncode == 128 + signal.SIGINT
+    assert "interrupted: the communication of this rank's device is aborted" in output

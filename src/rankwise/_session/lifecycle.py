@@ -221,7 +221,7 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
         timeout=registry.timeout,
         reset=reset,
         unset_interface=unset_interface,
-        watch=LossWatch(comm, registry, group) if world_size > 1 and has_device_backend else None,
+        watch=LossWatch(comm) if world_size > 1 and has_device_backend else None,
     )
     return SessionState(
         joined.reading,
