@@ -13,7 +13,7 @@ from rankwise._collectives.gathering import gather_tensors, gather_values
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import describe
-from rankwise._comm.buffers import from_bytes, same_memory
+from rankwise._comm.buffers import same_memory, side_by_side
 from rankwise._comm.dense_tensors import dense
 from rankwise._comm.reduce_ops import require_differentiable
 from rankwise._comm.work import Work
@@ -187,16 +187,12 @@ def _concatenated(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     filled = [part for part in parts if part.numel()] or parts
     first = filled[0]
     is_in_order = first.device.type != DEVICE_TYPE and math.prod(first.shape[:dim]) == 1
-    if not (is_in_order and all(part.is_contiguous() for part in filled) and _have_one_memory(filled)):
+    whole = (
+        side_by_side([part.view(-1) for part in filled])
+        if is_in_order and all(part.is_contiguous() for part in filled)
+        else None
+    )
+    if whole is None or whole.nbytes != whole.untyped_storage().nbytes():  # which the result would keep
         return torch.cat(list(parts), dim=dim)
-    memory = first.untyped_storage()
-    whole = torch.empty(0, dtype=torch.uint8, device=first.device).set_(memory, 0, (memory.nbytes(),), (1,))
     shape = [*first.shape[:dim], sum(part.shape[dim] for part in filled), *first.shape[dim + 1 :]]
-    return same_memory(from_bytes(whole, first.dtype, shape))  # a new tensor, and no view of one
-
-
-def _have_one_memory(parts: Sequence[torch.Tensor]) -> bool:
-    """Return whether tensors have one memory, and fill it."""
-    memory = parts[0].untyped_storage()
-    addresses = {part.untyped_storage().data_ptr() for part in parts}
-    return addresses == {memory.data_ptr()} and sum(part.nbytes for part in parts) == memory.nbytes()
+    return same_memory(whole.view(shape))  # a new tensor, and no view of one
