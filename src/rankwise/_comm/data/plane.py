@@ -104,11 +104,7 @@ class DataPlane(ABC):
 
     def stage(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor on a device whose tensors the plane moves: the tensor itself if possible."""
-        if self.moves(tensor.device):
-            return tensor
-        if self.message_device.type != "cpu":
-            return tensor.to(self.message_device)
-        return empty_on_cpu(tensor).copy_(tensor)
+        return tensor if self.moves(tensor.device) else self._empty(tensor).copy_(tensor)
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Move:
         """Prepare to reduce a tensor in place."""
