@@ -49,7 +49,7 @@ class End(Enum):
     SUCCEEDED = auto()
     FAILED = auto()
     MEMBERSHIP = auto()  # stopped, since another host wants to join
-    TIMED_OUT = auto()  # stopped, since the time of the launch is over
+    TIMED_OUT = auto()  # still running when the time of the launch is over
 
 
 class Attempts:
@@ -77,7 +77,7 @@ class Attempts:
                     _wait_for_hosts(place)
                     return
                 if end is End.TIMED_OUT:
-                    raise LaunchTimeoutError(self._timeout_text())
+                    raise self._timeout_error()
                 if end is End.FAILED and not self._record_failure():
                     return
                 self._supervisor.stop(AFTER_FAILURE)
@@ -129,15 +129,16 @@ class Attempts:
         timeout = self._spec.options.timeout
         return math.inf if timeout is None else self._spec.begun + timeout - time.monotonic()
 
-    def _timeout_text(self) -> str:
-        """Stop the ranks, and return the text of the error."""
+    def _timeout_error(self) -> LaunchTimeoutError:
+        """Return the error, with the stacks of the ranks that still run, and let the other hosts know of it."""
         running = self._supervisor.running()
         self._supervisor.stacks.keep(running)
         if self._hosts is not None:
             self._hosts.announce()
-        self._supervisor.stop(AFTER_FAILURE)
         which = f"; {ranks_text(running)} still ran" if running else ""
-        return f"the launch did not end within {self._spec.options.timeout:g} s{which}{self._supervisor.stacks.kept}"
+        return LaunchTimeoutError(
+            f"the launch did not end within {self._spec.options.timeout:g} s{which}{self._supervisor.stacks.kept}"
+        )
 
     def _is_over_within(self, seconds: float) -> bool:
         """Wait so long at most, and return whether a rank has failed, or all ranks of all hosts have ended."""
