@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
@@ -75,7 +75,7 @@ def launch_on(
     on: str | Engine,
     nproc: int | None,
     nnodes: int | None,
-    refused: Collection[str],
+    refused: Sequence[str],
 ) -> list[list[R]]:
     """Run a function in the ranks of a job for each of several arguments, and return the results of each, by rank.
 
@@ -94,8 +94,8 @@ def launch_on(
         RankFailedError: A rank failed.
         LaunchError: The job was refused, or its engine has ended.
     """
-    for name in refused:
-        raise InvalidArgumentError(f"{name}= and on= exclude each other: {_HOST_ARGUMENTS[name]}")
+    if refused:
+        raise InvalidArgumentError(f"{refused[0]}= and on= exclude each other: {_HOST_ARGUMENTS[refused[0]]}")
     engine = find_engine(on)
     jobs = [_job(fn, args, nproc=nproc, nnodes=nnodes) for args in arguments]
     if not jobs:

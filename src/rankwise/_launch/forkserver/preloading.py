@@ -42,8 +42,8 @@ RANK_VARIABLES: Final = frozenset({
 })  # fmt: skip
 _PROCESS: Final = Path("/proc/self")
 # The drivers of accelerators do not work in a fork of a process that has opened these.
-_DEVICE_FILES: Final = (
-    *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/dxg", "/dev/accel", "/dev/davinci", "/dev/neuron", "/dev/hl"),
+_DEVICE_FILES: Final = tuple(
+    f"/dev/{name}" for name in ("nvidia", "kfd", "dri/", "dxg", "accel", "davinci", "neuron", "hl")
 )
 # The library ends its threads before a fork and starts them again, in the parent and in the child.
 _READY_FOR_FORK: Final = "openblas"
