@@ -105,16 +105,15 @@ def launch(
         "environ": environ,
         "hang_dir": hang_dir,
     }
-    others = {"nodes": nodes, "output": output, "backend": backend, "preload": None if preload is True else preload}
-    places = {"nproc": nproc, "nnodes": nnodes, "on": on, "hosts": hosts}
-    own = {**options, **others, **places, "kwargs": kwargs}
+    of_hosts = {**options, "nodes": nodes, "output": output, "backend": backend, "preload": preload, "hosts": hosts}
+    own = {**of_hosts, "nproc": nproc, "nnodes": nnodes, "on": on, "kwargs": kwargs}
     given = [name for name, value in own.items() if value is not None and value is not _DEFAULTS.get(name)]
     fn = with_keywords(fn, args, keywords, more=kwargs, own=own, given=given)
     number = cast("int | None", nproc)  # what it is not, is refused where it is used
     if on is not None:
         from rankwise._launch.engines.running import launch_on  # noqa: PLC0415 - not needed on this host
 
-        refused = [name for name in given if name in {*options, *others, "hosts"}]
+        refused = [name for name in given if name in of_hosts]
         return launch_on(fn, [args], on=on, nproc=number, nnodes=nnodes, refused=refused)[0]
     if nnodes is not None:
         raise InvalidArgumentError(
@@ -136,7 +135,7 @@ def launch(
 
 
 # The values of options with which the function of another name was not meant.
-_DEFAULTS: Final = {"max_restarts": 0, "hang_dir": ""}
+_DEFAULTS: Final = {"max_restarts": 0, "hang_dir": "", "preload": True}
 
 
 @ends_at_caller
