@@ -62,10 +62,12 @@ class SessionState:
         node_groups: The groups that `node_group()` and `one_per_node_group()` have made, by the name of the function.
         joined_comm: The operations of the group of all ranks, checked for a process that was forked as they begin; None
             before the first use of `comm` in a world that was not joined.
-        any_closed: A session of this process was closed, and no other one was opened since.
+        last_closed: The last open session of this process was closed. Ranks of torch_xla are threads, with a session
+            each.
     """
 
-    any_closed: ClassVar[bool] = False
+    last_closed: ClassVar[bool] = False
+    _opened: ClassVar[weakref.WeakSet[SessionState]] = weakref.WeakSet()
 
     __slots__ = (
         "__weakref__",
@@ -120,9 +122,10 @@ class SessionState:
         self._device = device
         self._store: Store | None = None
         self._close = close
-        if close is not None:
-            SessionState.any_closed = False
         self._pid = os.getpid() if pid is None else pid
+        if close is not None:
+            SessionState.last_closed = False
+            SessionState._opened.add(self)
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -136,7 +139,7 @@ class SessionState:
 
     def publish_host(self) -> None:
         """Let the other ranks of a process group that other code opened know the host of this rank; does not wait."""
-        if self.hosts is not None and self._pid == os.getpid():
+        if self.hosts is not None and self.is_of_this_process():
             self.hosts.publish()
 
     def complete_topology(self, *, local_rank: int | None = None) -> LaunchEnvironment:
@@ -210,14 +213,19 @@ class SessionState:
                 self._store = Store(comm, timeout=self.timeout)
             return self._store
 
+    def is_of_this_process(self) -> bool:
+        """Return whether this process made the session, and not the one that it was forked from."""
+        return self._pid == os.getpid()
+
     def close(self, *, reason: str = LEFT, failed: bool = False) -> None:
         """Close the resources that this session opened, as `Session.close` does."""
         # A forked child that closed its parent's resources would wait for threads that it does not have.
-        if self._pid != os.getpid():
+        if not self.is_of_this_process():
             return
         close, self._close = self._close, None
         if close is not None:
-            SessionState.any_closed = True
+            SessionState._opened.discard(self)
+            SessionState.last_closed = not any(one.is_of_this_process() for one in SessionState._opened.copy())
             with _later_errors_of_children(is_wanted=not failed):
                 self._close_resources(close, reason, failed=failed)
 
@@ -237,7 +245,7 @@ class SessionState:
     def leave(self, error: BaseException | None) -> None:
         """Close the session at the end of its block, which may have raised an error."""
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-        if failed and self._close is not None and self.world_size > 1 and self._pid == os.getpid():
+        if failed and self._close is not None and self.world_size > 1 and self.is_of_this_process():
             # Closing aborts the collectives of the others, and their errors may end this process before Python prints
             # this one, which is the cause. So it is logged first; in a rank of a function, whose caller gets it, not.
             log = logging.getLogger("rankwise.leaving")
@@ -251,7 +259,7 @@ class SessionState:
         """Return the comm of a process that has not joined others."""
         if self.world_size > 1:
             who = f"this is rank {self.reading.rank} of {self.reading.world_size}"
-            if SessionState.any_closed:
+            if SessionState.last_closed:
                 raise NotJoinedError(
                     f"{who}, whose session is closed: the call comes after the block of rankwise.init(), or after "
                     "finalize()"
