@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise._launch.functions import FunctionLaunch, launch_many
+from rankwise._launch.functions import FunctionLaunch
+from rankwise._launch.many import launch_many
 from rankwise._launch.options import check_nproc, parse_nproc
 from rankwise._launch.output.settings import Output
 from rankwise._launch.scripts import ScriptLaunch

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from rankwise._launch.function_arguments import with_keywords
+from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.one_host import function_target, run_on_this_host
 from rankwise._launch.options import Options, num_accelerators
 from rankwise._launch.output.settings import Output
@@ -13,7 +14,7 @@ from rankwise._launch.preload import Preload, caller_source
 from rankwise._pickling import loads
 from rankwise._rendezvous.nodes import Nodes
 from rankwise._user_frames import ends_at_caller
-from rankwise.errors import InvalidArgumentError, shown
+from rankwise.errors import InvalidArgumentError, LaunchError, shown
 
 if TYPE_CHECKING:
     from rankwise._launch.engines.interface import Engine
@@ -111,10 +112,13 @@ def launch(
     fn = with_keywords(fn, args, keywords, more=kwargs, own=own, given=given)
     number = cast("int | None", nproc)  # what it is not, is refused where it is used
     if on is not None:
-        from rankwise._launch.engines.running import launch_on  # noqa: PLC0415 - not needed on this host
+        from rankwise._launch.engines.running import outcomes_on  # noqa: PLC0415 - not needed on this host
 
         refused = [name for name in given if name in of_hosts]
-        return launch_on(fn, [args], on=on, nproc=number, nnodes=nnodes, refused=refused)[0]
+        ((_, outcome),) = outcomes_on(fn, [args], on=on, nproc=number, nnodes=nnodes, refused=refused)
+        if isinstance(outcome, LaunchError):
+            raise outcome
+        return outcome
     if nnodes is not None:
         raise InvalidArgumentError(
             f"nnodes={shown(nnodes)} needs on=, the engine that finds the nodes; hosts that each make this call are "
@@ -136,47 +140,6 @@ def launch(
 
 # The values of options with which the function of another name was not meant.
 _DEFAULTS: Final = {"max_restarts": 0, "hang_dir": "", "preload": True}
-
-
-@ends_at_caller
-def launch_many(
-    fn: Callable[..., R],
-    arguments: Iterable[Sequence[Any]],
-    *,
-    nproc: int,
-    nnodes: int | None = None,
-    on: str | Engine | None = None,
-) -> list[list[R]]:
-    """Run a function in as many worlds as there are arguments, and return the results of each.
-
-    Local to the caller, as `rankwise.launch`. An engine gets all worlds at once, and Slurm as an array of jobs, of
-    which it runs as many at a time as it has room for. On this host they run one after the other.
-
-    Args:
-        fn: The function that each rank runs.
-        arguments: The arguments of the function in each world, as tuples.
-        nproc: The number of ranks of each world on this host, or on each node.
-        nnodes: The number of nodes of each world, for an engine; one by default.
-        on: What runs the ranks elsewhere, as for `rankwise.launch`; None for this host.
-
-    Returns:
-        For each world, in their order, the results of its ranks, by rank.
-
-    Raises:
-        InvalidArgumentError: An argument cannot be used, or cannot be pickled.
-        RankFailedError: A rank failed: of the first world with a failure, when an engine has run all of them.
-        MissingDependencyError: A package is missing, as for `rankwise.launch`.
-        LaunchError: The ranks could not be started.
-
-    Example:
-        >>> launch_many(divmod, [(7, 2), (9, 4)], nproc=2)
-        [[(3, 1), (3, 1)], [(2, 1), (2, 1)]]
-    """
-    if on is not None:
-        from rankwise._launch.engines.running import launch_on  # noqa: PLC0415 - as above
-
-        return launch_on(fn, arguments, on=on, nproc=nproc, nnodes=nnodes, refused=())
-    return [launch(fn, *args, nproc=nproc, nnodes=nnodes) for args in arguments]
 
 
 class FunctionLaunch(Generic[R]):
@@ -268,8 +231,12 @@ class FunctionLaunch(Generic[R]):
     def _values(self) -> list[Any]:
         """Run the ranks, and return what each process of a rank returns."""
         console = self._options.output.console(self._options.nproc)
-        ranks = run_on_this_host(self._target, self._options, self._main, console)
-        return [loads(ranks[rank].result.value, on_cpu=True) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
+        return returned_values(run_on_this_host(self._target, self._options, self._main, console))
+
+
+def returned_values(ranks: Mapping[int, LaunchedRank]) -> list[Any]:
+    """Return what the ranks of a function have returned, by rank."""
+    return [loads(ranks[rank].result.value, on_cpu=True) for rank in sorted(ranks)]  # type: ignore[union-attr]  # all have returned
 
 
 def _importable_name(setup: Callable[[], object]) -> str:

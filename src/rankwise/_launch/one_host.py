@@ -15,6 +15,7 @@ from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import Target, TargetKind
 from rankwise._launch.forwarded_signals import forwarded_signals
 from rankwise._launch.function_call import FunctionCall
+from rankwise._launch.interrupts import Interrupts
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.options import Options
 from rankwise._launch.output.console import Console
@@ -41,6 +42,7 @@ def run_on_this_host(
     command: Sequence[str] = (),
     rendezvous: MakeRendezvous | None = None,
     ranks: dict[int, LaunchedRank] | None = None,
+    interrupts: Interrupts | None = None,
 ) -> dict[int, LaunchedRank]:
     """Run ranks to their end, and return them.
 
@@ -53,6 +55,7 @@ def run_on_this_host(
         command: The command line of this process, if it is a command that other hosts need too.
         rendezvous: Makes the rendezvous, once torch may be imported; None for that of the options.
         ranks: Gets the ranks, also if this raises.
+        interrupts: Raises KeyboardInterrupt here from another thread.
 
     Raises:
         InvalidArgumentError: There is no such module to preload.
@@ -72,6 +75,8 @@ def run_on_this_host(
         Supervisor(start_server, console=console, hang_dir=environ.get(HANG_DIR, "")) as supervisor,
         forwarded_signals(supervisor, options.signals) if owns_descendants else nullcontext(),
     ):
+        if interrupts is not None:
+            supervisor.obey(interrupts)
         import_torch()  # while the fork server does
         from rankwise._launch.attempts import run_ranks  # noqa: PLC0415
 

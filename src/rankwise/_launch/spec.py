@@ -82,7 +82,7 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
     if one_host and loopback is not None:  # libraries listen there too, as the store does, unless the user chose
         environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // nproc)))
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // nproc)))
     return environ
 
 
@@ -118,7 +118,7 @@ def _one_device(visible: str | None, local_rank: int) -> dict[str, str]:
     }
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -19,6 +19,7 @@ from typing import Final
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
 from rankwise._launch.grace_period import StopSignals
+from rankwise._launch.interrupts import Interrupts
 from rankwise._launch.launched_rank import LaunchedRank
 from rankwise._launch.output.console import SECONDS_TO_READ, SECONDS_TO_READ_AFTER_STOP, Console
 from rankwise._launch.output.pipes import OutputPipes
@@ -83,6 +84,10 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close(patiently=kind is None or issubclass(kind, Exception))
+
+    def obey(self, interrupts: Interrupts) -> None:
+        """Raise KeyboardInterrupt in `wait` when another thread says so."""
+        self._loop.register(interrupts.fileno(), interrupts.take)
 
     def start(self, requests: Mapping[int, StartRequest], *, world_size: int) -> None:
         """Start ranks, and wait until their processes exist.

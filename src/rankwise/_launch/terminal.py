@@ -95,7 +95,7 @@ class Terminal:
         self._pipes.read_now()
         borrower.output.flush()
         borrower.errors.flush()
-        self._console.wait_until_written(_SECONDS_TO_SHOW)
+        self._console.screen.wait_until_written(_SECONDS_TO_SHOW)
         with contextlib.suppress(OSError):  # it has ended
             if self._descriptor is None:
                 borrower.connection.send(b"\0")

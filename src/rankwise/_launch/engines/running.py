@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
@@ -68,7 +68,7 @@ def _check(engine: object, what: str) -> None:
         )
 
 
-def launch_on(
+def outcomes_on(
     fn: Callable[..., R],
     arguments: Iterable[Sequence[Any]],
     *,
@@ -76,10 +76,11 @@ def launch_on(
     nproc: int | None,
     nnodes: int | None,
     refused: Sequence[str],
-) -> list[list[R]]:
-    """Run a function in the ranks of a job for each of several arguments, and return the results of each, by rank.
+) -> Generator[tuple[int, list[R] | LaunchError], None, None]:
+    """Run a function in the ranks of a job for each of several arguments.
 
-    When this process is interrupted, the jobs are cancelled.
+    Yields the number of each job, with the results of its ranks, or the error of those that failed. The jobs are
+    cancelled when this process is interrupted, and when the generator is closed before the last has ended.
 
     Args:
         fn: The function.
@@ -91,22 +92,24 @@ def launch_on(
 
     Raises:
         InvalidArgumentError: An argument cannot be used, or cannot be pickled.
-        RankFailedError: A rank failed.
         LaunchError: The job was refused, or its engine has ended.
     """
     if refused:
         raise InvalidArgumentError(f"{refused[0]}= and on= exclude each other: {_HOST_ARGUMENTS[refused[0]]}")
     engine = find_engine(on)
     jobs = [_job(fn, args, nproc=nproc, nnodes=nnodes) for args in arguments]
-    if not jobs:
-        return []
-    job_ids = engine.submit(jobs)
+    job_ids = engine.submit(jobs) if jobs else []
     try:
-        outcomes = [engine.wait(job_id) for job_id in job_ids]
+        for index, (job, job_id) in enumerate(zip(jobs, job_ids, strict=True)):
+            outcomes = engine.wait(job_id)
+            try:
+                results: list[R] | LaunchError = results_of(outcomes, job, engine, job_id)
+            except LaunchError as error:
+                results = error
+            yield index, results
     except BaseException:
         _cancel_all(engine, job_ids)
         raise
-    return [results_of(each, job, engine, job_id) for each, job, job_id in zip(outcomes, jobs, job_ids, strict=True)]
 
 
 def results_of(outcomes: Sequence[RankOutcome], job: RankJob, engine: Engine, job_id: str) -> list[Any]:

@@ -175,6 +175,8 @@ class Server:
         signal.set_wakeup_fd(-1)
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
+        if signal.SIGINT in signal.sigpending():  # the program has not begun, and has no traceback to print
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         os.close(self._wakeup_reader)
         os.close(self._wakeup_writer)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Callable, Collection
 from typing import Final, TextIO
 
 from rankwise._launch.output.line_prefix import prefix_maker, prefix_parts
 from rankwise._launch.output.log_files import LogFile, LogFolder
-from rankwise._launch.output.stream_writer import StreamWriter, TextStreamWriter, Writer
-from rankwise._launch.output.terminal_line import TerminalLine, fitted, last_state, moves_between_lines, visible_length
+from rankwise._launch.output.screen import Screen, is_original, is_terminal
+from rankwise._launch.output.stream_writer import Writer
+from rankwise._launch.output.terminal_line import fitted, last_state, moves_between_lines, visible_length
 
 # How long the reader of the output may read nothing after the ranks have ended, until the rest is discarded: a person
 # with a pager; a user who has stopped the launcher.
@@ -25,11 +24,12 @@ _MOST_HELD: Final = 1 << 20
 
 
 class Console:
-    """The launcher's standard streams, or their replacements as in a notebook, where the output of ranks is shown.
+    """The display of the ranks of one launch.
 
     Attributes:
         logs: The log files of ranks.
-        unfinished: For each writer, the output whose line was shown last, if that line has no end yet.
+        screen: Where their output is shown.
+        run: The name of the launch among others of this process; "" if it is the only one.
         on_writable: Called, from any thread, when a writer that was full accepts data again.
     """
 
@@ -41,6 +41,8 @@ class Console:
         local_ranks: Collection[int] | None = None,
         prefixed: bool | str = True,
         logs: LogFolder | None = None,
+        screen: Screen | None = None,
+        run: str = "",
     ) -> None:
         """Prepare.
 
@@ -50,62 +52,55 @@ class Console:
             local_ranks: The same, by their local ranks.
             prefixed: The prefix of lines, as in `Output`.
             logs: The log files of ranks; None for none.
+            screen, run: For one of several launches, which share a screen.
         """
         self.logs = LogFolder(None, redirects=None, tee=None) if logs is None else logs
-        self.unfinished: dict[Writer, RankOutput] = {}
-        self._lines: dict[Writer, TerminalLine] = {}
+        self.screen = Screen() if screen is None else screen
+        self.run = run
         # A prefix that the user has asked for is shown for a single rank too.
         self._parts = prefix_parts(prefixed) if nproc > 1 or isinstance(prefixed, str) else ()
+        if run:
+            self._parts = ("run", *self._parts)
         self.on_writable: Callable[[], None] = lambda: None
+        self.screen.on_writable.append(self._call_on_writable)
         self._nproc = nproc
         self._has_several_ranks = nproc > 1
-        self._is_inherited = False
         self._shown = shown
         self._local_ranks = local_ranks
         self._speaker: int | None = None
         self._outputs: list[RankOutput] = []
-        self._writers: dict[object, Writer] = {}
 
     def show_status(self, text: str, *, last: bool = False) -> None:
-        """Show a line on a terminal; unless it is the last one, other output replaces it."""
-        writer = self._writer(sys.stderr) if self._has_several_ranks and _is_terminal(sys.stderr) else None
-        if writer is not None:
-            line = self.last_line(writer)
-            writer.write(line.insert(f"{text}\n".encode()) if last else line.show(text.encode(), None))
+        """Show a line on a terminal, if there are several ranks; unless it is the last, other output replaces it."""
+        if self._has_several_ranks:
+            self.screen.show_status(text, last=last)
 
     def print_message(self, text: str) -> None:
         """Show a message of the launcher on standard error."""
-        writer = self._writer(sys.stderr)
-        if writer is not None:
-            # Where a rank has inherited the descriptor, the launcher cannot know whether its last line has an end.
-            is_unfinished = self.unfinished.pop(writer, None) is not None or self._is_inherited
-            separator = b"\n" if is_unfinished else b""
-            writer.write(self.last_line(writer).insert(separator + text.encode(errors="replace") + b"\n"))
-
-    def last_line(self, writer: Writer) -> TerminalLine:
-        """Return the line of a terminal that is replaced in place."""
-        return self._lines.setdefault(writer, TerminalLine())
+        self.screen.print_message(f"{self.run}: {text}" if self.run else text)
 
     def drain(self, seconds: float) -> list[str]:
-        """Wait until all output is written, and return a message for each stream that has lost some.
+        """Wait until all output is written, and return a message for each stream or file that has lost some.
 
         Args:
             seconds: How long to wait for a reader that reads nothing; the rest is discarded then.
         """
         in_logs = self.logs.close(seconds)
-        writers, self._writers = self._writers, {}
-        return in_logs + [lost for writer in writers.values() if (lost := writer.drain(seconds))]
+        if self.run:  # the other launches still write
+            self.screen.on_writable.remove(self._call_on_writable)
+            return in_logs
+        return in_logs + self.screen.drain(seconds)
 
     def inheritable_descriptor(self, stream: TextIO | None) -> int | None:
         """Return the descriptor of a stream, if a rank may write to it directly, as a program does that runs alone."""
         is_filtered = self._shown is not None or self._local_ranks is not None
-        if self._has_several_ranks or is_filtered or self._parts or stream is None or not _is_original(stream):
+        if self._has_several_ranks or is_filtered or self._parts or stream is None or not is_original(stream):
             return None
         try:
             descriptor = stream.fileno()
         except (OSError, ValueError):
             return None
-        self._is_inherited = True
+        self.screen.is_inherited = True
         return descriptor
 
     def open(
@@ -132,9 +127,10 @@ class Console:
         )
         if stream is None or is_hidden or (log is not None and not log.is_teed):
             return RankOutput(self, rank, log=log)
-        terminal = stream.fileno() if _is_terminal(stream) else None
-        prefix = prefix_maker(self._parts, rank, self._nproc, coloured=terminal is not None, host=host)
-        output = RankOutput(self, rank, prefix, self._writer(stream), log=log, terminal=terminal)
+        terminal = stream.fileno() if is_terminal(stream) else None
+        coloured = terminal is not None
+        prefix = prefix_maker(self._parts, rank, self._nproc, coloured=coloured, host=host, run=self.run)
+        output = RankOutput(self, rank, prefix, self.screen.writer(stream), log=log, terminal=terminal)
         self._outputs.append(output)
         return output
 
@@ -153,11 +149,6 @@ class Console:
         """Return whether the output of a rank is held."""
         return self._speaker not in {None, rank}
 
-    def wait_until_written(self, seconds: float) -> None:
-        """Wait until all output is written, or nothing was read for that long."""
-        for writer in self._writers.values():
-            writer.wait(seconds)
-
     def open_log(self, local_rank: int, stream: int) -> LogFile | None:
         """Open the log file of a rank's stream, 1 or 2; None if it has none.
 
@@ -169,24 +160,6 @@ class Console:
             self.print_message(f"rankwise: {text}")
 
         return self.logs.open(local_rank, stream, on_writable=self._call_on_writable, on_failure=report)
-
-    def _writer(self, stream: TextIO | None) -> Writer | None:
-        """Return the writer for a stream; None if there is no such stream, as after `>&-`."""
-        if stream is None:
-            return None
-        if not _is_original(stream):
-            return self._writers.setdefault(stream, TextStreamWriter(stream))
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()  # the output of this process comes first
-        try:
-            descriptor = stream.fileno()
-            file = os.fstat(descriptor)
-        except (OSError, ValueError):
-            return None
-        # Both streams are usually one terminal: a single writer keeps whole lines in their order.
-        name = "standard output" if stream is sys.__stdout__ else "standard error"
-        key = file.st_dev, file.st_ino
-        return self._writers.setdefault(key, StreamWriter(descriptor, name, on_writable=self._call_on_writable))
 
     def _call_on_writable(self) -> None:
         self.on_writable()  # looked up now: a supervisor may have set it after the writer was made
@@ -216,6 +189,7 @@ class RankOutput:
             terminal: The descriptor of the terminal that shows it; None if it is no terminal.
         """
         self._console = console
+        self._screen = console.screen
         self._rank = rank
         self._prefix = prefix
         self._writer = writer
@@ -234,7 +208,7 @@ class RankOutput:
     @property
     def is_live(self) -> bool:
         """The output is that of rank zero, shown on a terminal: the rank may find a terminal too."""
-        return self._rank == 0 and self._terminal is not None
+        return self._rank == 0 and self._terminal is not None and not self._console.run
 
     def window_size(self) -> tuple[int, int]:
         """Return how many lines and columns the output may take on the terminal; (0, 0) if that is unknown."""
@@ -253,14 +227,16 @@ class RankOutput:
         if self._console.is_held(self._rank):
             self._held += data
             return True
-        self._add(data)
+        with self._screen.lock:
+            self._add(data)
         return not self._closed or self._log is not None
 
     def show_held(self) -> None:
         """Show what was printed while the output was held."""
         held, self._held = self._held, b""
         if held:
-            self._add(held)
+            with self._screen.lock:
+                self._add(held)
 
     def _add(self, data: bytes) -> None:
         """Buffer output, and show its whole lines."""
@@ -287,9 +263,12 @@ class RankOutput:
         Args:
             last: The rank has ended; its progress bar is shown for good.
         """
-        if self._console.is_held(self._rank):
-            return
-        if last and self._writer is not None and (line := self._console.last_line(self._writer)).is_drawn:
+        if not self._console.is_held(self._rank):
+            with self._screen.lock:
+                self._flush(last=last)
+
+    def _flush(self, *, last: bool) -> None:
+        if last and self._writer is not None and (line := self._screen.last_line(self._writer)).is_drawn:
             self._buffer += b"\n" if line.owner is self else b""
             self._draw()
         if self._terminal is not None and self._buffer.startswith(b"\r"):
@@ -307,10 +286,10 @@ class RankOutput:
         """Show the part of the buffer that belongs to bars in several lines."""
         if self._writer is None or self._closed:
             return
-        line = self._console.last_line(self._writer)
+        line = self._screen.last_line(self._writer)
         if not (line.is_drawn and line.owner is self) and not moves_between_lines(self._buffer):
             return
-        unfinished = self._console.unfinished.pop(self._writer, None)
+        unfinished = self._screen.unfinished.pop(self._writer, None)
         separator = b"\n" if unfinished not in {None, self} else b""
         shown, self._buffer = line.draw(self._buffer, self._rank, self)
         self._closed = not self._writer.write(separator + shown)
@@ -327,37 +306,26 @@ class RankOutput:
         state = last_state(rest)
         self._buffer = b"\r" + state + (b"\r" if rest.endswith(b"\r") and state else b"")
         if state and self._writer is not None:
-            unfinished = self._console.unfinished.pop(self._writer, None)
+            unfinished = self._screen.unfinished.pop(self._writer, None)
             separator = b"" if unfinished is None else b"\r" if unfinished is self else b"\n"
             text = fitted(self._prefix(), state, terminal)
-            self._writer.write(separator + self._console.last_line(self._writer).show(text, self._rank, self))
+            self._writer.write(separator + self._screen.last_line(self._writer).show(text, self._rank, self))
 
     def _end_progress(self, *lines: bytes) -> None:
         """Show lines, the first of which may be a progress bar of this output, for good."""
-        if self._writer is not None and (last_line := self._console.last_line(self._writer)).owner is self:
+        if self._writer is not None and (last_line := self._screen.last_line(self._writer)).owner is self:
             self._writer.write(last_line.clear())
         self._show(b"".join(last_state(line) + b"\n" for line in lines))
 
     def _show(self, text: bytes) -> None:
         if not text or self._writer is None or self._closed:
             return
-        unfinished = self._console.unfinished.pop(self._writer, None)
+        unfinished = self._screen.unfinished.pop(self._writer, None)
         prefix = self._prefix()
         lines = text.splitlines(keepends=True)
         shown = b"".join([b"" if unfinished is self else prefix, lines[0], *(prefix + line for line in lines[1:])])
         if unfinished not in {None, self}:
             shown = b"\n" + shown
         if not text.endswith((b"\n", b"\r")):
-            self._console.unfinished[self._writer] = self
-        self._closed = not self._writer.write(self._console.last_line(self._writer).insert(shown))
-
-
-def _is_original(stream: TextIO) -> bool:
-    return stream in (sys.__stdout__, sys.__stderr__)
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except (OSError, ValueError):
-        return False
+            self._screen.unfinished[self._writer] = self
+        self._closed = not self._writer.write(self._screen.last_line(self._writer).insert(shown))

@@ -37,7 +37,9 @@ def line_prefix(rank: int, nproc: int, *, coloured: bool) -> bytes:
     return _decorated(f"{rank:>{len(str(nproc - 1))}}", rank, coloured=coloured)
 
 
-def prefix_maker(parts: Sequence[str], rank: int, nproc: int, *, coloured: bool, host: str = "") -> Callable[[], bytes]:
+def prefix_maker(
+    parts: Sequence[str], rank: int, nproc: int, *, coloured: bool, host: str = "", run: str = ""
+) -> Callable[[], bytes]:
     """Return a function that returns the prefix for lines that are shown now.
 
     Args:
@@ -45,8 +47,13 @@ def prefix_maker(parts: Sequence[str], rank: int, nproc: int, *, coloured: bool,
         rank, nproc: The rank, and the number of ranks.
         coloured: It has a colour.
         host: The host of the rank; "" for this one.
+        run: The name of its launch, if there are several.
     """
-    texts = {"rank": f"{rank:>{len(str(nproc - 1))}}", "host": (host or socket.gethostname()).partition(".")[0]}
+    texts = {
+        "rank": f"{rank:>{len(str(nproc - 1))}}",
+        "host": (host or socket.gethostname()).partition(".")[0],
+        "run": run if len(parts) == 1 else f"{run}:",
+    }
 
     def prefix() -> bytes:
         time = datetime.now().astimezone().isoformat(timespec="milliseconds") if "time" in parts else ""

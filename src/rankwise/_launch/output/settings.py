@@ -9,6 +9,7 @@ from rankwise._arguments import as_integer, as_text
 from rankwise._launch.output.console import Console
 from rankwise._launch.output.line_prefix import prefix_parts
 from rankwise._launch.output.log_files import LogFolder, Streams, check_streams, named_ranks
+from rankwise._launch.output.screen import Screen
 from rankwise.errors import InvalidArgumentError, shown
 
 
@@ -79,12 +80,13 @@ class Output:
                     f"{nproc - 1}"
                 )
 
-    def console(self, nproc: int, *, in_files: bool = True) -> Console:
+    def console(self, nproc: int, *, in_files: bool = True, screen: Screen | None = None, run: str = "") -> Console:
         """Return the console of a launcher.
 
         Args:
             nproc: The number of ranks that it shows.
             in_files: It writes the log files too.
+            screen, run: Where output is shown, and a name, for one of several launches of this process.
         """
         return Console(
             nproc=nproc,
@@ -92,4 +94,6 @@ class Output:
             local_ranks=self.local_ranks,
             prefixed=self.prefix,
             logs=LogFolder(self.log_dir, redirects=self.redirects, tee=self.tee) if in_files else None,
+            screen=screen,
+            run=run,
         )
