@@ -28,7 +28,7 @@ def run(*command: str, preexec_fn: Callable[[], None] | None = None) -> subproce
 
 def tree(folder: Path) -> dict[str, str]:
     """Return the texts of all files of the only launch in a folder."""
-    (launch,) = folder.iterdir()
+    (launch,) = [path for path in folder.iterdir() if not path.is_symlink()]
     return {str(path.relative_to(launch)): path.read_text() for path in launch.rglob("*") if path.is_file()}
 
 
@@ -137,6 +137,8 @@ def test_a_folder_that_cannot_be_written_is_an_error(name: str, tmp_path: Path) 
         ({"local_ranks": {5}}, "local_ranks names rank 5"),
         ({"prefix": "host,day"}, "prefix='host,day' is neither a bool nor some of host, time, rank"),
         ({"log_dir": ""}, "log_dir='' is not the name of a folder"),
+        ({"log_times": True}, "log_times needs files that the launcher writes"),
+        ({"log_times": True, "tee": 2, "redirects": 1}, "log_times needs files that the launcher writes"),
     ],
 )
 def test_a_wrong_choice_is_an_error(settings: dict[str, object], said: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 _FOLDER: Final = "rankwise-jobs"
 _ANYTHING: Final = click.Path(readable=False)
-_FOLLOW_SECONDS: Final = 0.5
 
 _folder = click.option(
     "--folder",
@@ -118,20 +116,34 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> None:  # noqa: A
         _submit(_rank_job(target, args, flags), _slurm(flags), dry_run=flags["dry_run"])
 
 
-@click.command(short_help="Show the output of a job's ranks.", epilog="Example: rankwise logs -f 12345")
-@click.argument("job_id", metavar="JOB")
-@click.option("--rank", type=click.IntRange(0), help="Show this rank only.")
+@click.command(
+    short_help="Show the output of the ranks of a launch or job.", epilog="Example: rankwise logs -f runs/logs --rank 0"
+)
+@click.argument("job", metavar="FOLDER|JOB")
+@click.option("--rank", type=click.IntRange(0), help="Show this rank only; in a FOLDER, its local rank.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @_folder
-def logs(job_id: str, rank: int | None, folder: str, *, follow: bool) -> None:
-    """Show what the ranks of JOB, of Slurm by `rankwise submit`, have written, each line with its rank.
+def logs(job: str, rank: int | None, folder: str, *, follow: bool) -> None:
+    """Show what the ranks of a launch have written, each line with its rank.
 
-    With --follow, a failure of the job is reported at the end, and is the exit status.
+    FOLDER is the --log-dir of `rankwise launch`, for its newest launch, or one of the folders in it. Lines with times,
+    as by --log-times, are shown in their order. JOB is the id of a job of Slurm, by `rankwise submit`: with --follow,
+    a failure of the job is reported at the end, and is the exit status.
     """
+    from rankwise.cli.log_reader import launch_folder, show_launch  # noqa: PLC0415 - `rankwise env` does not wait for it
+
+    launch = launch_folder(job)
+    if launch is not None:
+        show_launch(launch, rank, follow=follow)
+        return
+    if not job[:1].isdigit():
+        raise InvalidArgumentError(
+            f"{job!r} is neither the id of a job, nor a folder with log files of a launch, as by --log-dir"
+        )
     engine = _engine(folder)
-    _show_logs(job_id, rank, engine, follow=follow)
+    _show_logs(job, rank, engine, follow=follow)
     if follow:
-        _report(job_id, engine)
+        _report(job, engine)
 
 
 @click.command(short_help="Cancel a job of Slurm.", epilog="Example: rankwise cancel 12345")
@@ -220,20 +232,18 @@ def _print_manifest(target: str, args: tuple[str, ...], flags: Mapping[str, Any]
 
 def _show_logs(job_id: str, rank: int | None, engine: SlurmEngine, *, follow: bool) -> None:
     """Print the lines that the files have got, and with `follow` go on until the job has ended."""
-    read: dict[Path, int] = {}
+    from rankwise.cli.log_reader import FOLLOW_SECONDS, LogReader  # noqa: PLC0415 - as above
+
+    reader = LogReader(rank)
     while True:
         has_ended = not follow or engine.has_ended(job_id)
         files = engine.logs(job_id)
-        if rank is not None and rank not in files and has_ended:
-            known = ", ".join(map(str, files)) or "none has started"
-            raise InvalidArgumentError(f"job {job_id} has no output of rank {rank}; those with output: {known}")
-        for number, paths in files.items():
-            for path, stream in zip(paths, (sys.stdout, sys.stderr), strict=True):
-                if rank is None or number == rank:
-                    read[path] = _print_lines(path, read.get(path, 0), number, stream, last=has_ended)
+        if has_ended:
+            reader.check_rank(files, f"job {job_id}")
+        reader.show(files, last=has_ended)
         if has_ended:
             return
-        time.sleep(_FOLLOW_SECONDS)
+        time.sleep(FOLLOW_SECONDS)
 
 
 def _report(job_id: str, engine: SlurmEngine) -> None:
@@ -245,17 +255,3 @@ def _report(job_id: str, engine: SlurmEngine) -> None:
     from rankwise._launch.engines.running import raise_failed  # noqa: PLC0415 - as above
 
     raise_failed(engine.wait(job_id), engine, job_id)
-
-
-def _print_lines(path: Path, start: int, rank: int, stream: Any, *, last: bool) -> int:  # noqa: ANN401 - a text stream
-    """Print the lines of a file from a position on, and return the position of the next."""
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read()
-    except FileNotFoundError:
-        return start
-    end = len(data) if last else data.rfind(b"\n") + 1
-    for line in data[:end].decode(errors="replace").splitlines():
-        echo(f"[{rank}] {line}", file=stream)
-    return start + end

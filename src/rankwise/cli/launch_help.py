@@ -25,6 +25,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "no_prefix": "no [rank] before each line",
         "prefix": "host and time before the rank",
         "log_dir": "write a file for each rank",
+        "log_times": "with the time of each line",
         "redirects": "streams for these files only: 1, 2, 3",
         "tee": "streams for files and the terminal",
     },

@@ -44,7 +44,7 @@ def output_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "prefix": flags["prefix"] or not flags["no_prefix"],
         "local_ranks": flags["local_ranks_filter"],
-        **{name: flags[name] for name in ("log_dir", "redirects", "tee")},
+        **{name: flags[name] for name in ("log_dir", "log_times", "redirects", "tee")},
     }
 
 
@@ -94,6 +94,7 @@ _OPTIONS: Final[list[Callable[[Any], Any]]] = [
         help="Write log files, one for each rank and attempt, to a new folder in this one: of both streams, which are "
         "shown too, unless --redirects or --tee say otherwise.",
     ),
+    _option("log-times", is_flag=True, help="Begin each line of these files with its time."),
     _option(
         *("redirects", "-r"), callback=_streams, metavar="STREAMS",
         help="Streams to write to log files only: 1 stdout, 2 stderr, 3 both; for some local ranks: 0:3,1:2.",

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rankwise._launch.forkserver.ipc import receive_message, serialize
 from rankwise._launch.other_hosts.messages import Hold, HostLost, Printed, Reply, Request, Told
 from rankwise._launch.output.console import Console, RankOutput
-from rankwise._launch.output.log_files import LogFile, LogFolder
+from rankwise._launch.output.log_files import LogFile
 from rankwise._launch.output.settings import Output
 from rankwise._launch.output.stream_writer import StreamWriter
 
@@ -80,9 +80,7 @@ class HostConsole(Console):
 
     def __init__(self, terminal: TerminalLink, output: Output, nproc: int) -> None:
         """Prepare for so many ranks on this host; prefixes, and which ranks are shown, are left to the terminal."""
-        super().__init__(
-            nproc=nproc, prefixed=False, logs=LogFolder(output.log_dir, redirects=output.redirects, tee=output.tee)
-        )
+        super().__init__(nproc=nproc, prefixed=False, logs=output.log_folder())
         self._terminal = terminal
         terminal.on_writable = self._call_on_writable
 

@@ -86,6 +86,7 @@ class Console:
             seconds: How long to wait for a reader that reads nothing; the rest is discarded then.
         """
         in_logs = self.logs.close(seconds)
+        self.logs.end()
         if self.run:  # the other launches still write
             self.screen.on_writable.remove(self._call_on_writable)
             return in_logs

@@ -32,6 +32,11 @@ def prefix_parts(prefix: bool | str) -> tuple[str, ...]:
     return (*parts, *(["rank"] if "rank" not in parts else []))
 
 
+def line_time() -> str:
+    """Return the time of a line that is shown or written now."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
 def line_prefix(rank: int, nproc: int, *, coloured: bool) -> bytes:
     """Return the prefix with the rank alone; it has the same width for all ranks."""
     return _decorated(f"{rank:>{len(str(nproc - 1))}}", rank, coloured=coloured)
@@ -56,7 +61,7 @@ def prefix_maker(
     }
 
     def prefix() -> bytes:
-        time = datetime.now().astimezone().isoformat(timespec="milliseconds") if "time" in parts else ""
+        time = line_time() if "time" in parts else ""
         return _decorated(" ".join((texts | {"time": time})[part] for part in parts), rank, coloured=coloured)
 
     if not parts:

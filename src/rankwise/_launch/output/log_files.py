@@ -1,12 +1,14 @@
 """The log files of ranks, in the folders of torchrun: one for each stream of each rank, in each attempt.
 
 A stream that is redirected is the file itself, to which the rank writes. A stream that is teed is a pipe: the launcher
-writes what it reads there to the file, unchanged, and shows it.
+writes what it reads there to the file, with times if they are wanted, and shows it. `latest` is a link to the folder of
+the newest launch, which its launcher locks, so that a reader knows when it has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from rankwise._arguments import integer
+from rankwise._launch.output.line_prefix import line_time
 from rankwise._launch.output.stream_writer import StreamWriter
 from rankwise.errors import InvalidArgumentError, LaunchError, shown
 
@@ -22,7 +25,8 @@ from rankwise.errors import InvalidArgumentError, LaunchError, shown
 Streams: TypeAlias = int | Mapping[int, int]
 
 _BOTH: Final = 3
-_NAMES: Final = {1: "stdout.log", 2: "stderr.log"}
+LOG_NAMES: Final = {1: "stdout.log", 2: "stderr.log"}
+LATEST: Final = "latest"
 
 
 @dataclass(slots=True)
@@ -34,20 +38,30 @@ class LogFile:
         is_teed: The launcher writes it, and shows the output too.
         writer: Writes what the launcher adds.
         on_failure: Called with a message when the file can no longer be written.
-        has_failed: It was called.
+        has_times: Each line begins with its time.
+        has_failed: `on_failure` was called.
     """
 
     descriptor: int
     is_teed: bool
     writer: StreamWriter
     on_failure: Callable[[str], None]
+    has_times: bool = False
     has_failed: bool = False
+    _is_in_line: bool = False
 
     def write(self, data: bytes) -> None:
         """Append data. A failure is reported once; the rank continues."""
+        if self.has_times and data:
+            data = self._with_times(data)
         if not self.writer.write(data) and not self.has_failed:
             self.has_failed = True
             self.on_failure(self.writer.failure)
+
+    def _with_times(self, data: bytes) -> bytes:
+        time, is_in_line = f"{line_time()} ".encode(), self._is_in_line
+        self._is_in_line = not data.endswith(b"\n")
+        return (b"" if is_in_line else time) + data[:-1].replace(b"\n", b"\n" + time) + data[-1:]
 
 
 class LogFolder:
@@ -56,13 +70,16 @@ class LogFolder:
     `LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK/stdout.log`, and `stderr.log`, as with torchrun.
     """
 
-    def __init__(self, folder: str | None, *, redirects: Streams | None, tee: Streams | None) -> None:
+    def __init__(
+        self, folder: str | None, *, redirects: Streams | None, tee: Streams | None, has_times: bool = False
+    ) -> None:
         """Prepare; nothing is created yet.
 
         Args:
             folder: The folder for all launches; None for a temporary one, "/dev/null" for no files.
             redirects: The streams that are written to files only.
             tee: The streams that are written to files and shown. If neither is given, a folder gets all streams.
+            has_times: Each line of the latter begins with its time.
         """
         if folder == os.devnull:  # as with torchrun: no files
             folder, redirects, tee = None, 0, 0
@@ -74,6 +91,8 @@ class LogFolder:
         self._run: Path | None = None
         self._attempt: Path | None = None
         self._files: list[LogFile] = []
+        self._has_times = has_times
+        self._lock: int | None = None
         self._is_used = folder is not None or bool(self._redirects or self._tee)
 
     def create(self) -> str:
@@ -110,6 +129,8 @@ class LogFolder:
             if self._run is None:
                 name = environ["TORCHELASTIC_RUN_ID"].replace(os.sep, "_")
                 self._run = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=self._base))
+                self._lock = _locked(self._run)
+                _link_latest(self._run)
             self._attempt = self._run / f"attempt_{environ['TORCHELASTIC_RESTART_COUNT']}"
             self._attempt.mkdir(exist_ok=True)
 
@@ -139,11 +160,11 @@ class LogFolder:
         is_teed = bool(_streams_of(self._tee, local_rank) & stream)
         if self._attempt is None or not (is_teed or _streams_of(self._redirects, local_rank) & stream):
             return None
-        path = self._attempt / str(local_rank) / _NAMES[stream]
+        path = self._attempt / str(local_rank) / LOG_NAMES[stream]
         with self._explained():
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         writer = StreamWriter(descriptor, f"log file {path}", on_writable=on_writable)
-        self._files.append(LogFile(descriptor, is_teed, writer, on_failure))
+        self._files.append(LogFile(descriptor, is_teed, writer, on_failure, has_times=is_teed and self._has_times))
         return self._files[-1]
 
     def close(self, seconds: float) -> list[str]:
@@ -156,6 +177,12 @@ class LogFolder:
         if files and not lost and self._run is not None and _is_full(self._run):
             lost.append(f"the disk of log_dir={self._run} is full: log files may be incomplete")
         return lost
+
+    def end(self) -> None:
+        """Let readers know that the launch has ended."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -212,6 +239,36 @@ def named_ranks(value: Streams | None) -> list[int]:
 
 def _streams_of(value: Streams, local_rank: int) -> int:
     return value.get(local_rank, 0) if isinstance(value, Mapping) else value
+
+
+def has_ended(run: Path) -> bool:
+    """Return whether the launch with this folder has ended."""
+    descriptor = os.open(run, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _locked(run: Path) -> int | None:
+    """Lock a folder for as long as this process lives, and return the descriptor."""
+    descriptor = os.open(run, os.O_RDONLY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def _link_latest(run: Path) -> None:
+    """Let the link `latest` beside a folder name it."""
+    with contextlib.suppress(OSError):  # a file system without links
+        new = run / LATEST
+        new.symlink_to(run.name)
+        new.replace(run.parent / LATEST)
 
 
 def _is_full(folder: Path) -> bool:

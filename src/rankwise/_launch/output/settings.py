@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from rankwise._arguments import as_integer, as_text
+from rankwise._arguments import as_bool, as_integer, as_text
 from rankwise._launch.output.console import Console
 from rankwise._launch.output.line_prefix import prefix_parts
 from rankwise._launch.output.log_files import LogFolder, Streams, check_streams, named_ranks
@@ -28,6 +28,8 @@ class Output:
         log_dir: The folder for log files, one for each rank and attempt, in
             `RUN_ID_RANDOM/attempt_N/LOCAL_RANK/stdout.log` and `stderr.log`. None for a temporary folder, if there are
             files. The files have what ranks wrote, without prefixes, and end with the traceback of a rank that failed.
+            `rankwise logs` shows them.
+        log_times: Each line of these files begins with its time; not of those that ranks write themselves.
         redirects: The streams that ranks write to their files, and that are not shown.
         tee: The streams that are written to files, and shown too. With `log_dir` alone, all are.
 
@@ -43,6 +45,7 @@ class Output:
     show: Collection[int] | None = None
     local_ranks: Collection[int] | None = None
     log_dir: str | None = None
+    log_times: bool = False
     redirects: Streams | None = None
     tee: Streams | None = None
 
@@ -56,6 +59,11 @@ class Output:
                 as_integer(rank, f"a rank of {name}")
         if self.log_dir is not None and not as_text(self.log_dir, "log_dir"):
             raise InvalidArgumentError("log_dir='' is not the name of a folder; '.' is the working directory")
+        as_bool(self.log_times, "log_times")
+        if self.log_times and (self.redirects or (self.log_dir is None and not self.tee)):
+            raise InvalidArgumentError(
+                "log_times needs files that the launcher writes: those of log_dir or tee, without redirects"
+            )
         for name in ("redirects", "tee"):
             if getattr(self, name) is not None:
                 check_streams(getattr(self, name), name)
@@ -93,7 +101,11 @@ class Output:
             shown=self.show,
             local_ranks=self.local_ranks,
             prefixed=self.prefix,
-            logs=LogFolder(self.log_dir, redirects=self.redirects, tee=self.tee) if in_files else None,
+            logs=self.log_folder() if in_files else None,
             screen=screen,
             run=run,
         )
+
+    def log_folder(self) -> LogFolder:
+        """Return the log files of a launch."""
+        return LogFolder(self.log_dir, redirects=self.redirects, tee=self.tee, has_times=self.log_times)
