@@ -76,6 +76,24 @@ def test_a_rank_that_fails_ends_the_world_and_is_named(how: str, status: int, sa
         assert "rank 1 of 2 leaves with ValueError: the loss is not a number (fail.py:12)" in ended.stderr
 
 
+def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
+    script = tmp_path / "same.py"
+    lines = [
+        "import sys",
+        "import rankwise as rw",
+        "with rw.init():",
+        "    if sys.argv[1:]: raise ValueError('negative')",
+    ]
+    script.write_text("\n".join([*lines, "    rw.all_gather(1) if rw.get_rank() else rw.barrier()"]))
+    own = rankwise("launch", "-n", "3", str(script), "raise").stderr
+    assert len(re.findall("^rankwise: rank . of 3 leaves with ValueError: negative", own, re.MULTILINE)) == 1
+    assert own.count("ValueError: negative") == 3, "the line as it happens, the report, and its traceback"
+    assert re.search(r"^ranks ., . then raised the same ValueError|^ranks .-. then raised the same", own, re.MULTILINE)
+    shared = rankwise("launch", "-n", "3", str(script)).stderr
+    assert "leaves with" not in shared, "all have the error"
+    assert shared.count("the calls of the ranks differ") == 2
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

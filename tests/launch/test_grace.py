@@ -109,7 +109,7 @@ def test_an_error_at_ctrl_c_is_reported(tmp_path: Path) -> None:
         _, stderr = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 130
     assert re.search(
-        r"^rankwise: rank [01] of 2 on .*\n(.*\n)+OSError: disk full\n\nrank [01] then raised OSError",
+        r"^rankwise: rank [01] of 2 on .*\n(.*\n)+OSError: disk full\n\nrank [01] then raised the same OSError",
         stderr,
         re.MULTILINE,
     )

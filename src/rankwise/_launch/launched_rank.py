@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rankwise._launch.forkserver.ipc import TerminalRequest, WorkerResult
+from rankwise._launch.forkserver.ipc import Leaving, TerminalRequest, WorkerResult
 from rankwise._launch.output.console import RankOutput
 from rankwise._launch.rank_process import RankProcess
 
@@ -19,6 +19,7 @@ class LaunchedRank(RankProcess):
     Attributes:
         output, errors: The displays of its standard output and standard error.
         on_terminal_request: Called when it wants the terminal, with True, or returns it.
+        on_leaving: Called when it leaves its session with an error.
         is_program: Its target is a program, such as a shell that waits for its children and forwards no signals.
         result: The result of its target, once it is received.
         crash: The stacks of its threads, if it crashed.
@@ -29,6 +30,7 @@ class LaunchedRank(RankProcess):
     output: RankOutput
     errors: RankOutput
     on_terminal_request: Callable[[bool], None]
+    on_leaving: Callable[[Leaving], None]
     is_program: bool = False
     result: WorkerResult | None = None
     crash: bytes = b""
@@ -62,10 +64,12 @@ class LaunchedRank(RankProcess):
         if self.is_running and self.result is not None and self.result.status:
             self.lingers = time.monotonic_ns() - self.result.time_ns >= seconds * 1e9
 
-    def handle(self, message: WorkerResult | TerminalRequest) -> None:
-        """Keep the result, or pass a request on."""
+    def handle(self, message: WorkerResult | TerminalRequest | Leaving) -> None:
+        """Keep the result, or pass on what is more than that."""
         if isinstance(message, TerminalRequest):
             self.on_terminal_request(message.wanted)
+        elif isinstance(message, Leaving):
+            self.on_leaving(message)
         else:
             self.result = message
 

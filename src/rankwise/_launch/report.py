@@ -129,6 +129,8 @@ def describe_failures(failures: Sequence[RankFailure], world_size: int, *, oom_t
     for kind, alike in endings.items():
         details = {describe_end(failure, oom_text) for failure in alike}
         how = details.pop() if len(details) == 1 else kind  # messages may contain the rank, or a port
+        if kind.startswith("raised ") and how == describe_end(first, oom_text):
+            how = kind.replace("raised ", "raised the same ", 1)
         if len(alike) > 1 and how.startswith("was "):
             how = f"were {how.removeprefix('was ')}"
         text += f"\n{ranks_text(sorted(failure.rank for failure in alike))} then {how}"

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final
 
 from rankwise._launch.forkserver.client import ForkServer
-from rankwise._launch.forkserver.ipc import StartRequest, TargetKind
+from rankwise._launch.forkserver.ipc import Leaving, StartRequest, TargetKind
 from rankwise._launch.grace_period import StopSignals
 from rankwise._launch.interrupts import Interrupts
 from rankwise._launch.launched_rank import LaunchedRank
@@ -63,6 +63,7 @@ class Supervisor:
             console.print_message(message)
         self._console = console
         self._hurries = False
+        self._left_with: set[str] = set()
         self.stopped_ns = 0
         self.world_size = 0
         self._loop = EventLoop()
@@ -99,6 +100,7 @@ class Supervisor:
         self._processes.clear()
         self._hurries = False
         self.stacks.kept = ""
+        self._left_with.clear()
         self.stopped_ns = 0
         self.world_size = world_size
         self._begin_logs(requests)
@@ -264,6 +266,12 @@ class Supervisor:
             rank.output.flush()
             rank.errors.flush()
 
+    def _show_leaving(self, message: Leaving) -> None:
+        """Show that a rank leaves with an error; the error that other ranks have too, once."""
+        if message.error not in self._left_with:
+            self._left_with.add(message.error)
+            self.print_message(f"rankwise: {message.text}")
+
     def _begin_logs(self, requests: Mapping[int, StartRequest]) -> None:
         for text in self._console.logs.close(SECONDS_TO_READ):  # of the attempt before
             self.print_message(f"rankwise: {text}")
@@ -280,6 +288,7 @@ class Supervisor:
                 output=output,
                 errors=errors,
                 on_terminal_request=lambda wanted: self.terminal.request(number, wanted=wanted),
+                on_leaving=self._show_leaving,
                 is_program=request.target.kind is TargetKind.PROGRAM,
             )
             crashes = self._pipes.pipe(rank.add_crash)

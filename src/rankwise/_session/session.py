@@ -20,7 +20,7 @@ from rankwise._dependencies import require_torch
 from rankwise._environment.facts import TOPOLOGY_FIELDS, LaunchEnvironment
 from rankwise._text import LEFT
 from rankwise._user_frames import raised_at
-from rankwise.errors import NotJoinedError, message_of
+from rankwise.errors import CollectiveError, NotJoinedError, RemoteRankError, message_of
 from rankwise.topology import Topology
 
 if TYPE_CHECKING:
@@ -245,9 +245,11 @@ class SessionState:
     def leave(self, error: BaseException | None) -> None:
         """Close the session at the end of its block, which may have raised an error."""
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-        if failed and self._close is not None and self.world_size > 1 and self.is_of_this_process():
+        is_own = failed and not isinstance(error, (CollectiveError, RemoteRankError))
+        if is_own and self._close is not None and self.world_size > 1 and self.is_of_this_process():
             # Closing aborts the collectives of the others, and their errors may end this process before Python prints
-            # this one, which is the cause. So it is logged first; in a rank of a function, whose caller gets it, not.
+            # this one, which is the cause. So it is logged first, unless the others have it too. A launcher of ours
+            # gets the record in place of a line on standard error; the caller of a function gets the error itself.
             log = logging.getLogger("rankwise.leaving")
             log.error("rank %d of %d leaves with %s", self.rank, self.world_size, summary_with_location(error))
         self.close(reason=f"left with {summary_with_location(error)}" if failed else LEFT, failed=failed)

@@ -111,6 +111,19 @@ class TerminalRequest:
     wanted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A rank leaves its session with an error that is its own, which it raises next.
+
+    Attributes:
+        text: The message of the rank.
+        error: The error and its location, which may be the same in other ranks.
+    """
+
+    text: str
+    error: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
     """The result of a rank's target. There is none if a signal or `os._exit` ended the process.

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rankwise._launch.forkserver.interpreter_exit import exit_interpreter, flush
-from rankwise._launch.forkserver.ipc import StartRequest, TargetKind, WorkerResult, receive_message, serialize
+from rankwise._launch.forkserver.ipc import Leaving, StartRequest, TargetKind, WorkerResult, receive_message, serialize
 from rankwise._launch.forkserver.rank_debugger import (
     RankTerminal,
     debug_post_mortem,
@@ -80,6 +80,7 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
     terminal = _prepare_debugging(request, connection)
     pid = os.getpid()  # the target may fork, and only this process is the rank
     try:
+        _report_leaving(request, connection)
         if request.debugpy:
             wait_for_debugpy(request.environ.get("RANK", "0"))
         if request.debug:
@@ -97,6 +98,30 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
         if is_preloaded and os.getpid() == pid and request.target.kind in {TargetKind.SCRIPT, TargetKind.MODULE}:
             _warn_of_late_settings(request.environ)
     return 0
+
+
+class _LeavingHandler(logging.Handler):
+    """Sends the launcher what a session logs as it closes after an error."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+        self._pid = os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record; not from a process that the rank has forked."""
+        if os.getpid() == self._pid and isinstance(record.args, tuple):
+            with contextlib.suppress(OSError):
+                self._connection.sendall(serialize(Leaving(record.getMessage(), str(record.args[-1]))))
+
+
+def _report_leaving(request: StartRequest, connection: socket.socket) -> None:
+    """Let the launcher know of an error with which a session is closed: it shows errors of several ranks once."""
+    log = logging.getLogger("rankwise.leaving")
+    if request.target.kind is TargetKind.FUNCTION:
+        log.disabled = True  # the caller gets the error, and may expect it
+    elif request.target.kind is not TargetKind.FUNCTION_WITH_CONNECTION:
+        log.addHandler(_LeavingHandler(connection))
 
 
 def _offer_stacks(request: StartRequest) -> None:
@@ -207,7 +232,6 @@ def _run(request: StartRequest, connection: socket.socket, crashes: int) -> byte
         if target.kind is TargetKind.FUNCTION_WITH_CONNECTION:
             fn(connection, crashes, *args)
             return b""
-        logging.getLogger("rankwise.leaving").disabled = True  # the caller gets the error, and may expect it
         return pickled_result(fn(*args))
     if target.kind is TargetKind.MODULE:
         _search_first(str(Path.cwd()))
