@@ -294,3 +294,17 @@ def test_the_first_process_of_lightning_has_no_variables_and_is_a_rank() -> None
         (0, process.pid, ()),
         (1, other.pid, ()),
     ]
+
+
+def test_frames_of_libraries_are_shown_in_one_line() -> None:
+    own = [StackFrame(f"step_{line}", "/opt/rankwise/_comm/call.py", line) for line in (3, 2, 1)]
+    of_torch = [StackFrame("wait", "/v/lib/python3.11/site-packages/torch/distributed/c10d.py", 5)]
+    program = [StackFrame("train", "/home/me/torch/train.py", 8), StackFrame("<module>", "/home/me/torch/train.py", 9)]
+    assert str(Stack([*own, *of_torch, *program])).splitlines() == [
+        "  3 frames of rankwise: step_3 (call.py:3), called by step_1 (call.py:1)",
+        '  File "/v/lib/python3.11/site-packages/torch/distributed/c10d.py", line 5 in wait',
+        '  File "/home/me/torch/train.py", line 8 in train',
+        '  File "/home/me/torch/train.py", line 9 in <module>',
+    ]
+    native = [StackFrame("epoll_wait", "/lib/libc.so.6", 0)]
+    assert len(str(Stack([*native, *own])).splitlines()) == 4, "who asks for C++ wants to see all"

@@ -40,7 +40,7 @@ def by_location(samples: Sequence[RankSample]) -> Mapping[str, list[int]]:
 def details(samples: Sequence[RankSample], hosts: Mapping[int, str] = _ONE_HOST) -> str:
     """Return one stack for each location, under a line that names the ranks there, and the given hosts of them."""
     of_rank = {sample.rank: sample for sample in samples}
-    blocks = []
+    blocks = ["Stacks (most recent call first):"]
     for location, ranks in by_location(samples).items():
         pids = ", ".join(str(of_rank[rank].process.pid) for rank in ranks[:_SHOWN])
         pids += ", ..." if len(ranks) > _SHOWN else ""

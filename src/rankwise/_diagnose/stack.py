@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,9 @@ _COLLECTIVES: Final = (
 _NATIVE_SOURCES: Final = frozenset({".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".S", ".rs", ".pyx"})
 _LAUNCHER: Final = "/rankwise/_launch/forkserver/"  # below the user's program
 _BACKWARD: Final = "/torch/autograd/graph.py"
+# Frames of one of these packages that follow each other are shown in one line, if they are so many.
+_FOLDED_PACKAGE: Final = re.compile(r"/(rankwise|torch)/(?!.*/(?:rankwise|torch)/)")
+_FEWEST_FOLDED: Final = 3
 # Functions that return when an accelerator has finished, and an optimizer, which waits where too much is queued.
 _OF_DEVICE: Final = frozenset({"item", "tolist", "cpu", "numpy", "synchronize"})
 _OPTIMIZERS: Final = "/torch/optim/"
@@ -50,6 +53,11 @@ class StackFrame:
     def is_native(self) -> bool:
         """It is a function of C++; with a line where the library has debug information."""
         return Path(self.file).suffix in _NATIVE_SOURCES or (not self.file.endswith(".py") and not self.line)
+
+    def __str__(self) -> str:
+        if self.is_native:
+            return f"  {self.function} (native)"
+        return f'  File "{self.file}", line {self.line} in {self.function}'
 
 
 @dataclass(frozen=True)
@@ -107,11 +115,15 @@ class Stack:
         )
 
     def __str__(self) -> str:
+        """Return the frames, the most recent call first, several of rankwise or of torch in one line.
+
+        With frames of C++, which a user asks for to see all, each has a line.
+        """
+        frames = list(takewhile(lambda frame: _LAUNCHER not in frame.file, self.frames))
+        if any(frame.is_native for frame in frames):
+            return "\n".join(map(str, frames))
         return "\n".join(
-            f"  {frame.function} (native)"
-            if frame.is_native
-            else f'  File "{frame.file}", line {frame.line} in {frame.function}'
-            for frame in takewhile(lambda frame: _LAUNCHER not in frame.file, self.frames)
+            _folded(package, list(group)) for package, group in groupby(frames, lambda frame: _package(frame.file))
         )
 
 
@@ -122,6 +134,20 @@ def parse_stacks(text: str) -> Stack | None:
         for match in FRAME.finditer(text.rpartition("hread 0x")[2])
     ]
     return Stack(frames) if frames else None
+
+
+def _folded(package: str, frames: Sequence[StackFrame]) -> str:
+    """Return a line for the frames of a package that follow each other; a line for each if they are few."""
+    if not package or len(frames) < _FEWEST_FOLDED:
+        return "\n".join(map(str, frames))
+    inner, outer = (f"{frame.function} ({Path(frame.file).name}:{frame.line})" for frame in (frames[0], frames[-1]))
+    return f"  {len(frames)} frames of {package}: {inner}, called by {outer}"
+
+
+def _package(file: str) -> str:
+    """Return "rankwise" or "torch" for a file of theirs, and "" for others."""
+    match = _FOLDED_PACKAGE.search(file)
+    return match[1] if match and _is_library(file) else ""
 
 
 @cache
