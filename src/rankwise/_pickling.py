@@ -13,7 +13,7 @@ import io
 import pickle
 import sys
 from collections.abc import Mapping
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import IO, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -70,7 +70,27 @@ def _reduce_file(file: io.TextIOWrapper) -> Any:  # noqa: ANN401 - what pickle t
     raise TypeError(f"cannot pickle the open file {getattr(file, 'name', '')!r}: pass its name, or what is in it")
 
 
-_DISPATCH_TABLE: Final = cloudpickle.Pickler.dispatch_table.new_child({io.TextIOWrapper: _reduce_file})
+def _reduce_code(code: CodeType) -> Any:  # noqa: ANN401 - what pickle takes
+    """Keep the name of the file: cloudpickle 3.1.3 gives all code one name, and tracebacks then have no lines."""
+    _, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _code_of_file, (shown_file(code.co_filename), arguments)
+
+
+def _code_of_file(file: str, arguments: tuple[Any, ...]) -> CodeType:
+    return CodeType(*arguments).replace(co_filename=file)
+
+
+def shown_file(file: str) -> str:
+    """Return the name by which a file of code is shown: that of a notebook's cell, "Cell In[3]", is another one."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if get_ipython is None else get_ipython()
+    named = shell and shell.compile.format_code_name(file)
+    return " ".join(named) if named else file
+
+
+_DISPATCH_TABLE: Final = cloudpickle.Pickler.dispatch_table.new_child(
+    {io.TextIOWrapper: _reduce_file, CodeType: _reduce_code}
+)
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
 import pickle
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -315,3 +317,17 @@ def test_functions_run_on_several_hosts() -> None:
 
     with ThreadPoolExecutor(2) as hosts:
         assert list(hosts.map(host, range(2))) == [[8, 8], [8, 8]]
+
+
+def test_code_by_value_keeps_its_file_and_its_lines() -> None:
+    """Cloudpickle 3.1.3 gives all of it one name; code in no file, such as a cell of a notebook, brings its lines."""
+    source = "def outer(number):\n    return lambda: number / 0\n"
+    linecache.cache["<cell>"] = (len(source), None, source.splitlines(keepends=True), "<cell>")
+    defined: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, "<cell>", "exec"), defined)  # noqa: S102
+    try:
+        with pytest.raises(rw.RankFailedError) as caught:
+            rw.launch(defined["outer"](1), nproc=1)
+    finally:
+        del linecache.cache["<cell>"]
+    assert '  File "<cell>", line 2, in <lambda>\n    return lambda: number / 0\n' in caught.value.traceback

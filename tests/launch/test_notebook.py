@@ -45,6 +45,18 @@ def save(net):
 saved, same, nets = rankwise.launch(save, Net(), nproc=2)[1]
 same, type(torch.load(io.BytesIO(saved), weights_only=False)) is Net, [type(net) is Net for net in nets]
 """
+FAIL = """
+def check(rate):
+    if rate < 0:
+        raise ValueError("the rate is negative")
+    return rankwise.barrier()
+
+def fail():
+    with rankwise.init():
+        check(-rankwise.get_rank())
+
+rankwise.launch(fail, nproc=2)
+"""
 WAIT = """
 def wait():
     print("waits")
@@ -85,6 +97,23 @@ def test_a_notebook_shows_output_and_results_of_ranks() -> None:
     assert outputs[-1].data["text/plain"] == "[40, 40]"
     classes = notebook.cells[1].outputs[-1].data["text/plain"]
     assert classes == "(True, True, [True, True])", "its own, in ranks and in what they write"
+
+
+@pytest.mark.slow
+def test_an_error_is_at_its_line_in_its_cell() -> None:
+    with pytest.raises(CellExecutionError) as caught:
+        client("import rankwise", FAIL).execute()
+    consequence = (
+        "rank 0 then raised rankwise.errors.CollectiveError: barrier at Cell In[2]:4 failed: rank 1 left with "
+    )
+    for line in (
+        '  File "Cell In[2]", line 8, in fail\n    check(-rankwise.get_rank())\n',
+        '  File "Cell In[2]", line 3, in check\n    raise ValueError("the rate is negative")\n',
+        f"{consequence}ValueError: the rate is negative (Cell In[2]:3)",
+    ):
+        assert line in caught.value.evalue
+    of_notebook = caught.value.traceback.partition("RankFailedError")[2].partition("rank 1 of 2")[0]
+    assert of_notebook.count("File ") <= 1, "below the line of the cell"
 
 
 @pytest.mark.slow

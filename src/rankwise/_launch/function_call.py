@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
+import linecache
 import multiprocessing
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from rankwise._launch.interpreter import search_path
 from rankwise._launch.main_module import MainModule
-from rankwise._pickling import Definitions, Pickler, dumps_by_value, encoded, loads
+from rankwise._pickling import Definitions, Pickler, dumps_by_value, encoded, loads, shown_file
 from rankwise.errors import InvalidArgumentError
 
 
@@ -28,6 +29,7 @@ class FunctionCall:
         start_method: The start method of `multiprocessing`, if the caller has set one.
         authkey: The key that a `multiprocessing.Manager` of the caller expects from its processes.
         setup: The function to call before the caller's modules are imported, as "module:function".
+        sources: The lines of code that is in no file, such as the cells of a notebook, for tracebacks.
     """
 
     pickled: bytes
@@ -36,6 +38,7 @@ class FunctionCall:
     start_method: str | None = None
     authkey: bytes = b""
     setup: str = ""
+    sources: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, fn: Callable[..., Any], args: tuple[Any, ...], *, setup: str = "") -> FunctionCall:
@@ -59,11 +62,14 @@ class FunctionCall:
             start_method=multiprocessing.get_start_method(allow_none=True),
             authkey=bytes(multiprocessing.current_process().authkey),
             setup=setup,
+            sources=_sources_for(pickled),
         )
 
     def prepare(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Set the caller's state in this process, and return the function and its arguments."""
         sys.path[:] = self.search_path
+        for name, lines in self.sources.items():
+            linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
         if self.authkey:
             multiprocessing.current_process().authkey = self.authkey
         if self.start_method is not None:
@@ -75,6 +81,13 @@ class FunctionCall:
         fn, args, variables = loads(self.pickled, adopting=True)
         vars(sys.modules["__main__"]).update(variables)
         return fn, args
+
+
+def _sources_for(pickled: bytes) -> dict[str, Sequence[str]]:
+    """Return the lines of the code in a pickle that is in no file, by the names that it has there."""
+    entries = [entry for entry in linecache.cache.values() if len(entry) == 4 and entry[1] is None]  # others are files
+    kept = {shown_file(name): lines for _, _, lines, name in entries}
+    return {name: lines for name, lines in kept.items() if name.encode() in pickled}
 
 
 def _unpicklable(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
