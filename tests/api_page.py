@@ -33,13 +33,15 @@ GROUPS: Final = {
     "collectives (all ranks take part)": "all_reduce all_reduce_ reduce all_gather all_gather_cat gather broadcast "
     "scatter all_to_all reduce_scatter send recv barrier new_group node_group one_per_node_group",
     "training": "sync_grads no_sync sync_params sync_buffers assert_synced clip_grad_norm_ wrap_ddp "
-    "rank_zero_only rank_zero_first one_rank_only in_rank_order",
+    "seed same_seed random_streams random_state set_random_state rank_zero_only rank_zero_first one_rank_only "
+    "in_rank_order",
     "key-value store": "store",
     "starting ranks": "launch",
 }
 
 # The other public modules that programs and packages import.
 MODULES: Final = (
+    "rankwise.data",
     "rankwise.launching",
     "rankwise.extend.collectives",
     "rankwise.extend.launchers",

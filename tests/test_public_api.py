@@ -16,6 +16,7 @@ from pathlib import Path
 TABLE = Path(__file__).parent / "data" / "public-api.txt"
 MODULES = (
     "rankwise",
+    "rankwise.data",
     "rankwise.errors",
     "rankwise.launching",
     "rankwise.topology",

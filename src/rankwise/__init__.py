@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rankwise import data as data
     from rankwise._collectives.all_gather import all_gather, all_gather_cat
     from rankwise._collectives.all_to_all import all_to_all
     from rankwise._collectives.groups import barrier, new_group, node_group, one_per_node_group
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from rankwise._training.gradients import sync_grads
     from rankwise._training.module_wrappers import no_sync, wrap_ddp
     from rankwise._training.parameters import sync_buffers, sync_params
+    from rankwise._training.random_streams import random_state, random_streams, same_seed, seed, set_random_state
     from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
     from rankwise._training.synced_values import assert_synced
     from rankwise.errors import (
@@ -138,6 +140,8 @@ __all__ = [
     "node_group",
     "one_per_node_group",
     "one_rank_only",
+    "random_state",
+    "random_streams",
     "rank_zero_first",
     "rank_zero_only",
     "recv",
@@ -145,8 +149,11 @@ __all__ = [
     "reduce_scatter",
     "report_progress",
     "restart_count",
+    "same_seed",
     "scatter",
+    "seed",
     "send",
+    "set_random_state",
     "store",
     "sync_buffers",
     "sync_grads",
@@ -215,6 +222,7 @@ _HOMES = {
     "_session.session": ("Session",),
     "topology": ("Topology",),
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
+    "_training.random_streams": ("random_state", "random_streams", "same_seed", "seed", "set_random_state"),
     "_training.gradients": ("sync_grads",),
     "_training.parameters": ("sync_buffers", "sync_params"),
     "_training.synced_values": ("assert_synced",),
@@ -234,6 +242,8 @@ def __getattr__(name: str) -> object:
             from rankwise._torch import run_uncompiled  # noqa: PLC0415 - getters do not need it
 
             run_uncompiled(value)
+    elif name == "data":
+        value = _imported(f"{__name__}.data", f"{__name__}.data")
     elif name == "__version__":
         value = _version()
     else:
@@ -243,7 +253,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOME, "__version__"])
+    return sorted([*_HOME, "__version__", "data"])
 
 
 def _imported(home: str, name: str) -> ModuleType:
