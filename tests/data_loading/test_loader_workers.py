@@ -17,11 +17,10 @@ METHODS = [("fork",), ("spawn",), ("forkserver",)]
 
 
 @pytest.mark.parametrize("method", variants([method for (method,) in METHODS], fast=["spawn"]))
-def test_workers_of_any_start_method_have_their_part_and_their_stream(method: str, tmp_path: Path) -> None:
+def test_workers_of_any_start_method_have_their_part_and_their_stream(method: str) -> None:
     port, size = str(free_port()), 2
     commands = [[sys.executable, PROGRAM, str(rank), str(size), port, method] for rank in range(size)]
-    environ = clean_environ(TMPDIR=str(tmp_path))
-    ranks = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) for command in commands]
+    ranks = [subprocess.Popen(command, env=clean_environ(), stdout=subprocess.PIPE) for command in commands]
     found = [json.loads(process.communicate(timeout=200)[0])[method] for process in ranks]
     assert [sorted(numbers) for numbers, _, _ in found] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
     assert sorted(found[0][2] + found[1][2]) == list(range(8))
