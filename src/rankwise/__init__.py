@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from rankwise._training.parameters import sync_buffers, sync_params
     from rankwise._training.random_streams import random_state, random_streams, same_seed, seed, set_random_state
     from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
+    from rankwise._training.stopping import Stop
     from rankwise._training.synced_values import assert_synced
     from rankwise.errors import (
         CollectiveError,
@@ -101,6 +102,7 @@ __all__ = [
     "RankwiseError",
     "RemoteRankError",
     "Session",
+    "Stop",
     "Store",
     "StoreError",
     "StoreTimeoutError",
@@ -225,6 +227,7 @@ _HOMES = {
     "_training.random_streams": ("random_state", "random_streams", "same_seed", "seed", "set_random_state"),
     "_training.gradients": ("sync_grads",),
     "_training.parameters": ("sync_buffers", "sync_params"),
+    "_training.stopping": ("Stop",),
     "_training.synced_values": ("assert_synced",),
     "_training.gradient_clipping": ("clip_grad_norm_",),
     "_training.module_wrappers": ("no_sync", "wrap_ddp"),
@@ -238,7 +241,7 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is not None:
         value = getattr(_imported(f"{__name__}.{home}", f"{__name__}.{name}"), name)
-        if home.startswith(_WITH_COLLECTIVES):
+        if home.startswith(_WITH_COLLECTIVES) and not isinstance(value, type):
             from rankwise._torch import run_uncompiled  # noqa: PLC0415 - getters do not need it
 
             run_uncompiled(value)

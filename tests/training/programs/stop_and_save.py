@@ -1,0 +1,23 @@
+"""A loop that ends at a signal, and saves; with the argument "for-ever" it does not end then."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import rankwise as rw
+
+with rw.init(), rw.Stop() as stop:
+    Path(f"pid{rw.get_rank()}").write_text(str(os.getpid()))
+    step = 0
+    while not stop.agreed():
+        step += 1
+        time.sleep(0.001)
+        if step == 20 and rw.is_rank_zero():
+            print("running", flush=True)
+    print(f"rank {rw.get_rank()} stopped at {step}: {stop.reason}", flush=True)
+    if "for-ever" in sys.argv:
+        while True:
+            time.sleep(0.01)
+    rw.barrier("saved")
+    print(f"rank {rw.get_rank()} saved", flush=True)
