@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from rankwise._session.key_value_store import Store
     from rankwise._session.progress_report import report_progress
     from rankwise._session.session import Session
+    from rankwise._training.checkpoints import Checkpoints
     from rankwise._training.gradient_clipping import clip_grad_norm_
     from rankwise._training.gradients import sync_grads
     from rankwise._training.module_wrappers import no_sync, wrap_ddp
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
 
 # In full, for type checkers do not compute it; `_HOMES` has the same names.
 __all__ = [
+    "Checkpoints",
     "CollectiveError",
     "CollectiveTimeoutError",
     "Group",
@@ -225,6 +227,7 @@ _HOMES = {
     "topology": ("Topology",),
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
     "_training.random_streams": ("random_state", "random_streams", "same_seed", "seed", "set_random_state"),
+    "_training.checkpoints": ("Checkpoints",),
     "_training.gradients": ("sync_grads",),
     "_training.parameters": ("sync_buffers", "sync_params"),
     "_training.stopping": ("Stop",),
