@@ -15,6 +15,7 @@ from rankwise._environment.facts import OVERRIDES
 from rankwise._environment.nesting import run_variables
 from rankwise._launch.forkserver.ipc import StartRequest, Target
 from rankwise._launch.options import Options
+from rankwise._launch.output.line_prefix import HAS_PREFIX, shown_parts
 from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise.errors import InvalidArgumentError
 
@@ -24,8 +25,8 @@ _OF_THIS_HOST: Final = frozenset({
     *("_", "SHLVL", "TERM", "COLUMNS", "LINES", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "WINDOWID", "KRB5CCNAME"),
 })  # fmt: skip
 _OF_SESSIONS: Final = ("SSH_", "XDG_", "DBUS_", "TMUX", "GPG_")
-# Variables by which a user describes the launcher's own rank: they do not describe its ranks.
-_NOT_INHERITED: Final = frozenset(OVERRIDES)
+# Variables that describe the launcher's own rank, and not its ranks.
+_NOT_INHERITED: Final = frozenset({*OVERRIDES, HAS_PREFIX})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,8 @@ def rank_environ(options: Options) -> dict[str, str]:
     environ = common_environ(options.nproc, one_host=options.nodes is None) | dict(options.environ)
     if options.hang_dir:
         environ[HANG_DIR] = str(Path(options.hang_dir).absolute())  # a rank may have another working directory
+    if shown_parts(options.output.prefix, options.nproc if options.nodes is None else 2):
+        environ[HAS_PREFIX] = "1"
     return environ
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import Final, TextIO
 
-from rankwise._launch.output.line_prefix import prefix_maker, prefix_parts
+from rankwise._launch.output.line_prefix import prefix_maker, shown_parts
 from rankwise._launch.output.log_files import LogFile, LogFolder
 from rankwise._launch.output.screen import Screen, is_original, is_terminal
 from rankwise._launch.output.stream_writer import Writer
@@ -57,10 +57,7 @@ class Console:
         self.logs = LogFolder(None, redirects=None, tee=None) if logs is None else logs
         self.screen = Screen() if screen is None else screen
         self.run = run
-        # A prefix that the user has asked for is shown for a single rank too.
-        self._parts = prefix_parts(prefixed) if nproc > 1 or isinstance(prefixed, str) else ()
-        if run:
-            self._parts = ("run", *self._parts)
+        self._parts = (*(["run"] if run else []), *shown_parts(prefixed, nproc))
         self.on_writable: Callable[[], None] = lambda: None
         self.screen.on_writable.append(self._call_on_writable)
         self._nproc = nproc

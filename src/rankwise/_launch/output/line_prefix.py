@@ -9,6 +9,8 @@ from typing import Final
 
 from rankwise.errors import InvalidArgumentError, shown
 
+# Set in ranks whose lines get a prefix, for those that would put their rank there too.
+HAS_PREFIX: Final = "RANKWISE_HAS_PREFIX"
 _PARTS: Final = ("host", "time", "rank")
 _COLOURS: Final = (36, 32, 33, 35, 34, 31)
 
@@ -35,6 +37,11 @@ def prefix_parts(prefix: bool | str) -> tuple[str, ...]:
 def line_time() -> str:
     """Return the time of a line that is shown or written now."""
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+def shown_parts(prefix: bool | str, nproc: int) -> tuple[str, ...]:
+    """Return the parts of the prefix of so many ranks: a single one has none, unless the user has asked for it."""
+    return prefix_parts(prefix) if nproc > 1 or isinstance(prefix, str) else ()
 
 
 def line_prefix(rank: int, nproc: int, *, coloured: bool) -> bytes:
