@@ -50,10 +50,12 @@ if TYPE_CHECKING:
     from rankwise._training.checkpoints import Checkpoints
     from rankwise._training.gradient_clipping import clip_grad_norm_
     from rankwise._training.gradients import sync_grads
+    from rankwise._training.metrics import Metrics
     from rankwise._training.module_wrappers import no_sync, wrap_ddp
     from rankwise._training.parameters import sync_buffers, sync_params
     from rankwise._training.random_streams import random_state, random_streams, same_seed, seed, set_random_state
     from rankwise._training.rank_control import in_rank_order, one_rank_only, rank_zero_first, rank_zero_only
+    from rankwise._training.rank_zero_output import on_rank_zero, print, progress  # noqa: A004 - as the builtin
     from rankwise._training.stopping import Stop
     from rankwise._training.synced_values import assert_synced
     from rankwise.errors import (
@@ -95,6 +97,7 @@ __all__ = [
     "LaunchError",
     "LaunchTimeoutError",
     "LauncherEnvironmentError",
+    "Metrics",
     "MismatchError",
     "MissingDependencyError",
     "NotJoinedError",
@@ -142,10 +145,13 @@ __all__ = [
     "new_group",
     "no_sync",
     "node_group",
+    "on_rank_zero",
     "one_per_node_group",
     "one_rank_only",
     "random_state",
     "random_streams",
+    "print",
+    "progress",
     "rank_zero_first",
     "rank_zero_only",
     "recv",
@@ -230,6 +236,8 @@ _HOMES = {
     "_training.checkpoints": ("Checkpoints",),
     "_training.gradients": ("sync_grads",),
     "_training.parameters": ("sync_buffers", "sync_params"),
+    "_training.metrics": ("Metrics",),
+    "_training.rank_zero_output": ("on_rank_zero", "print", "progress"),
     "_training.stopping": ("Stop",),
     "_training.synced_values": ("assert_synced",),
     "_training.gradient_clipping": ("clip_grad_norm_",),

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
@@ -270,13 +271,15 @@ def test_what_is_left_after_sigkill_is_valid(mode: str, seed: int, tmp_path: Pat
         owner = json.loads((tmp_path / "runs" / "owner").read_text())
         os.kill(rng.choice([owner["pid"], process.pid]), signal.SIGKILL)
         rest = process.stdout.read()
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(owner["pid"]).wait(SECONDS)
     saved = int((rest.split() or last.split())[-1])
     model = torch.nn.Linear(40, 50)
     optimizer = torch.optim.Adam(model.parameters())
     with rw.Checkpoints(tmp_path / "runs", keep=1) as saves:
         step = saves.load(model=model, optimizer=optimizer)
         assert step is not None
-        assert saved - (mode == "async") <= step <= saved + 1
+        assert step >= saved - (mode == "async")  # without a launcher, ranks go on for a moment
         moments = [value["exp_avg"] for value in optimizer.state.values()]
         assert {float(value) for tensor in (*model.parameters(), *moments) for value in tensor.detach().flatten()} == {
             step
