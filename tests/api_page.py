@@ -35,6 +35,7 @@ GROUPS: Final = {
     "training": "sync_grads no_sync sync_params sync_buffers assert_synced clip_grad_norm_ wrap_ddp "
     "seed same_seed random_streams random_state set_random_state rank_zero_only rank_zero_first one_rank_only "
     "in_rank_order",
+    "rank_zero_only rank_zero_first one_rank_only in_rank_order print progress on_rank_zero",
     "key-value store": "store",
     "starting ranks": "launch",
 }
@@ -43,6 +44,7 @@ GROUPS: Final = {
 MODULES: Final = (
     "rankwise.data",
     "rankwise.launching",
+    "rankwise.logging",
     "rankwise.extend.collectives",
     "rankwise.extend.launchers",
 )

@@ -19,6 +19,7 @@ MODULES = (
     "rankwise.data",
     "rankwise.errors",
     "rankwise.launching",
+    "rankwise.logging",
     "rankwise.topology",
     "rankwise.extend.collectives",
     "rankwise.extend.engines",
