@@ -102,7 +102,8 @@ class Writing:
         self._files = [_file_of(path, other) for other in range(world_size)]
         self._keep = keep
         self._planner = _Planner()
-        self._writer = FileSystemWriter(path)
+        # Else it would use streams of the device, that of this thread: a thread of ours would have the first one.
+        self._writer = FileSystemWriter(path, per_thread_copy_ahead=0)
         self._metadata: Metadata | None = None
         self._thread: threading.Thread | None = None
         self._is_written = threading.Event()
@@ -167,8 +168,6 @@ class Writing:
 
     def _run(self, timeout: float) -> None:
         try:
-            if device().type != "cpu":  # a new thread would use the first one
-                torch.get_device_module(device()).set_device(device())
             self.write()
             self._is_written.set()
             if self._metadata is not None and self._all_have_written(timeout):
