@@ -243,7 +243,10 @@ def test_a_folder_has_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         again.release()
     assert not list(tmp_path.iterdir())
     second.take()
+    (tmp_path / "owner").unlink()
+    second.take()
     second.release()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("fast")

@@ -55,10 +55,12 @@ class FolderOwner:
         Raises:
             InvalidArgumentError: Another job has it.
         """
-        if self._descriptor >= 0:
-            if not self._has_it():
-                raise _taken(self._folder, _read(self._file) or {})
-            return
+        if self._thread is not None:
+            if self._has_it():
+                return
+            if (found := _read(self._file)) is not None:
+                raise _taken(self._folder, found)
+            self.release()  # somebody has removed the file
         self._entry |= _process()
         while True:
             found = _read(self._file)
