@@ -22,6 +22,7 @@ from rankwise._comm.control.page.futex import has_futex
 from rankwise._environment.candidates import candidates
 from rankwise._environment.facts import OVERRIDE_PREFIX, OVERRIDES, TOPOLOGY_FIELDS, Environ, Fact, LaunchEnvironment
 from rankwise._environment.nesting import OUTER, RUN
+from rankwise._launch.output.line_prefix import HAS_PREFIX
 from rankwise._launch.reported_steps import PROGRESS
 from rankwise._net.host import launching_process
 from rankwise._net.job_secret import SECRET, SECRET_FILE, code
@@ -43,6 +44,7 @@ OWN_VARIABLES: Final = (
         "RANKWISE_LAUNCH",
         SECRET,
         SECRET_FILE,
+        HAS_PREFIX,
         PROGRESS,
         RUN,
         OUTER,
