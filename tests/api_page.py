@@ -34,8 +34,7 @@ GROUPS: Final = {
     "scatter all_to_all reduce_scatter send recv barrier new_group node_group one_per_node_group",
     "training": "sync_grads no_sync sync_params sync_buffers assert_synced clip_grad_norm_ wrap_ddp "
     "seed same_seed random_streams random_state set_random_state rank_zero_only rank_zero_first one_rank_only "
-    "in_rank_order",
-    "rank_zero_only rank_zero_first one_rank_only in_rank_order print progress on_rank_zero",
+    "in_rank_order print progress on_rank_zero",
     "key-value store": "store",
     "starting ranks": "launch",
 }

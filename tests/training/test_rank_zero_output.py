@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,8 +84,11 @@ def test_all_elements_come_with_any_bar(
     tqdm = pytest.importorskip("tqdm").tqdm
     monkeypatch.setattr(tqdm, "monitor_interval", 0)  # else there would be a thread
     monkeypatch.setattr(rank_zero_output, "find_spec", lambda name: None if name in missing else name)
+    before = set(threading.enumerate())
     assert list(rw.progress([1, 2, 3], "epoch 1")) == [1, 2, 3]
     assert list(rw.progress(generated())) == [0, 1, 2]
+    for thread in set(threading.enumerate()) - before:  # rich does not wait for its own
+        thread.join()
     shown = capfd.readouterr()
     has_bar = rw.is_rank_zero() and len(missing) < 2
     assert ("epoch 1" in shown.err + shown.out) == has_bar

@@ -7,7 +7,6 @@ ends, and interrupts them if it is interrupted itself.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -26,7 +25,7 @@ from rankwise._launch.output.console import SECONDS_TO_READ, SECONDS_TO_READ_AFT
 from rankwise._launch.output.screen import Screen
 from rankwise._launch.output.settings import Output
 from rankwise._launch.preload import caller_source
-from rankwise._launch.spec import cores
+from rankwise._launch.spec import cores, own_environ
 from rankwise._user_frames import ends_at_caller
 from rankwise.errors import InvalidArgumentError, LaunchError, message_of, shown
 
@@ -233,10 +232,10 @@ def _variables(place: int, places: int, nproc: int) -> dict[str, str]:
     """Return the variables of a run beside others: its part of the cores, and devices of its own if they suffice."""
     if places == 1:
         return {}
-    variables = {}
-    if "OMP_NUM_THREADS" not in os.environ:
+    environ, variables = own_environ(), {}
+    if "OMP_NUM_THREADS" not in environ:
         variables["OMP_NUM_THREADS"] = str(max(1, cores() // (nproc * places)))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
     devices = list(map(str, range(num_accelerators()))) if visible is None else visible.split(",")
     if len(devices) > nproc:
         own = [devices[(place * nproc + rank) % len(devices)] for rank in range(nproc)]

@@ -9,10 +9,8 @@ import io
 import json
 import os
 import pickle
-import random
 import re
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +24,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from rankwise._session.getters import device
 from rankwise._text import ranks_text
+from rankwise._training.random_streams import random_state, set_random_state
 from rankwise.errors import CollectiveTimeoutError, InvalidArgumentError
 
 # Step, and number of the checkpoint in its folder.
@@ -224,7 +222,7 @@ def restore(path: Path, objects: Mapping[str, Any], rank: int) -> dict[str, obje
         load()
     if _file_of(path, rank).exists():
         own = torch.load(_file_of(path, rank), weights_only=False)
-        set_random_state(torch.load(io.BytesIO(own["random"]), weights_only=False))
+        _set_random_state(torch.load(io.BytesIO(own["random"]), weights_only=False))
     return {name: value for name, value in saved.items() if name not in objects}
 
 
@@ -368,23 +366,9 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def random_state() -> dict[str, Any]:
-    """Return the state of the random generators of this process."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
-    if device().type != "cpu":
-        state[device().type] = torch.get_device_module(device()).get_rng_state(device())
-    return state
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Set the random generators of this process, those of which there is a state."""
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        import numpy as np  # noqa: PLC0415 - not a dependency
-
-        np.random.set_state(state["numpy"])  # noqa: NPY002 - the generator that programs share
-    if device().type in state:
-        torch.get_device_module(device()).set_rng_state(state[device().type], device())
+def _set_random_state(saved: Mapping[str, Any]) -> None:
+    """Set the random numbers of this rank; those of accelerators only if there are as many of that kind again."""
+    own = random_state()
+    fitting = {name for name in own if type(saved.get(name)) is type(own[name])}
+    fitting -= {name for name in fitting if isinstance(own[name], list) and len(own[name]) != len(saved[name])}
+    set_random_state({name: saved[name] if name in fitting else state for name, state in own.items()})
