@@ -1,0 +1,74 @@
+"""The training example: killed and started again, it ends with the bits of a run that was not interrupted."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.session.worlds import clean_environ
+
+BIN = Path(sys.executable).parent
+TRAIN = str(Path(__file__).parents[2] / "examples" / "train.py")
+
+
+def started(folder: Path, *options: str, nproc: int = 2) -> subprocess.Popen[str]:
+    command = [str(BIN / "rankwise"), "launch", "-n", str(nproc), "--no-prefix", TRAIN, str(folder), *options]
+    environ = clean_environ(TORCHINDUCTOR_CACHE_DIR=str(folder.parent / "inductor"))
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(folder: Path, *options: str, nproc: int = 2) -> str:
+    with started(folder, *options, nproc=nproc) as process:
+        output, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    return output
+
+
+def interrupt(folder: Path, how: str, lines: int, *options: str) -> None:
+    """Run until so many lines are printed, and end it."""
+    with started(folder, *options) as process:
+        assert process.stdout is not None
+        for _ in range(lines):
+            if not process.stdout.readline():
+                break  # it has come to its end
+        ranks = [each for each in psutil.Process(process.pid).children(recursive=True) if TRAIN in each.cmdline()]
+        if how == "SIGTERM":
+            process.terminate()
+        elif how == "all":
+            process.kill()
+        elif ranks:
+            os.kill(random.choice(ranks).pid, signal.SIGKILL)  # noqa: S311
+        process.communicate(timeout=200)
+    psutil.wait_procs(ranks, timeout=200)
+
+
+@pytest.mark.slow
+def test_interrupted_runs_end_with_the_same_bits(tmp_path: Path) -> None:
+    options = ("--epochs", "4", "--save-every", "3", "--workers", "1")
+    expected = run(tmp_path / "whole", *options).splitlines()[-1]
+    assert re.fullmatch(r"accuracy 0\.9\d+, parameters [0-9a-f]{16}", expected)
+    for how in ("SIGTERM", "one", "all"):
+        interrupt(tmp_path / "parts", how, random.randint(2, 8), *options)  # noqa: S311
+    begin, *_, end = run(tmp_path / "parts", *options).splitlines()
+    assert int(re.findall(r"\d+", begin)[0]) >= 3, "it went on"
+    assert end == expected
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_goes_on_with_the_same_batches(tmp_path: Path) -> None:
+    options = ("--epochs", "3", "--save-every", "20", "--dropout", "0")
+    whole = run(tmp_path / "whole", *options, nproc=1)
+    interrupt(tmp_path / "parts", "all", 3, *options)
+    parts = run(tmp_path / "parts", *options, nproc=3)
+    losses = [re.findall(r"step (\d+): loss (\S+), saved", output) for output in (whole, parts)]
+    (step, loss), (step_of_parts, loss_of_parts) = losses[0][-1], losses[1][-1]
+    assert step == step_of_parts == "60"
+    assert float(loss_of_parts) == pytest.approx(float(loss), rel=1e-3), "but for the order of sums"
