@@ -44,6 +44,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.dropins
 	$(BIN)/python -m benchmarks.objects
 	$(BIN)/python -m benchmarks.growth --save docs
+	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/testing.py
