@@ -122,6 +122,21 @@ CASES = [
         "node0",
         alone=("WORLD_SIZE",),
     ),
+    Case(
+        "submitit",
+        {
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_JOB_ID": "4711",
+            "SUBMITIT_LOCAL_GLOBALID": "1",
+            "SUBMITIT_LOCAL_NTASKS": "2",
+            "SUBMITIT_LOCAL_LOCALID": "1",
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+        },
+        ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS"),
+        (1, 2, 1, 2, 0, 1),
+        job="4711",
+    ),
     Case("lightning", LIGHTNING, ("LOCAL_RANK", "NODE_RANK"), (3, 8, 3, None, 0), "node0"),
     Case("ray", TORCH | {"LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0", "RAY_JOB_ID": "1"}, (), (3, 8, 3, 4, 0), "node0"),
     Case(
@@ -200,7 +215,7 @@ def numeric() -> Iterator[tuple[Case, str]]:
 
 
 # Numbers that are read as text, or not at all; PET_NPROC_PER_NODE is "auto" in a pod for torchrun.
-TEXTS = {"LSB_JOBID", "PMI_FD", "RAY_JOB_ID", "PBS_TASKNUM", "PET_NPROC_PER_NODE"}
+TEXTS = {"SUBMITIT_LOCAL_JOB_ID", "LSB_JOBID", "PMI_FD", "RAY_JOB_ID", "PBS_TASKNUM", "PET_NPROC_PER_NODE"}
 
 
 @each_row("garbage", ["", "x", "-1", "1.5", "9" * 40, "\uff13"])

@@ -14,7 +14,7 @@ from rankwise._environment.installed import installed_launchers
 from rankwise._environment.mpi import INTEL_MPI, MPICH, MPT, MVAPICH2, MVAPICH3, OPEN_MPI, PLATFORM_MPI, PMI
 from rankwise._environment.nesting import without_outer_ranks
 from rankwise._environment.own_launcher import Launcher, OwnLauncher
-from rankwise._environment.schedulers import ALPS, FLUX, JSRUN, PALS, PBSDSH, Slurm
+from rankwise._environment.schedulers import ALPS, FLUX, JSRUN, PALS, PBSDSH, SUBMITIT, Slurm
 from rankwise._environment.single import SingleProcess, refuse_incomplete, refuse_incomplete_override
 from rankwise._environment.torch_like import (
     COMPOSER,
@@ -51,6 +51,7 @@ _AFTER_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
     COMPOSER,
     _PLAIN,  # before MPI and Slurm: a RANK that is set by hand is more specific than the scheduler's
     Lightning(),  # sets no RANK; before Slurm, in a step of one task of which it starts its processes
+    SUBMITIT,  # before those of the shell in which its executor was used
     FLUX,  # before jsrun, MPI and Slurm, which may have started Flux itself
     JSRUN,  # before Open MPI, whose variables Spectrum MPI adds to those of jsrun
     AZURE_ML,  # before Open MPI: it sets the same variables, and an address

@@ -212,6 +212,22 @@ PBSDSH: Final = Pbsdsh(
     other_variables=("PBS_TASKNUM",),
 )
 
+# A task of submitit's local executor, on this host; its tasks on Slurm are those of srun.
+# Reads: SUBMITIT_LOCAL_GLOBALID, SUBMITIT_LOCAL_NTASKS, SUBMITIT_LOCAL_LOCALID, SUBMITIT_LOCAL_NODEID,
+# SUBMITIT_LOCAL_JOB_NUM_NODES, and SUBMITIT_LOCAL_JOB_ID, the id of the process that has started the tasks.
+SUBMITIT: Final = TableLauncher(
+    name="submitit",
+    description="submitit's local executor",
+    verified=True,
+    start="submitit's LocalExecutor sets it for each task",
+    rank="SUBMITIT_LOCAL_GLOBALID",
+    world_size="SUBMITIT_LOCAL_NTASKS",
+    local_rank="SUBMITIT_LOCAL_LOCALID",
+    node_rank="SUBMITIT_LOCAL_NODEID",
+    num_nodes="SUBMITIT_LOCAL_JOB_NUM_NODES",
+    job="SUBMITIT_LOCAL_JOB_ID",
+)
+
 # PALS, the mpiexec and aprun of HPE's Cray EX machines under PBS.
 # Reads: PALS_RANKID, PALS_NRANKS, PALS_LOCAL_RANKID, PALS_LOCAL_SIZE, PALS_NODEID, and PMI_SIZE, PMI_LOCAL_RANK,
 # PMI_LOCAL_SIZE for those that this version of PALS does not set; PALS_APID, the id of this application, of which a job
