@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import traceback
@@ -128,3 +129,9 @@ def test_errors_of_init_and_launch_end_at_the_call(call: Callable[[], object]) -
     files = [Path(entry.filename).name for entry in traceback.extract_tb(caught.value.__traceback__)]
     assert files == ["test_user_frames.py", "test_user_frames.py", "_user_frames.py"]
     assert caught.value.__cause__ is None or caught.value.__cause__.__traceback__ is None
+
+
+def test_an_error_in_another_package_is_at_the_line_of_the_program() -> None:
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        json.loads("{")
+    assert raised_at(caught.value) == f"test_user_frames.py:{caught.traceback[0].lineno + 1}"

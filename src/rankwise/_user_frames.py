@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
@@ -24,6 +25,8 @@ R = TypeVar("R")
 
 # Frames of these packages are not user frames.
 _INTERNAL_PACKAGES: Final = ("rankwise", "torch", "contextlib", "functools")
+# Where Python's own modules and installed packages are.
+_INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 # The function of torch that runs a backward pass.
 _BACKWARD: Final = "_engine_run_backward"
 
@@ -62,9 +65,13 @@ def site_of_caller(frame: FrameType) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the file and line of the innermost user frame that raised an error; else of any frame; "" if none."""
+    """Return the file and line of the innermost user frame that raised an error; else of any frame; "" if none.
+
+    A frame of the program itself is preferred to those of other packages that it calls.
+    """
     entries = list(traceback.walk_tb(error.__traceback__))
     entries = [entry for entry in entries if is_user_frame(entry[0])] or entries
+    entries = [entry for entry in entries if not entry[0].f_code.co_filename.startswith(_INSTALLED)] or entries
     if not entries:
         return ""
     frame, line = entries[-1]
@@ -91,7 +98,7 @@ def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> 
 
 
 def ends_at_caller(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a public function whose errors of rankwise end with the user's call in their tracebacks."""
+    """Return a public function whose errors of rankwise, and Ctrl-C, end with the user's call in their tracebacks."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -99,6 +106,10 @@ def ends_at_caller(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except RankwiseError as error:
             strip_internal_frames(error.__traceback__, error)
+            raise
+        except KeyboardInterrupt as interrupt:  # in whatever this thread waited
+            if interrupt.__traceback__ is not None and not sys.flags.dev_mode:
+                interrupt.__traceback__.tb_next = None
             raise
 
     return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from rankwise._launch import many
 from rankwise.errors import InvalidArgumentError, LaunchError, RankFailedError
 from rankwise.launching import launch_many
 from tests.launch.test_engines import ThisHost, end
+from tests.launch.test_output import on_terminal
 
 
 def meet(folder: str, name: str, *others: str) -> str:
@@ -138,3 +140,21 @@ def test_ctrl_c_ends_all(tmp_path: Path) -> None:
     assert program.returncode == -signal.SIGINT
     assert "run 2" not in rest
     assert rest.endswith("KeyboardInterrupt\n")
+
+
+FAST = """
+import rankwise as rw
+from rankwise.launching import launch_many
+
+if __name__ == "__main__":
+    launch_many(rw.get_rank, [(), (), ()], nproc=2, parallel=2)
+    print("the end")
+"""
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_how_many_have_ended(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(FAST)
+    text, status = on_terminal([sys.executable, "program.py"], tmp_path)
+    assert status == 0
+    assert re.search(r"\x1b\[2Krankwise: \|#{20}\| 3 of 3 launches have ended, \d+ s\r\nthe end\r\n$", text), repr(text)

@@ -276,6 +276,17 @@ def test_a_terminal_shows_that_ranks_start_and_how_long_they_took(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_the_line_of_the_start_is_gone_when_ranks_run_and_control_codes_get_no_prefix(tmp_path: Path) -> None:
+    script = tmp_path / "quiet.py"
+    script.write_text("import sys\nsys.stdout.write('\\x1b[?25h')\n")
+    text, status = on_terminal([*LAUNCH, "-n", "2", str(script)])
+    assert status == 0
+    assert re.fullmatch(
+        r"rankwise: starting 2 ranks\r\x1b\[2K(\x1b\[\?25h){2}rankwise: 2 ranks, \d+\.\d s\r\n", text
+    ), repr(text)
+
+
+@pytest.mark.slow
 def test_a_progress_bar_keeps_the_last_line_of_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     program = Path(__file__).parent / "programs" / "bar.py"

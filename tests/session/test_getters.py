@@ -173,7 +173,7 @@ def test_importing_and_asking_does_not_import_torch() -> None:
 def test_public_names_are_what_they_say() -> None:
     for name in rw.__all__:
         assert getattr(rw, name).__name__ == name
-    assert set(dir(rw)) == {*rw.__all__, "__version__"}
+    assert set(dir(rw)) == {*rw.__all__, "__version__", "data"}
     assert set(rw.__all__) == set(rw._HOME), "written out for type checkers, and looked up here"
     assert rw.__version__ == importlib.metadata.version("rankwise")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

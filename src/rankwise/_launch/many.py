@@ -178,6 +178,7 @@ class Runs:
                         yield index, future.result() if error is None else error.with_traceback(None)
                 self._show_bar(ended, failed, last=True)
             finally:
+                self._screen.clear_status()
                 self._stop(running)
         for text in self._screen.drain(SECONDS_TO_READ_AFTER_STOP if running else SECONDS_TO_READ):
             log.warning(text)

@@ -120,7 +120,9 @@ def choose_device(local_rank: int, requested: str | torch.device | None) -> torc
         return wanted
     if accelerator is None or accelerator.type != wanted.type:
         here = accelerator.type if accelerator else "no accelerator"
-        raise InvalidArgumentError(f"device={str(wanted)!r} is not on this host, which has {here}")
+        raise InvalidArgumentError(
+            f"device={str(wanted)!r} is not on this host, which has {here}; without device=, init() takes what there is"
+        )
     visible = torch.accelerator.device_count()
     if wanted.index is None:
         return torch.device(wanted.type, device_index(local_rank, visible))

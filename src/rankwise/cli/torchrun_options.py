@@ -16,6 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _INSTEAD: Final = {
     "event_log_handler": "no events are recorded: attempts and failures are reported on standard error",
     "logs_specs": "log files are in torchrun's own layout: see --log-dir, --redirects and --tee",
+    "nprocs": "the number of ranks is -n, as in -n 2",
     "duplicate_stdout_filters": "use --tee 1 and grep the files stdout.log below --log-dir",
     "duplicate_stderr_filters": "use --tee 2 and grep the files stderr.log below --log-dir",
     "numa_binding": "let the script call os.sched_setaffinity with the cores of its LOCAL_RANK, or start a program "

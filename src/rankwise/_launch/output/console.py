@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from typing import Final, TextIO
 
@@ -19,6 +20,7 @@ SECONDS_TO_READ_AFTER_STOP: Final = 2.0
 
 # A longer line is shown in parts, so that the buffer stays small.
 _LONGEST_LINE: Final = 1 << 16
+_CONTROLS: Final = re.compile(rb"(\x1b\[[?\d;]*[A-Za-z])+")
 # With more output that is held, the rank waits in its next write.
 _MOST_HELD: Final = 1 << 20
 
@@ -275,7 +277,10 @@ class RankOutput:
                 self._buffer = b""
             return
         rest, self._buffer = self._buffer, b""
-        self._show(rest)
+        if self._writer is not None and _CONTROLS.fullmatch(rest):
+            self._writer.write(rest)  # such as that which shows the cursor again: there is no text for a prefix
+        else:
+            self._show(rest)
 
     def _end_of_whole_lines(self) -> int:
         return max(self._buffer.rfind(b"\n"), self._buffer.rfind(b"\r")) + 1

@@ -46,7 +46,14 @@ class Screen:
         if writer is not None:
             with self.lock:
                 line = self.last_line(writer)
-                writer.write(line.insert(f"{text}\n".encode()) if last else line.show(text.encode(), rank))
+                writer.write(line.clear() + f"{text}\n".encode() if last else line.show(text.encode(), rank))
+
+    def clear_status(self) -> None:
+        """Erase the line of `show_status`, if it is there."""
+        for writer, line in self._lines.items():
+            if line.text and (line.rank is None or line.rank < 0):
+                with self.lock:
+                    writer.write(line.clear())
 
     def print_message(self, text: str) -> None:
         """Show a message of the launcher on standard error."""
