@@ -186,3 +186,15 @@ def test_a_folder_of_jobs_that_others_may_write_to_is_refused(tmp_path: Path) ->
         os.chown(own, 2002, 2002)
         with pytest.raises(rw.LaunchError, match="belongs to user 2002"):
             slurm_files.make_folder(own)
+
+
+def test_what_sbatch_refuses_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, script in (("sbatch", "echo 'no such partition' >&2; exit 1"), ("srun", "echo slurm 24.05")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(rw.LaunchError, match=r"^sbatch has refused the job: no such partition$"):
+        rw.launch(number, 1, nproc=1, on=SlurmEngine(folder=str(tmp_path / "jobs")))
+    assert capfd.readouterr() == ("", "")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -93,7 +95,11 @@ class SlurmEngine:
         task = RequeuedTask if self.requeue else SlurmTask
         tasks = [task(job, self._path, self.signal_seconds - _REQUEUE_SECONDS) for job in jobs]
         try:
-            with hidden_variables([*outer_launch_variables(own_environ()), "SBATCH_EXPORT"]), executor.batch():
+            with (
+                hidden_variables([*outer_launch_variables(own_environ()), "SBATCH_EXPORT"]),
+                redirect_stderr(io.StringIO()),  # submitit prints there what its error has too
+                executor.batch(),
+            ):
                 submitted = [executor.submit(each) for each in tasks]
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             raise LaunchError(f"sbatch has refused the job: {error}") from error
