@@ -7,7 +7,7 @@ from typing import Final
 
 _RUNS_SHOWN: Final = 8
 # Why a rank takes part in nothing any more that has done so without an error.
-LEFT: Final = "left the session"
+LEFT: Final = "left the session without this call"
 
 
 def ranks_on_hosts_text(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
