@@ -226,6 +226,7 @@ SUBMITIT: Final = TableLauncher(
     node_rank="SUBMITIT_LOCAL_NODEID",
     num_nodes="SUBMITIT_LOCAL_JOB_NUM_NODES",
     job="SUBMITIT_LOCAL_JOB_ID",
+    recognized_by=("SUBMITIT_LOCAL_GLOBALID",),
 )
 
 # PALS, the mpiexec and aprun of HPE's Cray EX machines under PBS.
