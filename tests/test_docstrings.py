@@ -24,6 +24,7 @@ WITHOUT_ARGS = {"gather", "rank_zero_only", "all_reduce"}  # their arguments are
 @pytest.mark.slow
 def test_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which a part of torch that DDP imports would set
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # else its bars would leave a thread
     failed = {}
     for name in MODULES:
         with torch.random.fork_rng():

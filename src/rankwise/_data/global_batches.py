@@ -69,7 +69,7 @@ class GlobalBatches(Sampler[list[Any]]):
         >>> sampler = GlobalBatches(10, batch_size=4, shuffle=False)
         >>> list(sampler)  # on 2 ranks, rank 0: [[0, 1], [4, 5], [8]]
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-        >>> loader = DataLoader(range(10), batch_sampler=sampler, num_workers=2)
+        >>> loader = DataLoader(range(10), batch_sampler=sampler)
         >>> for batch in in_step(loader):
         ...     break
         >>> sampler.state_dict()  # in epoch 1, with the batch of the step that was left
