@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
@@ -25,8 +24,6 @@ R = TypeVar("R")
 
 # Frames of these packages are not user frames.
 _INTERNAL_PACKAGES: Final = ("rankwise", "torch", "contextlib", "functools")
-# Where Python's own modules and installed packages are.
-_INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 # The function of torch that runs a backward pass.
 _BACKWARD: Final = "_engine_run_backward"
 
@@ -71,11 +68,19 @@ def raised_at(error: BaseException) -> str:
     """
     entries = list(traceback.walk_tb(error.__traceback__))
     entries = [entry for entry in entries if is_user_frame(entry[0])] or entries
-    entries = [entry for entry in entries if not entry[0].f_code.co_filename.startswith(_INSTALLED)] or entries
+    entries = [entry for entry in entries if not entry[0].f_code.co_filename.startswith(installed_folders())] or entries
     if not entries:
         return ""
     frame, line = entries[-1]
     return f"{Path(frame.f_code.co_filename).name}:{line}"
+
+
+@functools.cache
+def installed_folders() -> tuple[str, ...]:
+    """Return where Python's own modules and installed packages are."""
+    import sysconfig  # noqa: PLC0415 - most programs have no error
+
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> None:

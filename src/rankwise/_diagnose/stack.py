@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,10 +12,11 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Final
 
+from rankwise._user_frames import installed_folders
+
 # The usual names of functions that decorators return.
 WRAPPERS: Final = frozenset({"wrapper", "wrapped", "inner", "decorated"})
 FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
-_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 # Of any interpreter: a job may run with another one than this command.
 _OF_LIBRARIES: Final = re.compile(
     r"/(site|dist)-packages/|/lib/python3\.\d+/|^<|/torch/(distributed|autograd|nn)/"
@@ -152,7 +152,7 @@ def _package(file: str) -> str:
 
 @cache
 def _is_library(file: str) -> bool:
-    return file.startswith(_LIBRARIES) or _OF_LIBRARIES.search(file) is not None
+    return file.startswith(installed_folders()) or _OF_LIBRARIES.search(file) is not None
 
 
 def called_function(file: str, line: int) -> str:
