@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -212,7 +213,7 @@ def restore(path: Path, objects: Mapping[str, Any], rank: int) -> dict[str, obje
         elif isinstance(value, torch.optim.Optimizer):
             loads.append(_optimizer_load(value, name, saved[name], sizes, targets))
         else:
-            loads.append(_Load(value.load_state_dict, saved[name]))
+            loads.append(partial(value.load_state_dict, saved[name]))
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
@@ -226,19 +227,10 @@ def restore(path: Path, objects: Mapping[str, Any], rank: int) -> dict[str, obje
     return {name: value for name, value in saved.items() if name not in objects}
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    function: Callable[[Any], object]
-    state: object
-
-    def __call__(self) -> None:
-        self.function(self.state)
-
-
 def _module_load(
     module: torch.nn.Module,
     name: str,
-    values: Mapping[str, object],
+    values: Mapping[str, Any],
     sizes: Mapping[str, TensorStorageMetadata],
     targets: dict[str, torch.Tensor],
 ) -> Callable[[], object]:
@@ -256,7 +248,7 @@ def _module_load(
                 f"{name}: {key!r} has the shape {list(value.size())}, and {list(saved[key].size)} in the checkpoint"
             )
         targets[f"{name}/{key}"] = value
-    return _Load(lambda state: set_model_state_dict(module, state), {**own, **values})
+    return partial(set_model_state_dict, module, {**own, **values})
 
 
 def _optimizer_load(
@@ -284,7 +276,7 @@ def _optimizer_load(
             torch.empty_like(like, dtype=dtype, requires_grad=False) if fits else torch.empty(entry.size, dtype=dtype)
         )
         targets[key] = state.setdefault(int(index), {})[of_state] = target.detach()
-    return _Load(optimizer.load_state_dict, {**values, "state": state})
+    return partial(optimizer.load_state_dict, {**values, "state": state})
 
 
 def _without_tensors(state: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> dict[Any, Any]:
