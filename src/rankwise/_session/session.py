@@ -156,7 +156,7 @@ class SessionState:
         """
         is_complete = len(self.reading.known_topology()) == len(TOPOLOGY_FIELDS)
         # A forked process cannot use the store: its connection is that of the rank.
-        if not is_complete and self.hosts is not None and self.hosts.is_published and self._pid == os.getpid():
+        if not is_complete and self.hosts is not None and self.hosts.is_published and self.is_of_this_process():
             seconds = min(self.timeout, JOIN_SECONDS)
             self.reading = self.hosts.complete(self.reading, seconds, local_rank=local_rank)
         return self.reading
@@ -168,7 +168,7 @@ class SessionState:
         Raises:
             NotJoinedError: The world is larger than one and was not joined, or was joined by another process.
         """
-        if self._pid != os.getpid():
+        if not self.is_of_this_process():
             raise NotJoinedError.forked(self.rank)
         if self.joined_comm is None:
             self.joined_comm = self._serial_comm()

@@ -110,9 +110,9 @@ class _LeavingHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record; not from a process that the rank has forked."""
-        if os.getpid() == self._pid and isinstance(record.args, tuple):
-            with contextlib.suppress(OSError):
-                self._connection.sendall(serialize(Leaving(record.getMessage(), str(record.args[-1]))))
+        if isinstance(record.args, tuple):
+            connection = self._connection if os.getpid() == self._pid else None
+            _send(connection, Leaving(record.getMessage(), str(record.args[-1])))
 
 
 def _report_leaving(request: StartRequest, connection: socket.socket) -> None:
@@ -333,17 +333,17 @@ def _is_hooked() -> bool:
     return hook is not sys.__excepthook__ and not (by_torch and sys.__excepthook__ in around)
 
 
-def _send(connection: socket.socket | None, result: WorkerResult) -> bool:
-    """Send the result to the launcher; return whether it was sent.
+def _send(connection: socket.socket | None, message: WorkerResult | Leaving) -> bool:
+    """Send a message to the launcher; return whether it was sent.
 
     Args:
         connection: The connection; None in a process that the rank has forked.
-        result: The result.
+        message: The result, or what comes before it.
     """
     if connection is None:
         return False
     try:
-        connection.sendall(serialize(result))
+        connection.sendall(serialize(message))
     except OSError:
         return False
     return True
