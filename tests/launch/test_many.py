@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
-from rankwise._launch import many
+from rankwise._launch import many, spec
 from rankwise.errors import InvalidArgumentError, LaunchError, RankFailedError
 from rankwise.launching import launch_many
 from tests.launch.test_engines import ThisHost, end
@@ -96,7 +96,7 @@ def test_what_cannot_be_is_refused_before_a_launch(
 def test_launches_share_cores_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(many, "cores", lambda: 16)
+    monkeypatch.setattr(spec, "_cores", lambda: 16)
     monkeypatch.setattr(many, "num_accelerators", lambda: 4)
     assert [many._variables(place, 3, 2) for place in range(3)] == [
         {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": devices} for devices in ("0,1", "2,3", "0,1")

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import socket
 
 
 class Interrupts:
     """The interrupts of one launch, which its event loop waits for. A context manager that closes them."""
 
     def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
+        self._reader, self._writer = socket.socketpair()
 
     def __enter__(self) -> Interrupts:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._reader)
-        os.close(self._writer)
+        self._reader.close()
+        self._writer.close()
 
     def fileno(self) -> int:
         """Return the descriptor that can be read while an interrupt was not taken."""
-        return self._reader
+        return self._reader.fileno()
 
     def interrupt(self) -> None:
         """Interrupt the launch, from any thread; the second time its ranks have no more time to end, as by Ctrl-C."""
-        os.write(self._writer, b"\0")
+        with contextlib.suppress(OSError):  # the launch has ended just now
+            self._writer.send(b"\0")
 
     def take(self) -> None:
         """Raise the next one, in the thread of the launch.
@@ -32,5 +34,5 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: Always.
         """
-        os.read(self._reader, 1)
+        self._reader.recv(1)
         raise KeyboardInterrupt

@@ -15,7 +15,6 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from rankwise._arguments import as_integer
-from rankwise._launch.forkserver.ipc import Target
 from rankwise._launch.function_arguments import with_keywords
 from rankwise._launch.functions import returned_values
 from rankwise._launch.interrupts import Interrupts
@@ -25,7 +24,7 @@ from rankwise._launch.output.console import SECONDS_TO_READ, SECONDS_TO_READ_AFT
 from rankwise._launch.output.screen import Screen
 from rankwise._launch.output.settings import Output
 from rankwise._launch.preload import caller_source
-from rankwise._launch.spec import cores, own_environ
+from rankwise._launch.spec import own_environ, threads_of_each
 from rankwise._user_frames import ends_at_caller
 from rankwise.errors import InvalidArgumentError, LaunchError, message_of, shown
 
@@ -96,6 +95,9 @@ def launch_many(
     named = (
         dict(arguments) if isinstance(arguments, Mapping) else {f"run {i}": each for i, each in enumerate(arguments)}
     )
+    for args in named.values():
+        if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+            raise InvalidArgumentError(f"the arguments of a launch are a tuple, got {shown(args)}: write (x,) for one")
     if on is not None:
         from rankwise._launch.engines.running import outcomes_on  # noqa: PLC0415 - not needed on this host
 
@@ -140,7 +142,10 @@ class Runs:
             InvalidArgumentError: The function or an argument cannot be pickled.
             TypeError: The function cannot be called with these arguments.
         """
-        self._targets = [_target(fn, args) for args in arguments.values()]
+        self._targets = [
+            function_target(with_keywords(fn, args, {}, more=None, own=(), given=()), args)
+            for args in arguments.values()
+        ]
         self._names = list(arguments)
         self._nproc = nproc
         self._main = caller_source()
@@ -187,17 +192,17 @@ class Runs:
         """Run one launch, in a thread, and return the results of its ranks."""
         environ = self._places.get()
         try:
-            with Interrupts() as self._interrupts[index]:
+            with Interrupts() as interrupts:
+                self._interrupts[index] = interrupts
                 if self._is_stopping:
                     raise KeyboardInterrupt
                 console = Output().console(self._nproc, screen=self._screen, run=self._names[index])
                 options = Options(nproc=self._nproc, environ=environ)
-                interrupts = self._interrupts[index]
                 return returned_values(
                     run_on_this_host(self._targets[index], options, self._main, console, interrupts=interrupts)
                 )
         finally:
-            del self._interrupts[index]
+            self._interrupts.pop(index, None)
             self._places.put(environ)
 
     def _stop(self, running: Collection[Future[Any]]) -> None:
@@ -223,19 +228,13 @@ class Runs:
         self._screen.show_status(text, rank=-1, last=last)
 
 
-def _target(fn: Callable[..., Any], args: Sequence[Any]) -> Target:
-    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise InvalidArgumentError(f"the arguments of a launch are a tuple, got {shown(args)}: write (x,) for one")
-    return function_target(with_keywords(fn, args, {}, more=None, own=(), given=()), args)
-
-
 def _variables(place: int, places: int, nproc: int) -> dict[str, str]:
     """Return the variables of a run beside others: its part of the cores, and devices of its own if they suffice."""
     if places == 1:
         return {}
     environ, variables = own_environ(), {}
     if "OMP_NUM_THREADS" not in environ:
-        variables["OMP_NUM_THREADS"] = str(max(1, cores() // (nproc * places)))
+        variables["OMP_NUM_THREADS"] = threads_of_each(nproc * places)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     devices = list(map(str, range(num_accelerators()))) if visible is None else visible.split(",")
     if len(devices) > nproc:

@@ -202,7 +202,7 @@ def command_status(launch: Callable[[], None], *, name: str, console: Console) -
             console.print_message(f"{name}: {stop.__cause__}")
         status = stop.status if isinstance(stop, Terminated) else _INTERRUPTED
         seconds = SECONDS_TO_READ_AFTER_STOP
-    console.screen.clear_status()
+    console.clear_status()
     try:
         lost = console.drain(seconds)
         for text in lost:

@@ -85,7 +85,7 @@ def common_environ(nproc: int, *, one_host: bool) -> dict[str, str]:
     if one_host and loopback is not None:  # libraries listen there too, as the store does, unless the user chose
         environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // nproc)))
+    environ.setdefault("OMP_NUM_THREADS", threads_of_each(nproc))
     return environ
 
 
@@ -121,7 +121,12 @@ def _one_device(visible: str | None, local_rank: int) -> dict[str, str]:
     }
 
 
-def cores() -> int:
+def threads_of_each(num_ranks: int) -> str:
+    """Return OMP_NUM_THREADS for so many ranks on this host."""
+    return str(max(1, _cores() // num_ranks))
+
+
+def _cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -110,7 +110,7 @@ class Supervisor:
             self.wait(1.0)
             for text in self._server.preloading.messages():
                 self.print_message(text)
-        self._console.screen.clear_status()
+        self._console.clear_status()
 
     def wait(self, seconds: float) -> None:
         """Wait until an event happens, for that many seconds at most, and process it.

@@ -158,8 +158,6 @@ def _where(engine: Engine, job_id: str, rank: int) -> str:
 def _job(fn: Callable[..., Any], args: Sequence[Any], *, nproc: int | None, nnodes: int | None) -> RankJob:
     if not callable(fn):
         raise InvalidArgumentError(f"launch takes a function and its arguments, got {shown(fn)}")
-    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise InvalidArgumentError(f"the arguments of a launch are a tuple, got {shown(args)}: write (x,) for one")
     return RankJob(
         nproc=_count(nproc, "nproc"),
         nnodes=_count(1 if nnodes is None else nnodes, "nnodes"),

@@ -74,6 +74,11 @@ class Console:
         if self._has_several_ranks:
             self.screen.show_status(text, last=last)
 
+    def clear_status(self) -> None:
+        """Erase the line of `show_status`; that of several launches stays."""
+        if not self.run:
+            self.screen.clear_status()
+
     def print_message(self, text: str) -> None:
         """Show a message of the launcher on standard error."""
         self.screen.print_message(f"{self.run}: {text}" if self.run else text)

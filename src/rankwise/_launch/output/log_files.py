@@ -255,7 +255,7 @@ def has_ended(run: Path) -> bool:
     return True
 
 
-def _locked(run: Path) -> int | None:
+def _locked(run: Path) -> int:
     """Lock a folder for as long as this process lives, and return the descriptor."""
     descriptor = os.open(run, os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):  # a file system without locks

@@ -50,9 +50,9 @@ class Screen:
 
     def clear_status(self) -> None:
         """Erase the line of `show_status`, if it is there."""
-        for writer, line in self._lines.items():
-            if line.text and (line.rank is None or line.rank < 0):
-                with self.lock:
+        with self.lock:
+            for writer, line in self._lines.items():
+                if line.text and (line.rank is None or line.rank < 0):
                     writer.write(line.clear())
 
     def print_message(self, text: str) -> None:
