@@ -7,6 +7,12 @@ from pathlib import Path
 
 import rankwise as rw
 
+
+def show(text: str) -> None:
+    """Write a line at once: under torchrun, which starts `python -u`, print writes a text and its newline apart."""
+    os.write(1, f"{text}\n".encode())
+
+
 with rw.init(), rw.Stop() as stop:
     Path(f"pid{rw.get_rank()}").write_text(str(os.getpid()))
     step = 0
@@ -14,10 +20,10 @@ with rw.init(), rw.Stop() as stop:
         step += 1
         time.sleep(0.001)
         if step == 20 and rw.is_rank_zero():
-            print("running", flush=True)
-    print(f"rank {rw.get_rank()} stopped at {step}: {stop.reason}", flush=True)
+            show("running")
+    show(f"rank {rw.get_rank()} stopped at {step}: {stop.reason}")
     if "for-ever" in sys.argv:
         while True:
             time.sleep(0.01)
     rw.barrier("saved")
-    print(f"rank {rw.get_rank()} saved", flush=True)
+    show(f"rank {rw.get_rank()} saved")
