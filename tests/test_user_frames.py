@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -135,3 +136,20 @@ def test_an_error_in_another_package_is_at_the_line_of_the_program() -> None:
     with pytest.raises(ValueError, match="Expecting") as caught:
         json.loads("{")
     assert raised_at(caught.value) == f"test_user_frames.py:{caught.traceback[0].lineno + 1}"
+
+
+def gather_lock() -> None:
+    rw.init(device="cpu")
+    rw.all_gather(threading.Lock())
+
+
+def test_the_report_on_a_rank_shows_the_call_and_no_frame_of_rankwise() -> None:
+    with pytest.raises(rw.RankFailedError) as caught:
+        rw.launch(gather_lock, nproc=2)
+    trace, call, source, error = caught.value.failures[0].traceback.splitlines()
+    assert trace == "Traceback (most recent call last):"
+    assert call == f'  File "{__file__}", line {gather_lock.__code__.co_firstlineno + 2}, in gather_lock'
+    assert source == "    rw.all_gather(threading.Lock())"
+    assert error.startswith(
+        "rankwise.errors.PayloadTypeError: a lock cannot be sent to other ranks, since it cannot be"
+    )

@@ -12,6 +12,7 @@ import importlib
 import io
 import pickle
 import sys
+import traceback
 from collections.abc import Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import IO, Any, Final, NamedTuple
@@ -251,6 +252,14 @@ def dumps_by_value(value: object) -> bytes:
     for name, definition in pickler.referenced.items():
         raise TypeError(f"{name!r} refers to something that cannot be pickled: {_unpicklable.get(definition)}")
     return encoded(stream)
+
+
+def cause_of_failure(error: Exception) -> Exception | None:
+    """Return the error of a pickler if code of the value raised it; None if the pickler did: its message has all."""
+    modules = {
+        frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)
+    }
+    return error if modules - {"cloudpickle", "rankwise"} else None
 
 
 def encoded(stream: io.BytesIO, definitions: Definitions = _NONE) -> bytes:

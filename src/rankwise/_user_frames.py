@@ -84,9 +84,10 @@ def installed_folders() -> tuple[str, ...]:
 
 
 def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> None:
-    """Remove the trailing internal frames from the traceback of one of rankwise's own errors, all but the outermost.
+    """Remove the internal frames after the last user frame from the traceback of one of rankwise's own errors.
 
-    Internal frames that called user code are kept, such as those that called a `__reduce__` that raised.
+    Internal frames that called user code are kept, such as those that called a `__reduce__` that raised. So is the
+    first entry, which its caller cannot do without.
 
     Args:
         entry: The first traceback entry to consider: the caller may be about to remove those before it.
@@ -94,9 +95,10 @@ def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> 
     """
     if not isinstance(error, RankwiseError) or sys.flags.dev_mode:
         return
-    last: TracebackType | None = None
+    last = entry
     while entry is not None:
-        last = None if is_user_frame(entry.tb_frame) else last or entry
+        if is_user_frame(entry.tb_frame):
+            last = entry
         entry = entry.tb_next
     if last is not None:
         last.tb_next = None

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from rankwise._comm.buffers import as_bytes, memory_of, require_memory
-from rankwise._pickling import Definitions, Pickler, Unpickler
+from rankwise._pickling import Definitions, Pickler, Unpickler, cause_of_failure
 from rankwise._torch import waited
 from rankwise._xla_use import DEVICE_TYPE, is_used
 from rankwise.errors import PayloadTypeError
@@ -59,10 +59,11 @@ class Pickled:
             pickler.dump(value)
         except MemoryError:  # which is not about the value's type
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - any error of an object
             raise PayloadTypeError(
-                f"a {type(value).__qualname__} cannot be sent to other ranks, since it cannot be pickled: {error}"
-            ) from error
+                f"a {type(value).__qualname__} cannot be sent to other ranks, since it cannot be pickled: {error}; "
+                "leave that part out"
+            ) from cause_of_failure(error)
         self.contents = pickler.contents
         definitions = Definitions.of(pickler.referenced) if pickler.referenced else ()
         devices = [device for device, _, _ in self.contents]

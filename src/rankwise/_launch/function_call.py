@@ -14,7 +14,7 @@ from typing import Any
 
 from rankwise._launch.interpreter import search_path
 from rankwise._launch.main_module import MainModule
-from rankwise._pickling import Definitions, Pickler, dumps_by_value, encoded, loads, shown_file
+from rankwise._pickling import Definitions, Pickler, cause_of_failure, dumps_by_value, encoded, loads, shown_file
 from rankwise.errors import InvalidArgumentError
 
 
@@ -51,10 +51,10 @@ class FunctionCall:
         main = MainModule.find()
         try:
             pickled = dumps_by_value((fn, args, {})) if main is None else _by_name(fn, args, main)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - any error of an object
             raise InvalidArgumentError(
-                f"{_unpicklable(fn, args)} cannot be carried to other processes: {error}"
-            ) from error
+                f"{_unpicklable(fn, args)} cannot be carried to other processes: {error}; create it in the function"
+            ) from cause_of_failure(error)
         return cls(
             pickled=pickled,
             main=main,

@@ -7,9 +7,9 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
+from rankwise._user_frames import strip_internal_frames
 from rankwise.errors import CollectiveError, MismatchError, RemoteRankError, message_of
 
 # The messages of gloo when another rank has ended.
@@ -27,11 +27,13 @@ def format_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(error, limit=-min(limit, _FRAMES) if limit > 0 else 0))
 
 
-def without_launcher_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames that run the program."""
+def keep_program_frames(error: BaseException) -> None:
+    """Remove the frames that run the program from the traceback of an error, and those of rankwise's own errors."""
+    trace = error.__traceback__
     while trace is not None and _is_launcher(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    return trace
+    error.__traceback__ = trace
+    strip_internal_frames(trace, error)
 
 
 def _is_launcher(file: str) -> bool:

@@ -12,7 +12,7 @@ from rankwise import _torch_xla
 from rankwise._launch.forkserver.ipc import WorkerResult
 from rankwise._launch.forkserver.worker import failed_result, pickle_error, pickled_result
 from rankwise._launch.grace_period import GRACE_SECONDS
-from rankwise._launch.rank_traceback import without_launcher_frames
+from rankwise._launch.rank_traceback import keep_program_frames
 from rankwise._launch.xla_devices import DeviceResult, DevicesFailedError
 from rankwise._session.current import close_current
 from rankwise._session.environ import own_environment
@@ -76,8 +76,9 @@ def _run_rank(device: str, fn: Callable[..., Any], args: Sequence[Any]) -> Devic
         close_current()
         result = WorkerResult(value=value, time_ns=time.monotonic_ns())
     except BaseException as error:  # noqa: BLE001 - any of them is the result of the rank
-        trace = error.__traceback__
-        error.__traceback__ = without_launcher_frames(trace and trace.tb_next)  # the first frame is of this function
+        if error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next  # the first frame is of this function
+        keep_program_frames(error)
         result = failed_result(error, position.rank, pickle_error(error))
         close_current(reason=f"left with {summary_with_location(error)}", failed=True)
     return DeviceResult(rank=position.rank, world_size=position.world_size, result=result)

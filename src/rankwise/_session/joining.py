@@ -104,8 +104,10 @@ def join_with_device(
     try:
         seconds = timeout if problem is None else min(timeout, _REPORT_SECONDS)
         return _join(reading, endpoint, request, timeout=seconds, secret=secret)
-    except JoinError as error:
-        raise problem or error from error
+    except JoinError:
+        if problem is None:
+            raise
+        raise problem from problem.__cause__  # not from an error that only says the same
 
 
 def own_address(joined: Joined, endpoint: Endpoint) -> str:

@@ -37,7 +37,7 @@ from rankwise._launch.interpreter import interpreter_options
 from rankwise._launch.late_variables import late_setting_warning
 from rankwise._launch.main_module import prepare_piped_script, prepare_script
 from rankwise._launch.process_title import set_title
-from rankwise._launch.rank_traceback import format_traceback, is_consequence, without_launcher_frames
+from rankwise._launch.rank_traceback import format_traceback, is_consequence, keep_program_frames
 from rankwise._launch.standard_streams import STANDARD_INPUT
 from rankwise._net.pausable_timeouts import follow_pauses
 from rankwise._rank_files import offer_stacks
@@ -88,7 +88,7 @@ def run_worker(descriptor: int, crashes: int, preloaded: Mapping[str, str] = Map
         value = _run(request, connection, crashes)
     except BaseException as error:  # noqa: BLE001 - any of them is the result of the rank
         if request.debug and os.getpid() == pid and not isinstance(error, SystemExit):
-            error.__traceback__ = without_launcher_frames(error.__traceback__)
+            keep_program_frames(error)
             debug_post_mortem(terminal, error, format_traceback(error))
         return _status(error, request, connection if os.getpid() == pid else None)
     else:
@@ -269,7 +269,7 @@ def _status(error: BaseException, request: StartRequest, connection: socket.sock
         value = pickled_result(None) if code == 0 and request.target.kind is TargetKind.FUNCTION else b""
         _send(connection, WorkerResult(value=value, status=code, time_ns=time.monotonic_ns()))
         return code
-    error.__traceback__ = without_launcher_frames(error.__traceback__)
+    keep_program_frames(error)
     # Set for debuggers and atexit functions, as in the interpreter.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     pickled = pickle_error(error) if request.target.kind is TargetKind.FUNCTION else b""
@@ -307,7 +307,7 @@ def _call_hook(error: BaseException) -> int:
     except SystemExit as exit_:
         return _exit_status(exit_)
     except BaseException as failure:  # noqa: BLE001 - any error of a hook
-        failure.__traceback__ = without_launcher_frames(failure.__traceback__)
+        keep_program_frames(failure)
         failure.__context__ = None
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"Error in sys.excepthook:\n{format_traceback(failure)}\n")
@@ -355,14 +355,14 @@ def pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the user
     Raises:
         TypeError: It cannot be pickled.
     """
-    from rankwise._pickling import dumps  # noqa: PLC0415 - scripts do not need it
+    from rankwise._pickling import cause_of_failure, dumps  # noqa: PLC0415 - scripts do not need it
 
     try:
         return dumps(value)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - any error of an object
         raise TypeError(
-            f"the function returned a {type(value).__qualname__}, which cannot be pickled: {error}"
-        ) from error
+            f"the function returned a {type(value).__qualname__}, which cannot be pickled: {error}; leave that part out"
+        ) from cause_of_failure(error)
 
 
 def pickle_error(error: BaseException) -> bytes:
