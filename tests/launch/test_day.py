@@ -25,10 +25,11 @@ PROGRAMS = {
     "stops.py": """
 import rankwise as rw, torch
 torch.set_num_threads(1)
-session = rw.init(timeout=5)
+session = rw.init()
 value = session.rank + 41
 if session.rank == 1:
     breakpoint()
+rw.barrier("debugged", timeout=5)
 print("sum", rw.all_reduce(value))
 """,
     "fails.py": "import os\nif os.environ['RANK'] == '1':\n    wrong = 7\n    raise ValueError('of rank 1')",
@@ -159,7 +160,7 @@ def test_torchrun_has_the_commands_that_the_table_names(tmp_path: Path, monkeypa
 @pytest.mark.slow
 @pytest.mark.usefixtures("_here")
 def test_a_rank_has_the_terminal_while_the_others_wait() -> None:
-    # Twice the timeout of the others, whose output comes after.
+    # Longer than the timeout of the others, whose output comes after.
     terminal = Terminal(["rankwise", "launch", "-n", "2", "stops.py"])
     terminal.expect(PROMPT)
     time.sleep(6)
@@ -172,6 +173,20 @@ def test_a_rank_has_the_terminal_while_the_others_wait() -> None:
     terminal.type("c\n")
     assert terminal.close() == 0, terminal.shown
     assert terminal.shown.count("sum 83\r\n") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_here")
+def test_a_slow_import_is_named_until_a_rank_prints(tmp_path: Path) -> None:
+    Path("imports.py").write_text("import slow\nprint('imported', flush=True)\ninput()\n")
+    Path("slow.py").write_text("import os, time\nwhile not os.path.exists('end'):\n    time.sleep(0.05)\n")
+    terminal = Terminal(["rankwise", "launch", "-n", "2", "imports.py"])
+    terminal.expect("rankwise: importing (ranks 0-1: slow.py:")
+    (tmp_path / "end").touch()
+    terminal.expect("imported")
+    terminal.type("\n")
+    terminal.close()
+    assert "importing" not in terminal.shown.rpartition("imported")[2]
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ _COLLECTIVES: Final = (
 )  # fmt: skip
 _NATIVE_SOURCES: Final = frozenset({".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".S", ".rs", ".pyx"})
 _LAUNCHER: Final = "/rankwise/_launch/forkserver/"  # below the user's program
+_IMPORT: Final = "<frozen importlib"
 _BACKWARD: Final = "/torch/autograd/graph.py"
 # Frames of one of these packages that follow each other are shown in one line, if they are so many.
 _FOLDED_PACKAGE: Final = re.compile(r"/(rankwise|torch)/(?!.*/(?:rankwise|torch)/)")
@@ -96,6 +97,15 @@ class Stack:
         names = [name for name in names if name not in WRAPPERS]
         function = names[-1] if names else called_function(frame.file, frame.line) or frame.function
         return f"{function} at {Path(frame.file).name}:{frame.line}"
+
+    @cached_property
+    def importing(self) -> str:
+        """The file and line of the module that is imported now: "model.py:3"; "" if none is."""
+        modules = [index for index, frame in enumerate(self.frames) if frame.function == "<module>"]
+        if not modules or not any(_IMPORT in frame.file for frame in self.frames[modules[0] :]):
+            return ""
+        frame = self.frames[modules[0]]
+        return f"{Path(frame.file).name}:{frame.line}"
 
     @cached_property
     def in_collective(self) -> bool:

@@ -14,9 +14,9 @@ from rankwise._text import ranks_text
 
 # The folder for files of reports, of the launcher and of its ranks.
 HANG_DIR: Final = "RANKWISE_HANG_DIR"
-# How long it may take to read the stacks of all ranks: when it is asked for them, and before ranks are killed.
+# How long it may take to read the stacks of all ranks: when it is asked for them, and while other work waits.
 _ASKED_SECONDS: Final = 5.0
-_KILL_SECONDS: Final = 1.0
+_SHORT_SECONDS: Final = 1.0
 
 
 class RankStacks:
@@ -49,8 +49,19 @@ class RankStacks:
         """Take the stacks of ranks that are about to be killed, unless that was done."""
         if self.kept or not numbers:
             return
-        if report := self._report(numbers, _KILL_SECONDS, kind="killed"):  # else they have ended meanwhile
+        if report := self._report(numbers, _SHORT_SECONDS, kind="killed"):  # else they have ended meanwhile
             self.kept = f"\nstacks of {ranks_text(numbers)} before the end:\n{report}"
+
+    def imports(self) -> str:
+        """Return what ranks import: "ranks 0-1: model.py:3"; "" if one of them does something else."""
+        from rankwise._diagnose.sampling import sample_in_time  # noqa: PLC0415 - as below
+
+        running = {number: rank.pid for number, rank in self._ranks.items() if rank.is_running and rank.pid}
+        ranks: dict[str, list[int]] = {}
+        for sample in sample_in_time(running, _SHORT_SECONDS):
+            stack = sample.process.stack
+            ranks.setdefault("" if stack is None else stack.importing, []).append(sample.rank)
+        return "" if "" in ranks else " · ".join(f"{ranks_text(numbers)}: {site}" for site, numbers in ranks.items())
 
     def close(self) -> None:
         """Take no more requests."""

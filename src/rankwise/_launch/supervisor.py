@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 # How long to wait for the last output of ranks that have ended: it is in the pipes already.
 _DRAIN_SECONDS: Final = 0.2
+# How long ranks may print nothing after their start before it is looked for what they import.
+_QUIET_SECONDS: Final = 4.0
 # How long a user who has stopped the launcher waits before a message explains the wait.
 _SILENT_SECONDS: Final = 1.0
 # How long after SIGKILL ranks are waited for. Those in an uninterruptible wait stay until that is over.
@@ -65,6 +67,7 @@ class Supervisor:
         self._hurries = False
         self._left_with: set[str] = set()
         self.stopped_ns = 0
+        self._next_look = float("inf")
         self.world_size = 0
         self._loop = EventLoop()
         self._pipes = OutputPipes(self._loop, console)
@@ -111,6 +114,8 @@ class Supervisor:
             for text in self._server.preloading.messages():
                 self.print_message(text)
         self._console.clear_status()
+        if self._console.has_status:
+            self._next_look = time.monotonic() + _QUIET_SECONDS
 
     def wait(self, seconds: float) -> None:
         """Wait until an event happens, for that many seconds at most, and process it.
@@ -118,6 +123,8 @@ class Supervisor:
         Raises:
             LaunchError: The fork server has ended.
         """
+        if self._next_look < time.monotonic():
+            self._show_imports()
         # Output that has stopped in the middle of a line may be a prompt.
         try:
             has_event = self._loop.run_once(min(seconds, self.terminal.update()))
@@ -272,6 +279,15 @@ class Supervisor:
         if message.error not in self._left_with:
             self._left_with.add(message.error)
             self.print_message(f"rankwise: {message.text}")
+
+    def _show_imports(self) -> None:
+        """Show on a terminal what ranks import that have not printed anything yet; with that, their start is over."""
+        imports = "" if self._console.screen.has_output else self.stacks.imports()
+        self._next_look = time.monotonic() + _QUIET_SECONDS if imports else float("inf")
+        if imports:
+            self._console.show_status(f"rankwise: importing ({imports})")
+        else:
+            self._console.clear_status()
 
     def _begin_logs(self, requests: Mapping[int, StartRequest]) -> None:
         for text in self._console.logs.close(SECONDS_TO_READ):  # of the attempt before

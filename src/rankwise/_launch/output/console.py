@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Collection
 from typing import Final, TextIO
 
@@ -68,6 +69,11 @@ class Console:
         self._local_ranks = local_ranks
         self._speaker: int | None = None
         self._outputs: list[RankOutput] = []
+
+    @property
+    def has_status(self) -> bool:
+        """There is a terminal for a status line, and no launch beside this one has it."""
+        return self._has_several_ranks and not self.run and is_terminal(sys.stderr)
 
     def show_status(self, text: str, *, last: bool = False) -> None:
         """Show a line on a terminal, if there are several ranks; unless it is the last, other output replaces it."""
@@ -225,6 +231,7 @@ class RankOutput:
 
     def write(self, data: bytes) -> bool:
         """Buffer output of the rank, and show its whole lines; return False if nobody reads them any more."""
+        self._screen.has_output = True
         if self._log is not None:
             self._log.write(data)
         if self._writer is None:

@@ -23,6 +23,7 @@ class Screen:
         lock: Held while a piece of output is shown, so that the pieces of several launches stay whole.
         unfinished: For each writer, the output whose line was shown last, if that line has no end yet.
         is_inherited: A rank has inherited a descriptor: what is on the last line is not known.
+        has_output: Ranks have printed something.
         on_writable: Each is called, from any thread, when a writer that was full accepts data again.
     """
 
@@ -30,6 +31,7 @@ class Screen:
         self.lock = threading.RLock()
         self.unfinished: dict[Writer, object] = {}
         self.is_inherited = False
+        self.has_output = False
         self.on_writable: list[Callable[[], None]] = []
         self._lines: dict[Writer, TerminalLine] = {}
         self._writers: dict[object, Writer] = {}
