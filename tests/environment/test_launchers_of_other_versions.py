@@ -330,7 +330,7 @@ TORCH = [
     Scenario(
         "composer 0.32, with BASE_RANK",
         HAND | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "BASE_RANK": "2"},
-        "composer",
+        "plain",
         (3, 4, 1, 2, 1),
         "node0",
     ),

@@ -143,7 +143,6 @@ CASES = [
     Case(
         "deepspeed", TORCH | {"LOCAL_SIZE": "4", "CROSS_RANK": "0", "CROSS_SIZE": "2"}, (), (3, 8, 3, 4, 0, 2), "node0"
     ),
-    Case("composer", TORCH | {"LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}, (), (3, 8, 3, 4, 0), "node0"),
     Case(
         "accelerate",
         TORCH | {"TORCHELASTIC_RUN_ID": "none", "ACCELERATE_MIXED_PRECISION": "no", "GROUP_RANK": "0"},
@@ -298,7 +297,7 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
         (SLURM_ALONE | LIGHTNING, "lightning", 3),  # srun --pty bash, then Lightning
         (SLURM_TASK | LIGHTNING | {"WORLD_SIZE": "2"}, "slurm", 1),  # exported by a batch script
         (SLURM_TASK | TORCH | {"LOCAL_SIZE": "4", "CROSS_RANK": "0", "CROSS_SIZE": "2"}, "deepspeed", 3),
-        (KUBEFLOW | TORCH | {"LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}, "composer", 3),
+        (KUBEFLOW | TORCH | {"LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}, "plain", 3),
         (KUBEFLOW | OPENMPI, "openmpi", 3),
         (SAGEMAKER | OPENMPI, "openmpi", 3),
         (without(SAGEMAKER, "WORLD_SIZE") | TORCHRUN, "torchrun", 3),
@@ -382,9 +381,8 @@ def test_no_reader_takes_the_variables_of_another() -> None:
         case.name: [launcher.name for launcher in LAUNCHERS[:-1] if launcher.present(case.environ)] for case in CASES
     }
     also = {  # variables that two have: the first of LAUNCHERS is chosen, as named in `detect`
-        "ray": ["composer", "plain"],
+        "ray": ["plain"],
         "deepspeed": ["plain"],
-        "composer": ["plain"],
         "azureml": ["openmpi"],
         "flux": ["pmi"],
         "mpt": ["pmi"],

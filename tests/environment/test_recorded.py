@@ -26,7 +26,7 @@ LAUNCHER = {
     "pip-intelmpi": "intelmpi",
     "slurm": "slurm",
     "accelerate": "accelerate",
-    "composer": "composer",
+    "composer": "plain",
     "deepspeed": "deepspeed",
     "lightning": "lightning",
     "ray": "ray",

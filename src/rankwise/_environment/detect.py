@@ -17,7 +17,6 @@ from rankwise._environment.own_launcher import Launcher, OwnLauncher
 from rankwise._environment.schedulers import ALPS, FLUX, JSRUN, PALS, PBSDSH, SUBMITIT, Slurm
 from rankwise._environment.single import SingleProcess, refuse_incomplete, refuse_incomplete_override
 from rankwise._environment.torch_like import (
-    COMPOSER,
     DEEPSPEED,
     RAY_TRAIN,
     AccelerateLaunch,
@@ -33,7 +32,9 @@ from rankwise.errors import InvalidArgumentError, LauncherEnvironmentError, show
 _OVERRIDE: Final = TorchVariables(
     name="override", description="variables for rankwise alone, set by hand", prefix=OVERRIDE_PREFIX
 )
-_PLAIN: Final = TorchVariables(name="plain", description="RANK and WORLD_SIZE, set by hand")
+_PLAIN: Final = TorchVariables(
+    name="plain", description="RANK and WORLD_SIZE, set by hand or by a launcher without variables of its own"
+)
 
 _SLURM: Final = Slurm()
 
@@ -46,9 +47,8 @@ _BEFORE_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
 # The launchers of other installed packages stand here. After torchrun, which they too may start once for each node;
 # before the others, because they may set RANK, or be started through mpirun or srun, and have a variable of their own.
 _AFTER_INSTALLED: Final[tuple[OwnLauncher, ...]] = (
-    RAY_TRAIN,  # before plain, as the next two: they set RANK too, and more
+    RAY_TRAIN,  # before plain, as the next: they set RANK too, and more
     DEEPSPEED,
-    COMPOSER,
     _PLAIN,  # before MPI and Slurm: a RANK that is set by hand is more specific than the scheduler's
     Lightning(),  # sets no RANK; before Slurm, in a step of one task of which it starts its processes
     SUBMITIT,  # before those of the shell in which its executor was used

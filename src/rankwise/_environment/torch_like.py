@@ -195,13 +195,6 @@ DEEPSPEED: Final = TorchVariables(
     name="deepspeed", description="deepspeed", markers=("LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE")
 )
 
-# A process of the `composer` command of MosaicML.
-# Reads: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT, set by its launcher on
-# each node. It sets no variable of its own: variables that are set by hand as completely are read alike.
-COMPOSER: Final = TorchVariables(
-    name="composer", description="composer", markers=("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
-)
-
 
 _OUTER_SIZES: Final = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 

@@ -66,7 +66,7 @@ def init(
             default for collectives: 30 minutes, or 10 with backend="nccl". A rank that dies is noticed at once.
         launcher: The launcher whose variables are read. "auto", by default, takes the first that matches of:
             "override", the variables RANKWISE_RANK and so on; "rankwise", which is `rankwise launch`; "accelerate";
-            "torchrun"; "ray"; "deepspeed"; "composer"; "plain", RANK and WORLD_SIZE set by hand; "lightning";
+            "torchrun"; "ray"; "deepspeed"; "plain", RANK and WORLD_SIZE set by hand; "lightning";
             "submitit"; "flux"; "lsf"; "azureml"; "openmpi"; "intelmpi"; "mpich"; "mvapich2"; "mvapich3";
             "platformmpi"; "slurm"; "pals"; "mpt"; "alps"; "pmi"; "kubeflow"; "pbs"; "sagemaker"; "kubernetes"; "none",
             a world of one.

@@ -28,7 +28,7 @@ R = TypeVar("R")
 # The launchers of each name, and the advice if none of them started this process.
 _LAUNCHERS: Final = {
     "pytorch": (
-        ("override", "rankwise", "accelerate", "torchrun", "ray", "deepspeed", "composer", "plain", "lightning"),
+        ("override", "rankwise", "accelerate", "torchrun", "ray", "deepspeed", "plain", "lightning"),
         "start it with torchrun, or set RANK and WORLD_SIZE",
     ),
     "mpi": (
