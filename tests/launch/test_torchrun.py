@@ -56,6 +56,30 @@ def test_a_rank_has_the_variables_of_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_launch_with_the_run_id_of_another_one_ends_in_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("print('up', flush=True)\ninput()\n")
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "run"]
+    command = [*RANKWISE, "-n", "1", "--nnodes", "1", *meeting, str(script)]
+
+    def start() -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=clean_environ(), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    with start() as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "up\n"
+        with start() as second:
+            assert second.stderr is not None
+            assert "waits as a spare" in second.stderr.readline()
+            first.communicate("\n", timeout=200)
+            _, errors = second.communicate(timeout=200)
+    assert (first.returncode, second.returncode) == (0, 1)
+    assert errors.startswith("rankwise: the store of run 'run' (--rdzv-id) at localhost:")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_two_hosts_meet_as_under_torchrun(backend: str, tmp_path: Path) -> None:
     script = tmp_path / "talk.py"

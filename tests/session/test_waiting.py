@@ -54,6 +54,15 @@ def test_a_host_that_is_started_before_that_of_the_endpoint_says_so(told: list[s
     assert told == [f"rankwise: no launcher was found at {nodes.address} yet. Run on that host: rankwise launch a.py"]
 
 
+def test_hosts_that_do_not_meet_in_time_are_an_error_in_words(told: list[str]) -> None:
+    nodes = Nodes(
+        num_nodes=2, address=f"127.0.0.1:{free_port()}", backend="c10d", run_id="7", options={"join_timeout": "1"}
+    )
+    handler = multi_node_rendezvous(nodes, None, WaitingReport(told.append, nodes, COMMAND, needs_secret=False))
+    with pytest.raises(rw.LaunchError, match=f"the 2 hosts of run '7' .* at {nodes.address} did not meet in time"):
+        handler.next_rendezvous()
+
+
 def test_a_command_without_a_number_gets_one_before_its_other_options(told: list[str]) -> None:
     for command in (("rankwise", "launch", "a.py"), ("python", "-m", "rankwise.compat.torch_launch", "a.py"), ()):
         WaitingReport(told.append, THREE, command, needs_secret=False).show_numbered({0: "left", 1: "right"})

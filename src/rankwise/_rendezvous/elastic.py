@@ -9,10 +9,14 @@ from typing import Any, Final
 
 from torch.distributed import DistStoreError, Store
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousStateError,
     RendezvousStoreInfo,
+    RendezvousTimeoutError,
     registry,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
@@ -85,7 +89,35 @@ def multi_node_rendezvous(nodes: Nodes, secret: JobSecret | None, waiting: Waiti
     if nodes.backend == STATIC:
         return StaticRendezvous(nodes, secret, waiting)
     handler = _asked_without_waiting(announced_each_round(_of_torch(nodes, secret, waiting)))
-    return _shown_while_waiting(handler, waiting) if nodes.backend == _C10D else handler
+    if nodes.backend == _C10D:
+        handler = _shown_while_waiting(handler, waiting)
+    return _with_errors_in_words(handler, nodes)
+
+
+def _with_errors_in_words(handler: RendezvousHandler, nodes: Nodes) -> RendezvousHandler:
+    """Make a rendezvous of torch say why the hosts did not meet, and return it: torch's errors are bare names."""
+    usual = handler.next_rendezvous
+    run = f"run {nodes.run_id!r} (--rdzv-id) at {nodes.address}"
+
+    def next_rendezvous() -> RendezvousInfo:
+        try:
+            return usual()
+        except RendezvousTimeoutError:
+            text = f"the {nodes.min_nodes} hosts of {run} did not meet in time; start the same command on each"
+        except RendezvousConnectionError:
+            handler.shutdown = lambda: True  # type: ignore[method-assign]  # else it asks the store
+            text = (
+                f"the store of {run} is gone: the launcher that served it has ended; a launch beside another one needs "
+                "a run id of its own"
+            )
+        except RendezvousClosedError:
+            text = f"{run} is over; another launch needs another run id"
+        except RendezvousStateError as error:
+            text = f"the store of {run} has something else than the state of a rendezvous: {error}"
+        raise LaunchError(text)
+
+    handler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
+    return handler
 
 
 def _shown_while_waiting(handler: RendezvousHandler, waiting: WaitingReport) -> RendezvousHandler:
