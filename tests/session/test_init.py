@@ -19,6 +19,7 @@ import rankwise as rw
 from rankwise._session.current import opened_session
 from rankwise._session.lifecycle import OpenedResources
 from rankwise._session.session import state_behind
+from rankwise.testing.environments import fake_slurm
 from tests.lanes import variants
 from tests.session.worlds import PROGRAMS, clean_environ, free_port, plain, run_ranks
 
@@ -56,6 +57,13 @@ def test_ranks_that_never_arrive_are_named_on_every_rank() -> None:
     port = free_port()
     for error in refused([plain(rank, 5, port) for rank in (0, 2)], "2"):
         assert error.startswith("JoinTimeoutError: ranks 1, 3-4 of 5 did not arrive within 2 s; ranks 0, 2 did")
+
+
+def test_a_shell_of_srun_that_waits_for_other_tasks_is_named() -> None:
+    shell = fake_slurm(2, nodes=1, name="localhost")[0] | {"SLURM_PTY_PORT": "1", "SLURM_STEP_NODELIST": "localhost"}
+    (error,) = refused([shell | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}], "1")
+    assert "rank 1 of 2 did not arrive" in error
+    assert error.endswith("start the program with srun there, or alone with launcher='none'.\n")
 
 
 def test_a_stranger_on_the_port_is_named_on_every_rank() -> None:

@@ -21,10 +21,14 @@ from rankwise._rendezvous.membership import JoinReply, JoinRequest
 from rankwise._rendezvous.readiness import RankMonitor
 from rankwise._rendezvous.signed_store import part_of, signed
 from rankwise._session.device import bind, choose_backend, choose_device, uuid_of_device
-from rankwise.errors import JoinError, RankwiseError
+from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 
 # How long a rank that cannot join waits for the others, to report the reason to them.
 _REPORT_SECONDS: Final = 10.0
+_SHELL_TEXT: Final = (
+    "This may be a shell of srun --pty, which has the variables of one task: start the program with srun there, or "
+    "alone with launcher='none'."
+)
 
 
 @dataclass(slots=True)
@@ -104,10 +108,12 @@ def join_with_device(
     try:
         seconds = timeout if problem is None else min(timeout, _REPORT_SECONDS)
         return _join(reading, endpoint, request, timeout=seconds, secret=secret)
-    except JoinError:
-        if problem is None:
-            raise
-        raise problem from problem.__cause__  # not from an error that only says the same
+    except JoinError as error:
+        if problem is not None:
+            raise problem from problem.__cause__  # not from an error that only says the same
+        if isinstance(error, JoinTimeoutError) and reading.launcher == "slurm" and "SLURM_PTY_PORT" in os.environ:
+            raise JoinTimeoutError(f"{error} {_SHELL_TEXT}") from None
+        raise
 
 
 def own_address(joined: Joined, endpoint: Endpoint) -> str:
