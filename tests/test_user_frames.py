@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -136,6 +138,22 @@ def test_an_error_in_another_package_is_at_the_line_of_the_program() -> None:
     with pytest.raises(ValueError, match="Expecting") as caught:
         json.loads("{")
     assert raised_at(caught.value) == f"test_user_frames.py:{caught.traceback[0].lineno + 1}"
+
+
+def interrupt_itself() -> None:
+    with rw.init(device="cpu"):
+        if rw.is_rank_zero():
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        else:
+            signal.pause()
+        rw.barrier()
+
+
+def test_an_interrupted_collective_is_reported_at_its_call() -> None:
+    with pytest.raises(rw.RankFailedError, match=r"rank 0 of 2 .* raised KeyboardInterrupt") as caught:
+        rw.launch(interrupt_itself, nproc=2)
+    lines = caught.value.failures[0].traceback.splitlines()
+    assert lines[-2:] == ["    rw.barrier()", "KeyboardInterrupt"]
 
 
 def gather_lock() -> None:

@@ -84,7 +84,7 @@ def installed_folders() -> tuple[str, ...]:
 
 
 def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> None:
-    """Remove the internal frames after the last user frame from the traceback of one of rankwise's own errors.
+    """Remove the internal frames after the last user frame from the traceback of an error of rankwise, or of Ctrl-C.
 
     Internal frames that called user code are kept, such as those that called a `__reduce__` that raised. So is the
     first entry, which its caller cannot do without.
@@ -93,7 +93,7 @@ def strip_internal_frames(entry: TracebackType | None, error: BaseException) -> 
         entry: The first traceback entry to consider: the caller may be about to remove those before it.
         error: The error.
     """
-    if not isinstance(error, RankwiseError) or sys.flags.dev_mode:
+    if not isinstance(error, (RankwiseError, KeyboardInterrupt)) or sys.flags.dev_mode:
         return
     last = entry
     while entry is not None:

@@ -60,10 +60,11 @@ class Pickled:
         except MemoryError:  # which is not about the value's type
             raise
         except Exception as error:  # noqa: BLE001 - any error of an object
+            cause = cause_of_failure(error)
             raise PayloadTypeError(
-                f"a {type(value).__qualname__} cannot be sent to other ranks, since it cannot be pickled: {error}; "
-                "leave that part out"
-            ) from cause_of_failure(error)
+                f"a {type(value).__qualname__} cannot be sent to other ranks, since it cannot be pickled: {error}"
+                f"{'' if cause else '; leave that part out'}"
+            ) from cause
         self.contents = pickler.contents
         definitions = Definitions.of(pickler.referenced) if pickler.referenced else ()
         devices = [device for device, _, _ in self.contents]

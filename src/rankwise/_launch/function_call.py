@@ -52,9 +52,11 @@ class FunctionCall:
         try:
             pickled = dumps_by_value((fn, args, {})) if main is None else _by_name(fn, args, main)
         except Exception as error:  # noqa: BLE001 - any error of an object
+            cause = cause_of_failure(error)
             raise InvalidArgumentError(
-                f"{_unpicklable(fn, args)} cannot be carried to other processes: {error}; create it in the function"
-            ) from cause_of_failure(error)
+                f"{_unpicklable(fn, args)} cannot be carried to other processes: {error}"
+                f"{'' if cause else '; create it in the function'}"
+            ) from cause
         return cls(
             pickled=pickled,
             main=main,

@@ -360,9 +360,11 @@ def pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the user
     try:
         return dumps(value)
     except Exception as error:  # noqa: BLE001 - any error of an object
+        cause = cause_of_failure(error)
         raise TypeError(
-            f"the function returned a {type(value).__qualname__}, which cannot be pickled: {error}; leave that part out"
-        ) from cause_of_failure(error)
+            f"the function returned a {type(value).__qualname__}, which cannot be pickled: {error}"
+            f"{'' if cause else '; leave that part out'}"
+        ) from cause
 
 
 def pickle_error(error: BaseException) -> bytes:
