@@ -74,15 +74,17 @@ test-xla:
 	$(PYTHON) -m tools.xla_lane $(if $(TESTS),--tests "$(TESTS)") $(if $(IGNITE),--ignite "$(IGNITE)")
 
 # The constraints come first: torch's CPU build is enough here, and its default one is gigabytes of CUDA.
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+INSTALL := $(PIP) --constraint constraints.txt --editable ".[examples]"
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) ".[examples]"
+	$(INSTALL)
 	touch $@
 
-# All that the demo needs too.
+# All that the demo needs too. pip knows dependency groups from version 25.1 on.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) ".[dev,examples]"
+	$(PIP) "pip>=25.1"
+	$(INSTALL) --group dev
 	touch $(VENV)/.demo $@

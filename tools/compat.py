@@ -110,7 +110,8 @@ def check(combination: Combination, *, tests: list[str], keep: bool) -> None:
         if free < needed:
             combination.result = f"skipped: {free:.0f} GB free, {needed} GB needed"
             return
-        virtualenv.install(f"torch=={combination.torch}", "--editable", ".[dev,examples]")
+        virtualenv.install("pip>=25.1")  # which knows dependency groups
+        virtualenv.install(f"torch=={combination.torch}", "--editable", ".[examples]", "--group", "dev")
         run_tests(combination, virtualenv, tests)
     except (CommandError, subprocess.TimeoutExpired) as error:
         combination.result = "could not run"
