@@ -1,4 +1,4 @@
-# Everything that a fresh machine needs: Python 3.10 or newer with venv, and a network for pip.
+# Everything that a fresh machine needs: Python 3.11 or newer with venv, and a network for pip.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

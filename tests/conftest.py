@@ -53,9 +53,6 @@ os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 # The folders of pytest and of the fork server that ranks come from, and the file by which a process finds out that it
 # may write there, gone in a moment: eight characters alone, to which the names of all other files add something.
 HARNESS = re.compile(r"pytest-of-.*|pymp-.*|[a-z0-9_]{8}")
-if hasattr(torch.distributed.nn.jit.instantiator, "_TEMP_DIR"):
-    # A process with torch 2.9 makes a folder when it imports torch.distributed.nn, and leaves it if it is killed.
-    HARNESS = re.compile(HARNESS.pattern + r"|tmp[a-z0-9_]{8}")
 
 # A run ignores SIGINT and SIGQUIT in the background of a shell, SIGHUP under nohup, and so do the programs that it
 # starts; but tests send these signals. SIGHUP stays without effect here: programs start with the default of a signal

@@ -77,10 +77,7 @@ def check_sdist(sdist: Path, folder: Path) -> None:
     """Check that the sdist has all that its tests need: every tracked file, and the same tests are collected."""
     with tarfile.open(sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-        if sys.version_info >= (3, 12):
-            archive.extractall(folder, filter="data")
-        else:
-            archive.extractall(folder)  # noqa: S202 - built a moment ago
+        archive.extractall(folder, filter="data")
     tracked = set(run(["git", "ls-files"]).splitlines())
     if missing := tracked - names:
         raise CommandError(f"{sdist.name} does not have {sorted(missing)}")

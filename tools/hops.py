@@ -99,7 +99,7 @@ def trace(call: Callable[[], object], folder: Path) -> list[Hop]:
         sys.setprofile(None)
     return [
         Hop(
-            getattr(code, "co_qualname", code.co_name),  # of Python 3.11 and newer
+            code.co_qualname,
             code.co_filename.removeprefix(prefix),
             code.co_firstlineno,
             depths[code],

@@ -26,12 +26,12 @@ from tools.virtualenv import ROOT, Virtualenv, environ, run
 FOLDER = ROOT / ".xla"
 REQUIREMENTS = ROOT / "tests" / "xla" / "requirements.txt"
 CONSTRAINTS = ROOT / "constraints.txt"
-# What torch and torch_xla require, but for CUDA's libraries.
+# What torch and torch_xla require, but for CUDA's libraries; and rankwise, whose newer torch the lane does not have.
 REQUIRED = (
     *("absl-py", "filelock", "fsspec", "jinja2", "networkx", "numpy", "pyyaml", "requests", "sympy"),
-    "typing-extensions",
+    *("typing-extensions", "optree", "cloudpickle", "psutil", "click"),
 )
-TESTED_WITH = ("hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "pytorch-ignite")
+TESTED_WITH = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "pytorch-ignite", "rich", "scikit-learn")
 IN_PYTEST = ("-m", "not slow", "--dist", "worksteal")
 
 # The tests of a drop-in that run in worlds of all kinds.
@@ -78,7 +78,8 @@ def install(virtualenv: Virtualenv, folder: Path) -> None:
     constraints = folder / "constraints.txt"
     others = [line for line in CONSTRAINTS.read_text().splitlines() if package(line) not in names]
     constraints.write_text("\n".join([*own, *others, ""]))
-    virtualenv.install("--constraint", str(constraints), *REQUIRED, *TESTED_WITH, "--editable", ".[examples]")
+    virtualenv.install("--constraint", str(constraints), *REQUIRED, *TESTED_WITH)
+    virtualenv.install("--no-deps", "--editable", ".")
     run([virtualenv.python, "-c", "import torch, torch_xla; torch_xla.device()"], cwd=folder)
 
 

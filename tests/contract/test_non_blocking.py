@@ -180,7 +180,7 @@ def test_an_error_of_one_rank_is_raised_by_wait_on_all(comm: Group) -> None:
                 work.wait()
             assert len(raised.traceback) == 2, "the line of the program, and `wait`"
         assert isinstance(raised.value, rw.RankwiseError)
-        for note in getattr(raised.value, "__notes__", ()):  # not in Python 3.10
+        for note in raised.value.__notes__:
             assert re.fullmatch(rf"Raised by \w+ at {HERE}, which was started with async_op=True.", note)
 
 

@@ -161,7 +161,7 @@ def test_an_error_of_one_is_raised_by_wait_on_both(comm: Group) -> None:
             with pytest.raises(rw.PayloadTypeError, match="lock") as raised:
                 wrong.wait()
             assert len(raised.traceback) == 2, "the line of the program, and `wait`"
-            for note in getattr(raised.value, "__notes__", ()):  # not in Python 3.10
+            for note in raised.value.__notes__:
                 assert re.fullmatch(rf"Raised by send at {HERE}, which was started with async_op=True.", note)
         else:
             works = [rw.recv(sender, async_op=True) for _ in range(2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -28,7 +28,7 @@ class Writer:
     def add_scalar(self, name: str, value: float) -> None:
         self.logged.append((name, value))
 
-    def __enter__(self) -> Writer:  # noqa: PYI034 - Self is not in Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -38,8 +38,6 @@ def test_mypy_knows_the_types_of_the_public_names(pytestconfig: pytest.Config, t
 
 def test_the_types_are_those_of_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each declared type is compared with the value at run time."""
-    import typing_extensions  # noqa: PLC0415 - its `assert_type` is replaced
-
     compared = []
 
     def compare(value: object, kind: object) -> object:
@@ -49,6 +47,6 @@ def test_the_types_are_those_of_the_values(monkeypatch: pytest.MonkeyPatch) -> N
         compared.append(kind)
         return value
 
-    monkeypatch.setattr(typing_extensions, "assert_type", compare)
+    monkeypatch.setattr(typing, "assert_type", compare)
     runpy.run_path(str(PROGRAM), run_name="__main__")
     assert len(compared) > 30

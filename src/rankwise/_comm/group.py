@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from rankwise._comm.comm import Comm
 from rankwise._user_frames import strip_internal_frames
@@ -87,7 +87,7 @@ class Group:
             strip_internal_frames(error.__traceback__, error)
             raise
 
-    def __enter__(self) -> Group:  # noqa: PYI034 - Self is not in Python 3.10
+    def __enter__(self) -> Self:
         self._require_closable()
         return self
 

@@ -63,14 +63,7 @@ def map_memory(descriptor: int, offset: int, nbytes: int, *, flags: int) -> Any:
 def _libc() -> Any:  # noqa: ANN401 - ctypes has no types
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        getattr(ctypes, "c_off_t", ctypes.c_long),
-    ]
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return libc
 

@@ -200,8 +200,7 @@ class StartedCall(Generic[T_co]):
         if isinstance(error, RankwiseError) and not sys.flags.dev_mode:
             in_user_code = any(is_user_frame(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
             self.traceback = error.__traceback__ if in_user_code else None
-        if add_note := getattr(error, "add_note", None):  # not in Python 3.10
-            add_note(f"Raised by {self.state.text}, which was started with async_op=True.")
+        error.add_note(f"Raised by {self.state.text}, which was started with async_op=True.")
         self.state.error = summary(error)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from typing import Self
 
 
 class Interrupts:
@@ -12,7 +13,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
 
-    def __enter__(self) -> Interrupts:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

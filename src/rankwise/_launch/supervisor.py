@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 from rankwise._launch.forkserver.client import ForkServer
 from rankwise._launch.forkserver.ipc import Leaving, StartRequest, TargetKind
@@ -81,7 +81,7 @@ class Supervisor:
         self.stacks = RankStacks(self.ranks, self._loop, self.print_message, hang_dir)
         self.terminal = Terminal(self.ranks, self._pipes, console, self._pause)
 
-    def __enter__(self) -> Supervisor:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -112,7 +112,7 @@ def _check_module(name: str, here: str) -> None:
 
 def find_top_level(name: str, here: str) -> ModuleSpec | None:
     """Find a top-level module for a program that looks in a folder first, without importing it."""
-    path = sys.path if getattr(sys.flags, "safe_path", False) else [here, *sys.path]
+    path = sys.path if sys.flags.safe_path else [here, *sys.path]
     try:
         return PathFinder.find_spec(name, path) or importlib.util.find_spec(name)
     except ValueError:  # it has no name, or was imported without a spec

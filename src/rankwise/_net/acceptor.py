@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.polling import EventLoop
@@ -83,7 +83,7 @@ class Acceptor:
             listener.setblocking(False)
             self._loop.register(listener, partial(self._accept, listener))
 
-    def __enter__(self) -> Acceptor:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from rankwise._dependencies import require_torch
 from rankwise._environment.facts import TOPOLOGY_FIELDS, LaunchEnvironment
@@ -336,7 +336,7 @@ class Session:
         """
         self._state.close(reason=reason, failed=failed)
 
-    def __enter__(self) -> Session:  # noqa: PYI034 - nobody derives from it, and Self is not in Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rankwise._arguments import as_bool, as_integer
 from rankwise._collectives.groups import comm_of
@@ -202,7 +202,7 @@ class Checkpoints:
         finally:
             self._release()
 
-    def __enter__(self) -> Checkpoints:  # noqa: PYI034 - Self is not in Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

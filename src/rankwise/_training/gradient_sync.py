@@ -197,7 +197,7 @@ class GradientSync:
 
 def _gradient_type(parameter: torch.Tensor) -> torch.dtype:
     """Return the dtype of the gradient that a parameter would get."""
-    # Leaf tensors have this attribute since torch 2.10; None allows every dtype.
+    # Leaf tensors have this attribute, but not in torch 2.9, which torch_xla requires; None allows every dtype.
     return (getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None) or parameter.dtype
 
 

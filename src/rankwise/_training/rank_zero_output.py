@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Sized
 from importlib.util import find_spec
-from typing import NoReturn, ParamSpec, TextIO, TypeVar, cast
+from typing import NoReturn, ParamSpec, Self, TextIO, TypeVar, cast
 
 from rankwise._session.getters import is_rank_zero
 from rankwise.errors import InvalidArgumentError, shown
@@ -141,7 +141,7 @@ class _Nothing:
     def __iter__(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be iterated over: the ranks would differ; for a bar, use rankwise.progress()")
 
-    def __enter__(self) -> _Nothing:  # noqa: PYI034 - Self is not in Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rankwise._arguments import as_integer, as_seconds, integer
 from rankwise._collectives.groups import comm_of
@@ -142,7 +142,7 @@ class Stop:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, signal.SIG_DFL if before is None else before)
 
-    def __enter__(self) -> Stop:  # noqa: PYI034 - Self is not in Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import torch
 
@@ -58,7 +58,7 @@ class Members:
         self._call: Call | None = None
         self._block: Call | None = None
 
-    def __enter__(self) -> Members:  # noqa: PYI034 - Self is not in Python 3.10
+    def __enter__(self) -> Self:
         if self._step:
             raise CollectiveError(f"{self._name}: a collective is run once; call collective() for each")
         self._begin_step()

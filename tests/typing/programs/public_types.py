@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, assert_type
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from typing_extensions import assert_type
 
 import rankwise as rw
 from rankwise import *  # noqa: F403 - that is the point

@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from types import TracebackType
-from typing import Final, NoReturn, TypeAlias, cast
+from typing import Final, NoReturn, Self, TypeAlias, cast
 
 import torch
 
@@ -78,7 +78,7 @@ class Call(Description):
         """The group rank of this process, which is a member."""
         return cast(int, self._control.rank)
 
-    def __enter__(self) -> Call:  # noqa: PYI034 - Self is not in Python 3.10
+    def __enter__(self) -> Self:
         """Begin the call.
 
         Raises:

@@ -258,7 +258,7 @@ def _run_script(script: str) -> None:
 
 
 def _search_first(folder: str) -> None:
-    if not getattr(sys.flags, "safe_path", False):
+    if not sys.flags.safe_path:
         sys.path.insert(0, folder)
 
 

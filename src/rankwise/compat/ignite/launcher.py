@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rankwise import Session
 from rankwise.compat.ignite._identity import reset_local_rank
@@ -117,7 +117,7 @@ class Parallel:
             func(get_local_rank(), *args, **kwargs)
         log_on_rank_zero(_LOGGER, "End of run")
 
-    def __enter__(self) -> Parallel:  # noqa: PYI034 - Self is not in Python 3.10
+    def __enter__(self) -> Self:
         if self.backend is None:
             return self
         if self._spawn_params is None:

@@ -192,7 +192,7 @@ def _process_state() -> dict[str, object]:
         "session": opened_session() is not None,
         "children": _children(),
         "default dtype": torch.get_default_dtype(),
-        "default device": _default_device(),
+        "default device": torch.get_default_device(),
         "gradients": torch.is_grad_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch's threads": torch.get_num_threads(),
@@ -203,13 +203,6 @@ def _process_state() -> dict[str, object]:
 def _stream(stream: object) -> str:
     state = "closed" if getattr(stream, "closed", False) else "open"
     return f"{state} {type(stream).__name__} {id(stream):#x}"
-
-
-def _default_device() -> torch.device:
-    try:
-        return torch.get_default_device()
-    except AttributeError:  # torch 2.9, after the program has reset it by set_default_device(None)
-        return torch.device("cpu")
 
 
 def _working_directory() -> str:
