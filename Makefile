@@ -55,13 +55,15 @@ bench: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) .compat .simdev .xla dist mutants.json
 
-# Outside CI: the package as it would be released, and other versions of Python and torch (PY=3.12 TORCH=2.13.0: one).
+# Outside CI: the package as it would be released, and other versions of Python and torch (PY=3.12 TORCH=2.13.0: one;
+# SLOW=1: all tests).
 .PHONY: dist compat test-xla mutants
 dist: $(VENV)/.installed
 	$(BIN)/python -m tools.dist
 
 compat: $(VENV)/.installed
-	$(BIN)/python -m tools.compat $(if $(PY),--python $(PY)) $(if $(TORCH),--torch $(TORCH)) $(if $(TESTS),--tests "$(TESTS)")
+	$(BIN)/python -m tools.compat $(if $(PY),--python $(PY)) $(if $(TORCH),--torch $(TORCH)) $(if $(SLOW),--slow) \
+		$(if $(TESTS),--tests "$(TESTS)")
 
 # Seeded faults, and whether tests that noticed one before do so no more.
 mutants: $(VENV)/.installed

@@ -17,7 +17,8 @@ from tools import behaviour, compat, hops, mutants, record_errors
 from tools.faults import FAULTS, Fault
 from tools.gpu_checks import CHECKS, Check
 from tools.gpu_first_hour import run_check
-from tools.virtualenv import CommandError
+from tools.stub_libraries import forget_cuda, write_stubs
+from tools.virtualenv import CommandError, run
 
 # The longest path of a 16-byte all_reduce on 2 ranks; the goal is 8 files and 40 functions, torch has 2 and 9.
 MOST_FILES = 20
@@ -33,40 +34,79 @@ RESULTS = """<testsuites><testsuite>
 
 def test_the_oldest_and_the_newest_are_combined() -> None:
     first, *_, last = compat.combinations()
-    assert (first.python, first.torch) == ("3.11", "2.11")
-    assert last.torch == compat.NEWEST
-    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert own not in {one.python for one in compat.combinations()[1:-1]}
+    assert (first.python, first.torch, first.dependencies) == ("3.11", "2.11", compat.LOWEST)
+    assert (last.torch, last.dependencies) == (compat.NEWEST, compat.NEWEST)
+    assert compat.own_python() not in {one.python for one in compat.combinations()[1:-1]}
 
 
-def test_results_are_counted(tmp_path: Path) -> None:
+def test_the_lowest_dependencies_are_those_of_the_project() -> None:
+    bounds = compat.lower_bounds()
+    assert bounds.keys() >= {"torch", "optree", "cloudpickle", "psutil", "click", "pytest"}
+    lines = compat.constraints(compat.LOWEST)
+    assert f"cloudpickle=={bounds['cloudpickle']}.*" in lines
+    assert not [line for line in lines if line.startswith(("torch==", "pytest-"))]
+    assert any(line.startswith("ruff==") for line in lines)
+    assert compat.constraints(compat.NEWEST) == []
+
+
+def test_results_are_counted_and_written(tmp_path: Path) -> None:
     (tmp_path / "results.xml").write_text(RESULTS)
-    combination = compat.Combination(python="3.12", torch="2.13.0")
+    combination = compat.Combination(python="3.12", torch="2.13.0", dependencies=compat.PINNED)
     compat.read_results(combination, tmp_path / "results.xml")
     assert combination.result == "1 passed, 2 failed, 1 skipped"
     assert combination.failures == [
         "tests.test_a::test_fails: assert 1 == 2",
         "tests.test_b::: collection failure",
     ]
+    old = "| fast | 3.9 | 2.0 | lowest | 1 | 0 | 0 | 1 | 2020-01-01 |\n"
+    other = old.replace("fast", "all")
+    page = f"before\n{compat.HEADER}{compat.RULE}{old}{other}\nafter\n"
+    combination.seconds = 200.0
+    row = "| fast | 3.12 | 2.13.0 | constraints.txt | 1 | 2 | 1 | 3 | 2030-01-01 |\n"
+    written = compat.with_results(page, "fast", [combination], "2030-01-01")
+    assert written == f"before\n{compat.HEADER}{compat.RULE}{other}{row}\nafter\n"
+    with pytest.raises(CommandError, match="no table"):
+        compat.with_results("", "fast", [combination], "2030-01-01")
 
 
-@pytest.mark.parametrize(
-    ("asked", "version"), [("2.8", "2.8.0"), ("2.13.0", "2.13.0+cpu"), (compat.NEWEST, "2.15.0"), ("2.12", "none")]
-)
-def test_a_cpu_build_is_preferred(asked: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = "torch (2.15.0)\nAvailable versions: 2.15.0, 2.14.1, 2.13.0+cpu, 2.13.0, 2.8.0\n"
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, listed, ""))
-    if version == "none":
-        with pytest.raises(CommandError, match=r"no torch 2\.12\.0"):
-            compat.offered_version("python", asked)
-    else:
-        assert compat.offered_version("python", asked) == version
+def test_the_page_has_a_table_for_results() -> None:
+    compat.with_results(compat.PAGE.read_text(), "fast", [], "2030-01-01")
 
 
 def test_a_missing_interpreter_is_skipped() -> None:
-    combination = compat.Combination(python="3.1", torch="2.8")
+    combination = compat.Combination(python="3.1", torch="2.8", dependencies=compat.NEWEST)
     compat.check(combination, tests=[], keep=False)
     assert combination.result == "skipped: there is no such interpreter"
+
+
+TOOLKIT = 'Requires-Dist: cuda-toolkit[cublas,cudart]==13.0.2; platform_system == "Linux"\n'
+
+
+@pytest.mark.parametrize(("toolkit", "kept"), [(TOOLKIT, ["cuda-toolkit[cudart,cupti]==13.0.2"]), ("", [])])
+def test_a_torch_forgets_the_packages_of_cuda(toolkit: str, kept: list[str], tmp_path: Path) -> None:
+    metadata = tmp_path / "torch-2.13.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    others = "Name: torch\nRequires-Dist: filelock\n"
+    metadata.write_text(f"{others}{toolkit}Requires-Dist: nvidia-nccl-cu13==2.28.9\nRequires-Dist: triton==3.6.0\n")
+    assert forget_cuda(tmp_path) == kept
+    assert metadata.read_text() == others
+
+
+def test_a_library_that_is_missing_gets_a_stub(tmp_path: Path) -> None:
+    """A library of torch that refers to one of CUDA is loaded, and a call of a function of that ends with its name."""
+    folder = tmp_path / "torch" / "lib"
+    folder.mkdir(parents=True)
+    (tmp_path / "cuda.c").write_text("int nvrtcVersion(void) { return 1; }")
+    (tmp_path / "torch.c").write_text("int nvrtcVersion(void); int version(void) { return nvrtcVersion(); }")
+    build = ["gcc", "-shared", "-fPIC", "-Wl,-rpath,$ORIGIN", "-o"]
+    cuda, library = str(folder / "libnvrtc.so.13"), str(folder / "libtorch_cuda.so")
+    run([*build, cuda, str(tmp_path / "cuda.c"), "-Wl,-soname,libnvrtc.so.13"])
+    run([*build, library, str(tmp_path / "torch.c"), cuda])
+    Path(cuda).unlink()
+    assert write_stubs(tmp_path) == ["libnvrtc.so.13"]
+    program = f"import ctypes; ctypes.PyDLL({library!r}, 2).version()"  # 2: RTLD_NOW
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
+    assert ended.stderr.startswith("libnvrtc.so.13 is a stub: nvrtcVersion was called")
 
 
 @pytest.mark.ranks(2)

@@ -17,21 +17,34 @@ from tools.virtualenv import run
 
 # Loaded by torch when a function of them is called: never without a GPU.
 LOADED_LATER = ("libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so")
-# The beginnings of the names of CUDA's functions, and of its libraries after "lib".
-CUDA = ("cu", "nccl", "nvshmem")
+# The beginnings of the names of functions that the interpreter defines.
+OF_PYTHON = ("Py", "_Py")
 
 Symbols = dict[str, set[str]]
 
 
+def forget_cuda(site_packages: Path) -> list[str]:
+    """Remove CUDA's packages from torch's metadata, and return requirements of those that torch cannot do without.
+
+    Otherwise pip installs all of them with the next package that requires torch. Torch calls CUDA's runtime, and
+    refers to its profiler, when it is imported. A build for the CPU has no such packages.
+    """
+    (metadata,) = site_packages.glob("torch-*.dist-info/METADATA")
+    text = metadata.read_text()
+    metadata.write_text(re.sub(r"^Requires-Dist: (cuda-|nvidia-|triton).*\n", "", text, flags=re.MULTILINE))
+    toolkit = re.search(r"^Requires-Dist: cuda-toolkit\[.*\]==([\d.]+);", text, re.MULTILINE)
+    return [f"cuda-toolkit[cudart,cupti]=={toolkit[1]}"] if toolkit else []
+
+
 def write_stubs(site_packages: Path) -> list[str]:
-    """Write a stub into torch's folder for each library that is needed and not installed, and return their names."""
+    """Write a stub into torch's folder for each library that is needed and not there, and return their names."""
     folder = site_packages / "torch" / "lib"
     libraries = [path for path in sorted(folder.glob("lib*.so*")) if path.name not in LOADED_LATER]
     wheels = list(site_packages.glob("nvidia/*/lib/*.so*"))
     installed = {path.name for path in [*libraries, *wheels]}
     headers = [run(["objdump", "-p", str(path)]) for path in libraries]
     needed = {name for header in headers for name in re.findall(r"^  NEEDED +(\S+)$", header, re.MULTILINE)}
-    missing = sorted(name for name in needed - installed if name.removeprefix("lib").startswith(CUDA))
+    missing = sorted(name for name in needed - installed if not _is_of_the_system(name))
     if not missing:
         return []
     libraries_of_versions = {version: name for header in headers for version, name in _versions(header)}
@@ -42,7 +55,7 @@ def write_stubs(site_packages: Path) -> list[str]:
     stubs: dict[str, Symbols] = {name: defaultdict(set) for name in missing}
     for symbol in undefined:
         name, _, version = symbol.partition("@")
-        if name in defined or not name.startswith(CUDA):
+        if name in defined or name.startswith(OF_PYTHON):
             continue
         # A symbol without a version is looked for in all libraries, so that the first stub may have it.
         library = libraries_of_versions.get(version, "") if version else missing[0]
@@ -51,6 +64,10 @@ def write_stubs(site_packages: Path) -> list[str]:
     for name, symbols in stubs.items():
         _compile(folder / name, symbols)
     return missing
+
+
+def _is_of_the_system(library: str) -> bool:
+    return "/" in run(["gcc", f"-print-file-name={library}"])
 
 
 def _versions(header: str) -> Iterable[tuple[str, str]]:

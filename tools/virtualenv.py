@@ -23,6 +23,11 @@ class Virtualenv:
     def python(self) -> str:
         return str(self.bin / "python")
 
+    @property
+    def site_packages(self) -> Path:
+        (folder,) = self.bin.parent.glob("lib/python*/site-packages")
+        return folder
+
     def install(self, *requirements: str, timeout: float = 3600) -> None:
         run([self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements], timeout)
 

@@ -14,13 +14,12 @@ import argparse
 import hashlib
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.xla.cpu_devices import variables
-from tools.stub_libraries import write_stubs
+from tools.stub_libraries import forget_cuda, write_stubs
 from tools.virtualenv import ROOT, Virtualenv, environ, run
 
 FOLDER = ROOT / ".xla"
@@ -69,10 +68,9 @@ def prepare(folder: Path) -> Virtualenv:
 
 def install(virtualenv: Virtualenv, folder: Path) -> None:
     """Install torch and torch_xla without CUDA's libraries, and the packages that the tests need."""
-    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     virtualenv.install("--no-deps", "--no-compile", "--requirement", str(REQUIREMENTS))
-    forget_cuda(site_packages)
-    write_stubs(site_packages)
+    forget_cuda(virtualenv.site_packages)
+    write_stubs(virtualenv.site_packages)
     own = REQUIREMENTS.read_text().splitlines()
     names = {package(line) for line in own}
     constraints = folder / "constraints.txt"
@@ -86,14 +84,6 @@ def install(virtualenv: Virtualenv, folder: Path) -> None:
 def package(line: str) -> str:
     """Return the package that a line like "torch-xla==2.9.0" is about."""
     return line.partition("==")[0].strip().lower().replace("_", "-")
-
-
-def forget_cuda(site_packages: Path) -> None:
-    """Remove CUDA's libraries from torch's metadata, or pip installs them with the next package that requires torch."""
-    (metadata,) = site_packages.glob("torch-*.dist-info/METADATA")
-    lines = metadata.read_text().splitlines(keepends=True)
-    cuda = ("Requires-Dist: nvidia-", "Requires-Dist: triton")
-    metadata.write_text("".join(line for line in lines if not line.startswith(cuda)))
 
 
 def commands(virtualenv: Virtualenv, tests: list[str]) -> list[tuple[str, list[str], dict[str, str]]]:
