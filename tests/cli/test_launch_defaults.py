@@ -66,6 +66,11 @@ def test_an_option_takes_precedence_over_its_variable(tmp_path: Path) -> None:
             "names rank 7, and of 1 ranks, which are counted from 0, the last is 0 (set outside",
         ),
         ("PET_EVENT_LOG_HANDLER", "console", "'console' has no meaning here: no events are recorded"),
+        (
+            "PET_LOG_LINE_PREFIX_TEMPLATE",
+            "${rank}: ",
+            "has no meaning here: what stands before the rank of each line is",
+        ),
         ("PET_SIGNALS_TO_HANDLE", "SIGKILL", "'SIGKILL' is not a signal that can be handled"),
     ],
 )
@@ -78,7 +83,11 @@ def test_an_error_names_the_variable(name: str, value: str, said: str, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("numa-binding", "node"), ("logs-specs", "x"), ("tee", "x"), ("tee", "0:4")]
+    ("name", "value"),
+    [
+        *[("numa-binding", "node"), ("logs-specs", "x"), ("tee", "x"), ("tee", "0:4")],
+        *[("log-line-prefix-template", "${rank}: "), ("print-completion", "bash")],
+    ],
 )
 def test_an_option_without_a_meaning_says_what_to_use(name: str, value: str) -> None:
     ended = CliRunner().invoke(main, ["launch", f"--{name}", value, "missing.py"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rankwise._session.device import choose_backend, choose_device, device_index
 from rankwise.errors import InvalidArgumentError, JoinError
@@ -54,3 +55,25 @@ def test_the_backend_follows_the_device() -> None:
 def test_a_backend_that_is_not_there_is_refused_with_those_that_are(backend: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"not in this build of torch, which has .*gloo"):
         choose_backend(backend, torch.device("cpu"))
+
+
+def test_a_backend_that_torch_registers_when_it_is_asked_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.14 and newer do with nccl-legacy, and with backends of installed packages."""
+    usual = dist.is_backend_available
+    monkeypatch.setattr(dist.Backend, "backend_list", list(dist.Backend.backend_list))
+    monkeypatch.setattr(dist.Backend, "backend_capability", dict(dist.Backend.backend_capability))
+
+    def is_backend_available(name: str) -> bool:
+        if name == "late":
+            dist.Backend.backend_list.append(name)
+            dist.Backend.backend_capability[name] = ["cuda"]
+        if name == "broken":
+            raise RuntimeError("Failed to load the c10d backend entry point: broken")
+        return usual(name)
+
+    monkeypatch.setattr(dist, "is_backend_available", is_backend_available)
+    assert choose_backend("cpu:gloo,cuda:late", torch.device("cuda", 0)) == "cpu:gloo,cuda:late"
+    with pytest.raises(InvalidArgumentError, match="'late' serves cuda, not cpu"):
+        choose_backend("late", torch.device("cpu"))
+    with pytest.raises(InvalidArgumentError, match="the backend 'broken' failed: Failed to load"):
+        choose_backend("broken", torch.device("cpu"))

@@ -176,7 +176,7 @@ def _default_timeout(backend: str | None) -> float:
     """Return torch's default for collectives of a process group, in seconds."""
     from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout  # noqa: PLC0415 - as init()
 
-    is_nccl = isinstance(backend, str) and backend == "nccl"
+    is_nccl = isinstance(backend, str) and backend.startswith("nccl")  # also nccl2, nccl-lazy and nccl-legacy
     found: timedelta | None = default_pg_nccl_timeout if is_nccl else default_pg_timeout
     return (found or timedelta(minutes=10)).total_seconds()  # a build without NCCL has none for it
 

@@ -164,12 +164,11 @@ def choose_backend(requested: str | None, device: torch.device) -> str:
     if not isinstance(requested, str):
         raise InvalidArgumentError(f"backend={shown(requested)} is not a backend's name, as torch writes them: 'gloo'")
     config = BackendConfig.parse(requested)
-    available = _available_backends()
     for device_type, backend in config.pairs:
-        if backend not in available:
+        if not _is_available(backend):
             raise InvalidArgumentError(
                 f"backend={shown(requested)}: {backend!r} is not in this build of torch, which has "
-                f"{', '.join(available)}"
+                f"{', '.join(filter(_is_available, dist.Backend.backend_list))}"
             )
         supported = _device_types_of(backend)
         if not supported & ({device_type} if device_type else {"cpu", device.type}):
@@ -199,9 +198,15 @@ def uuid_of_device(device: torch.device, backend: str | None) -> str:
     return str(getattr(properties(device), "uuid", "")) if properties is not None else ""
 
 
-def _available_backends() -> list[str]:
-    """Return the names of the backends that this build of torch can open, registered ones included."""
-    return [name for name in dist.Backend.backend_list if name not in _PLACEHOLDERS and dist.is_backend_available(name)]
+def _is_available(backend: str) -> bool:
+    """Return whether torch can open a backend: its own, registered ones, and those that it registers when it is asked.
+
+    Torch 2.14 and newer find those of installed packages by entry points.
+    """
+    try:
+        return backend not in _PLACEHOLDERS and dist.is_backend_available(backend)
+    except Exception as error:
+        raise InvalidArgumentError(f"the package that has the backend {backend!r} failed: {error}") from error
 
 
 def _device_types_of(backend: str) -> set[str]:

@@ -18,7 +18,13 @@ PET_OPTIONS: Final = (
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts", "role"),
     *("module", "no_python", "run_path", "start_method", "virtual_local_rank", "monitor_interval"),
     *("log_dir", "redirects", "tee", "local_ranks_filter", "event_log_handler"),
-    *("duplicate_stdout_filters", "duplicate_stderr_filters", "signals_to_handle", "shutdown_timeout"),
+    *(
+        "log_line_prefix_template",
+        "duplicate_stdout_filters",
+        "duplicate_stderr_filters",
+        "signals_to_handle",
+        "shutdown_timeout",
+    ),
 )
 
 

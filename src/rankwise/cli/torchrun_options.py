@@ -19,6 +19,8 @@ _INSTEAD: Final = {
     "nprocs": "the number of ranks is -n, as in -n 2",
     "duplicate_stdout_filters": "use --tee 1 and grep the files stdout.log below --log-dir",
     "duplicate_stderr_filters": "use --tee 2 and grep the files stderr.log below --log-dir",
+    "log_line_prefix_template": "what stands before the rank of each line is --prefix, as in --prefix host,time",
+    "print_completion": "run _RANKWISE_COMPLETE=bash_source rankwise, or zsh_source, or fish_source",
     "numa_binding": "let the script call os.sched_setaffinity with the cores of its LOCAL_RANK, or start a program "
     "that runs numactl with --no-python",
 }

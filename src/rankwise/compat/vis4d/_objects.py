@@ -18,7 +18,7 @@ from rankwise.extend.collectives import collective, describe
 
 # Backends for tensors on the CPU, and those for tensors on an accelerator.
 _CPU_BACKENDS: Final = frozenset({"gloo", "mpi", "ucc"})
-_ACCELERATOR_BACKENDS: Final = frozenset({"nccl", "xccl", "hccl"})
+_ACCELERATOR_BACKENDS: Final = frozenset({"nccl", "nccl2", "nccl-lazy", "nccl-legacy", "xccl", "hccl"})
 
 
 class UnsupportedBackendError(InvalidArgumentError, AssertionError):
