@@ -18,7 +18,9 @@ import click
 import psutil
 import pytest
 import torch
+from click.testing import CliRunner
 
+import rankwise as rw
 from rankwise.cli.launch_command import launch
 from rankwise.cli.main import main
 from tests.lanes import variants
@@ -255,6 +257,17 @@ def test_the_package_is_the_command() -> None:
     assert ended.stdout == version
     helped = subprocess.run([sys.executable, "-m", "rankwise", "env", "-h"], capture_output=True, text=True, check=True)
     assert helped.stdout.startswith("Usage: rankwise env [OPTIONS]\n")
+
+
+def test_the_version_of_a_copied_package_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.delitem(vars(rw), "__version__", raising=False)
+    monkeypatch.setattr(metadata, "version", not_found)
+    ended = CliRunner().invoke(main, ["--version"])
+    assert ended.exit_code == 1
+    assert re.fullmatch(r"Error: rankwise.__version__ is not known: the package was copied to .*\n", ended.output)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+import rankwise as rw
+from rankwise._launch import interpreter
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
@@ -155,3 +157,9 @@ def test_a_signal_while_the_launcher_imports_torch_is_not_lost(nproc: str, numbe
     ended = run(RANKWISE, "launch", "-n", nproc, "--no-python", "sleep", "1000", PYTHONPATH=str(tmp_path))
     assert (ended.returncode, marker.exists()) == (128 + number, True)
     assert "Traceback" not in ended.stderr
+
+
+def test_a_system_without_proc_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "_OWN_PROCESS", tmp_path / "self")
+    with pytest.raises(rw.LaunchError, match="found in /proc of Linux, which is missing here: mount it"):
+        rw.launch(print, 1, nproc=2)

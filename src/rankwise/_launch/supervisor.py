@@ -69,9 +69,9 @@ class Supervisor:
         self.stopped_ns = 0
         self._next_look = float("inf")
         self.world_size = 0
+        self._server = start_server()  # first: where it raises, nothing is open yet
         self._loop = EventLoop()
         self._pipes = OutputPipes(self._loop, console)
-        self._server = start_server()
         if self._server.owns_descendants:
             become_subreaper()
         self._pause = TimeoutPause()

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+import rankwise
 from rankwise.cli.env_command import env
 from rankwise.cli.job_commands import cancel, logs, submit
 from rankwise.cli.launch_command import launch
@@ -18,6 +19,7 @@ from rankwise.errors import InvalidArgumentError, RankwiseError
 
 _FAILED: Final = 1
 _MISUSED: Final = 2
+_VERSION_HELP: Final = "Show the version and exit."
 
 
 class _Group(click.Group):
@@ -41,8 +43,17 @@ class _Group(click.Group):
             sys.exit(128 + signal.SIGINT)
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        try:
+            click.echo(f"rankwise, version {rankwise.__version__}")
+        except AttributeError as error:  # of a copied package
+            raise click.ClickException(str(error)) from None
+        ctx.exit()
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="rankwise", prog_name="rankwise")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help=_VERSION_HELP)
 def main() -> None:
     """Run PyTorch programs on several ranks, and inspect the launcher's variables and running jobs.
 

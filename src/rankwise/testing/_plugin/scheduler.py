@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from rankwise._dependencies import require_torch
-from rankwise.errors import InvalidArgumentError, MissingDependencyError
+from rankwise.errors import InvalidArgumentError, LaunchError, MissingDependencyError
 from rankwise.testing._plugin import snapshots
 from rankwise.testing._plugin.marker import SERIAL, read_marker, world_size_of
 from rankwise.testing._plugin.reruns import Reruns
@@ -144,11 +144,11 @@ class Scheduler:
         if self._next_items:
             try:
                 require_torch("a test that runs in ranks")
-            except MissingDependencyError as error:
-                raise pytest.UsageError(str(error)) from None
-            from rankwise.testing._plugin.worlds import Worlds  # noqa: PLC0415 - imports torch
+                from rankwise.testing._plugin.worlds import Worlds  # noqa: PLC0415 - imports torch
 
-            self._worlds = Worlds(self._config)
+                self._worlds = Worlds(self._config)
+            except (MissingDependencyError, LaunchError) as error:
+                raise pytest.UsageError(str(error)) from None
             self._note = snapshots.keep_snapshots_of_ranks(self._config, list(self._next_items))
 
     def _start(self, item: pytest.Item, nextitem: pytest.Item | None) -> Callable[[], WorldResult] | str:
