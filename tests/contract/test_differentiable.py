@@ -51,6 +51,23 @@ def test_results_can_be_written_to(comm: Group, name: str, length: int) -> None:
 
 
 @each_row("length", [3, 5000], collective=True)
+def test_gradients_of_weighted_means(comm: Group, length: int) -> None:
+    """They are those of the formula; zeros, and not missing, where the weight is 0."""
+    rank = rw.get_rank()
+    weights = [2.0 if other == 0 else float(other - 1) for other in range(comm.size)]
+    values = [torch.full((length,), 1.0 + other, requires_grad=True) for other in range(comm.size)]
+    wanted = torch.stack([weight * value for weight, value in zip(weights, values, strict=True)]).sum(0) / sum(weights)
+    wanted.square().sum().mul(comm.size).backward()  # every rank has such a loss
+    own = torch.full((length,), 1.0 + rank, requires_grad=True)
+    found = rw.all_reduce(own, op="mean", weight=weights[rank], differentiable=True)
+    torch.testing.assert_close(found, wanted)
+    found.square().sum().backward()
+    torch.testing.assert_close(own.grad, values[rank].grad)
+    with pytest.raises(rw.PayloadTypeError, match=r"tensors of floats, got torch\.int64"):
+        rw.all_reduce(torch.ones(length).long(), op="mean", weight=1, differentiable=True)
+
+
+@each_row("length", [3, 5000], collective=True)
 @each_row("name", COLLECTIVES, collective=True)
 def test_results_require_a_gradient_on_all_ranks_if_any_input_does(comm: Group, name: str, length: int) -> None:
     """As embeddings where one rank has none, and passes a constant: its backward takes part in those of the others."""

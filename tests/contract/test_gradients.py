@@ -8,7 +8,7 @@ import itertools
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -628,9 +628,62 @@ def test_groups_without_frames(comm: Any) -> None:
                 rw.sync_grads(model if comm.rank else torch.nn.Sequential(*list(model.children())[:-1]))
 
 
+def uneven_parts(x: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Split a batch into parts of different lengths; the last one is empty, unless it is the only one."""
+    bounds = [len(x) * number * (number + 3) // ((size - 1) * (size + 2) or 1) for number in range(size)]
+    return [x] if size == 1 else [*(x[start:end] for start, end in itertools.pairwise(bounds)), x[:0]]
+
+
+@each_row("frames", [True, False], collective=True)
+def test_weighted_means_over_parts_of_different_lengths(comm: Any, frames: Any) -> None:
+    models = [filled(Net()) for _ in range(2)]
+    optimizers = [Momentum(model.parameters()) for model in models]
+    with nullcontext() if frames else without_frames(comm):
+        for x in batches():
+            part = uneven_parts(x, comm.size)[comm.rank]
+            usual(models[0], optimizers[0], x, lambda: None)
+            usual(models[1], optimizers[1], part, lambda: rw.sync_grads(models[1], weight=len(part)))  # noqa: B023
+    for (name, expected), found in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(found, expected, msg=name)
+    rw.assert_synced(models[1])
+
+
+@each_row("dtype", [torch.bfloat16, torch.float32, torch.complex64], collective=True)
+def test_weights_of_all_kinds_of_gradients(comm: Any, dtype: torch.dtype) -> None:
+    """A dense one, large and small, one that rank 0 alone has, a sparse one; not-a-number where the weight is 0."""
+    weights = [(3.0, 0.0, 2.0)[rank % 3] for rank in range(comm.size)]
+    value = [1 + 2.0**-7 * rank if weights[rank] else float("nan") for rank in range(comm.size)]
+    mean = sum(w * v for w, v in zip(weights, value, strict=True) if w) / sum(weights)
+    small, large, first, sparse = (torch.nn.Parameter(torch.zeros(n, dtype=dtype)) for n in (3, 40_000, 2, 4))
+    for zero in (1, 0):
+        for parameter in (small, large, sparse):
+            parameter.grad = torch.full_like(parameter, value[comm.rank])
+        sparse.grad = torch.full_like(sparse, value[comm.rank]).to_sparse()
+        first.grad = torch.ones_like(first) if comm.rank == 0 else None
+        rw.sync_grads([small, large, first, sparse], weight=torch.tensor(zero * weights[comm.rank]))
+        for parameter in (small, large, sparse):
+            assert parameter.grad is not None
+            assert parameter.grad.dtype is dtype
+            torch.testing.assert_close(parameter.grad.to_dense(), torch.full_like(parameter, zero * mean))
+        torch.testing.assert_close(first.grad, torch.full_like(first, zero * weights[0] / sum(weights)))
+
+
+def test_weights_on_some_ranks_only_are_a_mismatch(comm: Any) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.full((3,), 1.0 + comm.rank)
+    if comm.size > 1:
+        with pytest.raises(rw.MismatchError, match=r"weight='given'\) on .*sync_grads\(\) on rank 1"):
+            rw.sync_grads([parameter], **({} if comm.rank == 1 else {"weight": 2}))  # type: ignore[arg-type]
+        with pytest.raises(rw.InvalidArgumentError if comm.rank == 1 else rw.RemoteRankError, match="at least 0"):
+            rw.sync_grads([parameter], weight=-1 if comm.rank == 1 else 1)
+    assert parameter.grad.tolist() == [1.0 + comm.rank] * 3
+
+
 @each_row(
     ("option", "value", "text"),
     [
+        *(("weight", value, "not a finite number") for value in (-1, float("nan"), float("inf"), True, "2", 1j)),
+        ("weight", torch.ones(2), "not a finite number"),
         ("op", "max", "'mean' or 'sum'"),
         ("op", "average", "op='average' is none of"),
         ("missing", "raise", "missing='raise' is neither 'zeros' nor 'error'"),

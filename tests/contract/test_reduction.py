@@ -319,3 +319,54 @@ def test_columns_of_numbers_are_refused(comm: Group) -> None:
     with pytest.raises(rw.PayloadTypeError, match="got a Column"):
         rw.all_reduce(Column())
     assert rw.all_reduce(1) == comm.size
+
+
+def test_weighted_means_of_all_kinds_of_values(comm: Group) -> None:
+    """A rank without samples has what is not a number, and does not count."""
+    rank, size = rw.get_rank(), comm.size
+    weights = [(3, 0, 2)[other % 3] for other in range(size)]
+    total = sum(weights)
+    values = [other + 1 if weight else math.nan for other, weight in enumerate(weights)]
+    mean = sum(weight * (other + 1) for other, weight in enumerate(weights)) / total
+    for kind in (int, float, np.int64, torch.tensor):
+        own: Any = kind(weights[rank])
+        array = np.full(3, float(values[rank]))
+        value: dict[str, Any] = {"number": values[rank], "array": array, "none": None, "ints": torch.tensor([rank, 2])}
+        found = rw.all_reduce(value, op="mean", weight=own)
+        assert found["number"] == mean
+        assert found["array"].tolist() == [mean] * 3
+        assert found["none"] is None
+        ranks = sum(weight * other for other, weight in enumerate(weights)) / total
+        assert found["ints"].tolist() == [ranks, 2.0]
+        assert found["ints"].dtype is torch.float64
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        for length in (2, 5000):  # those of one number would overflow in half precision
+            tensor = torch.full((length,), values[rank] * 10_000.0, dtype=dtype)
+            weighted = rw.all_reduce(tensor, op="mean", weight=weights[rank])
+            assert weighted.dtype is dtype
+            torch.testing.assert_close(weighted, torch.full_like(tensor, mean * 10_000.0))
+            nothing = rw.all_reduce(tensor, op="mean", weight=0.0, async_op=True).wait()
+            assert nothing.isnan().all()
+    assert rw.all_reduce(2**70 + rank * 2**60, op="mean", weight=2**60) == 2**70 + 2**60 * (size - 1) / 2
+    assert math.isnan(rw.all_reduce(rank, op="mean", weight=0))
+
+
+def test_weights_that_cannot_be_used(comm: Group) -> None:
+    bad: list[Any] = [-1, math.nan, math.inf, True, "2", 1j, torch.ones(2), torch.ones((), device="meta")]
+    for weight in bad:
+        with pytest.raises(rw.InvalidArgumentError, match="not a finite number of at least 0"):
+            rw.all_reduce(1.0, op="mean", weight=weight)
+    with pytest.raises(rw.InvalidArgumentError, match="weight=2 is for op='mean', got op='sum'"):
+        rw.all_reduce(1.0, weight=2)
+    with pytest.raises(rw.PayloadTypeError):
+        rw.all_reduce("text", op="mean", weight=2)
+    is_second = rw.get_rank() == 1
+    if comm.size > 1:
+        with pytest.raises(rw.MismatchError, match=r"weight='given'\) on .*all_reduce\(op='mean'\) on rank 1"):
+            rw.all_reduce(1.0, op="mean", weight=None if is_second else 1)
+        with pytest.raises(rw.InvalidArgumentError if is_second else rw.RemoteRankError, match="weight=-2"):
+            rw.all_reduce(1.0, op="mean", weight=-2 if is_second else 1)
+        value = torch.ones(2, dtype=torch.bfloat16 if is_second else torch.float32)
+        with pytest.raises(rw.MismatchError, match=r"float32\[2\] on cpu on .*bfloat16"):
+            rw.all_reduce(value, op="mean", weight=1)
+    assert rw.all_reduce(1.0, op="mean", weight=2) == 1.0

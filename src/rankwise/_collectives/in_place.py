@@ -63,6 +63,7 @@ class InPlaceReduction:
     after that, some tensors may be reduced and others not.
 
     Attributes:
+        total_weight: The sum of the weights of all members, which is set before `finish` where they have weights.
         same: The names of tensors that have the memory of others, and the names of these. It has to be the same on all
             members, as the descriptions of the tensors have.
     """
@@ -77,6 +78,7 @@ class InPlaceReduction:
         name: Callable[[int], str],
         is_wide: bool = False,
         is_last: bool = True,
+        weight: float | None = None,
     ) -> None:
         """Check tensors, and allocate what their reduction needs.
 
@@ -89,12 +91,15 @@ class InPlaceReduction:
             is_wide: Half-precision floats are summed in float32; their means always are.
             is_last: No exchange follows in this operation. Otherwise nothing travels with the agreement: to reduce that
                 allocates memory, and may fail on one rank alone, which the others would wait for.
+            weight: What the tensors of this rank count in a mean; at 0 they are not used. Nothing travels with the
+                agreement then, and a copy of the tensors is reduced.
 
         Raises:
             PayloadTypeError: A tensor cannot be reduced in place, or has a part of its memory in common with another.
         """
-        self._comm, self._op = comm, op
-        self._divisor = comm.size if op.is_mean else 1
+        self._comm, self._op, self._weight = comm, op, weight
+        self._divisor = comm.size if op.is_mean and weight is None else 1
+        self.total_weight: float = 1
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.same: dict[str, str] = {}
         nbytes = list(map(_NBYTES, tensors)) if place is not None else []
@@ -104,6 +109,7 @@ class InPlaceReduction:
             self._groups = self._grouped(tensors, name, is_wide=is_wide)
         self._is_inline = (
             is_last
+            and weight is None
             and comm.control.uses_frames
             and comm.size > 1
             and sum(sum(group.nbytes) for group in self._groups) <= INLINE_BYTES
@@ -174,7 +180,8 @@ class InPlaceReduction:
         memory = comm.planes.shared_memory if first.device.type == "cpu" else None
         is_wide = recipe.wire_dtype is torch.float32 and first.dtype in HALVES
         is_alone = comm.size == 1 and not is_on_xla  # the reduction of one tensor is that tensor
-        if is_alone or (memory is not None and (is_wide or recipe.wire_dtype is first.dtype)):
+        is_weighted = self._weight is not None
+        if not is_weighted and (is_alone or (memory is not None and (is_wide or recipe.wire_dtype is first.dtype))):
             if memory is not None:
                 group.move = memory.reduce_in_place(group.tensors, self._op, divisor=self._divisor, is_wide=is_wide)
             # Torch does not know of what was written to memory.
@@ -182,13 +189,17 @@ class InPlaceReduction:
             return
         is_wire = recipe.wire_dtype is first.dtype
         if len(group.tensors) == 1:
-            wire = same_memory(first) if is_wire else recipe.start(first)
+            wire = same_memory(first) if is_wire and not is_weighted else recipe.start(first)
         else:
             flat = torch.cat([tensor.view(-1) for tensor in group.tensors])
             wire = flat if is_wire and not is_on_xla else recipe.start(flat)
+        if self._weight is not None:
+            wire = wire.mul_(self._weight) if self._weight else wire.zero_()
         group.move = comm.planes.reduce(wire.reshape(-1), self._op)
 
         def finish() -> None:
+            if is_weighted:
+                wire.div_(self.total_weight or 1)  # a total of 0 is that of zeros
             reduced = recipe.finish(wire, self._divisor).to(first.device).reshape(-1)
             parts = reduced.split([tensor.numel() for tensor in group.tensors])
             values = [part.view(tensor.shape) for part, tensor in zip(parts, group.tensors, strict=True)]

@@ -13,7 +13,8 @@ from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.in_place import InPlaceReduction, described, descriptions
 from rankwise._collectives.non_blocking import start
 from rankwise._collectives.pytree import PyTree, describe
-from rankwise._collectives.reduce_request import ReduceRequest
+from rankwise._collectives.reduce_request import ReduceRequest, set_content
+from rankwise._collectives.weights import Weight, WeightedMean, checked_weight
 from rankwise._comm.buffers import same_memory
 from rankwise._comm.dense_tensors import common_place
 from rankwise._comm.reduce_ops import OPS, Op
@@ -26,7 +27,12 @@ Tensors = TypeVar("Tensors")
 
 @overload
 def all_reduce(
-    value: torch.Tensor, op: str = ..., *, differentiable: bool = ..., group: GroupLike | None = ...
+    value: torch.Tensor,
+    op: str = ...,
+    *,
+    weight: Weight | None = ...,
+    differentiable: bool = ...,
+    group: GroupLike | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def all_reduce(
@@ -34,7 +40,12 @@ def all_reduce(
 ) -> bool: ...
 @overload
 def all_reduce(
-    value: int, op: Literal["mean"], *, differentiable: bool = ..., group: GroupLike | None = ...
+    value: int,
+    op: Literal["mean"],
+    *,
+    weight: Weight | None = ...,
+    differentiable: bool = ...,
+    group: GroupLike | None = ...,
 ) -> float: ...
 @overload
 def all_reduce(
@@ -48,17 +59,34 @@ def all_reduce(
 def all_reduce(value: int, op: str, *, differentiable: bool = ..., group: GroupLike | None = ...) -> int | float: ...
 @overload
 def all_reduce(
-    value: dict[str, int], op: Literal["mean"], *, differentiable: bool = ..., group: GroupLike | None = ...
+    value: dict[str, int],
+    op: Literal["mean"],
+    *,
+    weight: Weight | None = ...,
+    differentiable: bool = ...,
+    group: GroupLike | None = ...,
 ) -> dict[str, float]: ...
 @overload
 def all_reduce(
-    value: list[int], op: Literal["mean"], *, differentiable: bool = ..., group: GroupLike | None = ...
+    value: list[int],
+    op: Literal["mean"],
+    *,
+    weight: Weight | None = ...,
+    differentiable: bool = ...,
+    group: GroupLike | None = ...,
 ) -> list[float]: ...
 @overload
-def all_reduce(value: T, op: str = ..., *, differentiable: bool = ..., group: GroupLike | None = ...) -> T: ...
+def all_reduce(
+    value: T, op: str = ..., *, weight: Weight | None = ..., differentiable: bool = ..., group: GroupLike | None = ...
+) -> T: ...
 @overload
 def all_reduce(
-    value: torch.Tensor, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[True]
+    value: torch.Tensor,
+    op: str = ...,
+    *,
+    weight: Weight | None = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
 ) -> Work[torch.Tensor]: ...
 @overload
 def all_reduce(
@@ -66,7 +94,12 @@ def all_reduce(
 ) -> Work[bool]: ...
 @overload
 def all_reduce(
-    value: int, op: Literal["mean"], *, group: GroupLike | None = ..., async_op: Literal[True]
+    value: int,
+    op: Literal["mean"],
+    *,
+    weight: Weight | None = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
 ) -> Work[float]: ...
 @overload
 def all_reduce(
@@ -80,20 +113,44 @@ def all_reduce(
 def all_reduce(value: int, op: str, *, group: GroupLike | None = ..., async_op: Literal[True]) -> Work[int | float]: ...
 @overload
 def all_reduce(
-    value: dict[str, int], op: Literal["mean"], *, group: GroupLike | None = ..., async_op: Literal[True]
+    value: dict[str, int],
+    op: Literal["mean"],
+    *,
+    weight: Weight | None = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
 ) -> Work[dict[str, float]]: ...
 @overload
 def all_reduce(
-    value: list[int], op: Literal["mean"], *, group: GroupLike | None = ..., async_op: Literal[True]
+    value: list[int],
+    op: Literal["mean"],
+    *,
+    weight: Weight | None = ...,
+    group: GroupLike | None = ...,
+    async_op: Literal[True],
 ) -> Work[list[float]]: ...
 @overload
-def all_reduce(value: T, op: str = ..., *, group: GroupLike | None = ..., async_op: Literal[True]) -> Work[T]: ...
+def all_reduce(
+    value: T, op: str = ..., *, weight: Weight | None = ..., group: GroupLike | None = ..., async_op: Literal[True]
+) -> Work[T]: ...
 @overload
 def all_reduce(
-    value: T, op: str = ..., *, differentiable: bool = ..., group: GroupLike | None = ..., async_op: bool
+    value: T,
+    op: str = ...,
+    *,
+    weight: Weight | None = ...,
+    differentiable: bool = ...,
+    group: GroupLike | None = ...,
+    async_op: bool,
 ) -> T | Any: ...  # noqa: ANN401 - it depends on op too
 def all_reduce(
-    value: T, op: str = "sum", *, differentiable: bool = False, group: GroupLike | None = None, async_op: bool = False
+    value: T,
+    op: str = "sum",
+    *,
+    weight: Weight | None = None,
+    differentiable: bool = False,
+    group: GroupLike | None = None,
+    async_op: bool = False,
 ) -> T | Any:
     """Return the reduction of every rank's value, the same on all ranks.
 
@@ -112,6 +169,9 @@ def all_reduce(
     Args:
         value: This rank's value.
         op: "sum", "mean", "product", "min", "max"; "and", "or" for bools.
+        weight: What this rank counts in the mean, a number of at least 0, such as that of its samples; on all ranks or
+            on none. By default all count the same. A value of weight 0 is not used, even if it is not a number; if all
+            weights are 0, the mean is not a number. The mean of a tensor of integers is then computed in float64.
         differentiable: Whether gradients flow back through the sum or mean of tensors of floats or complex numbers;
             every rank must run backward through the result, which requires a gradient on all ranks if the tensor of
             any rank does. Numbers and arrays in the value have no gradients. If False, results are detached.
@@ -119,7 +179,8 @@ def all_reduce(
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 
     Raises:
-        InvalidArgumentError: `op` is unknown, or not differentiable.
+        InvalidArgumentError: `op` is unknown, or not differentiable; or `weight` is negative, infinite or not a number,
+            or `op` is not "mean".
         PayloadTypeError: The op is not defined for the value, or the value is of another type.
         RemoteRankError: One of these errors occurred on another rank.
         MismatchError: The values of the ranks differ in more than their numbers, or another rank calls another
@@ -135,20 +196,32 @@ def all_reduce(
         {'loss': 0.5, 'seen': 8}
         >>> rankwise.all_reduce(rankwise.get_rank() == 0, op="and")  # on 2 ranks: False
         True
+        >>> rank = rankwise.get_rank()
+        >>> rankwise.all_reduce(0.5 + rank, op="mean", weight=3 - 2 * rank)  # on 2 ranks, 3 and 1 samples: 0.75
+        0.5
     """
     comm = comm_of(group)
     if async_op is not False:
-        return start(comm, all_reduce, value, op, differentiable=differentiable, async_op=async_op)
+        settings = {"weight": weight, "differentiable": differentiable}
+        return start(comm, all_reduce, value, op, **settings, async_op=async_op)
     with comm.call("all_reduce") as call:
         parsed = OPS[op] if type(op) is str and op in OPS else Op.parse(op)
         differentiable = differentiable is not False and as_bool(differentiable, "differentiable")
         call.settings = {"op": parsed.name, "differentiable": True} if differentiable else {"op": parsed.name}
-        request = ReduceRequest.of(comm, call, value, parsed)
+        if weight is None:
+            mean, request = None, ReduceRequest.of(comm, call, value, parsed)
+        else:
+            call.settings = {**call.settings, "weight": "given"}
+            mean = WeightedMean.of(value, checked_weight(weight, parsed), differentiable=differentiable)
+            request = ReduceRequest.of(comm, call, mean.summands, Op.SUM)
+            set_content(call, mean.tree, mean.described)
         if differentiable:
             request.require_gradient()
         request.exchange()
     leaves = request.leaves()
-    result: T = request.tree.rebuild(_with_graph(request, leaves) if differentiable else leaves)
+    if differentiable:
+        leaves = _with_graph(request, leaves)
+    result: T = request.tree.rebuild(leaves) if mean is None else mean.result(leaves)
     return result
 
 

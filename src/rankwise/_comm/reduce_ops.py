@@ -252,7 +252,7 @@ def _off_xla(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _has_float64(device: torch.device) -> bool:
+def has_float64(device: torch.device) -> bool:
     """Return whether a device computes in float64: those of Apple and some of Intel do not."""
     if device.type in {"cpu", DEVICE_TYPE}:
         return True
@@ -270,7 +270,7 @@ def _in_float64(
 
     @functools.wraps(mean)
     def computed(total: torch.Tensor, size: int) -> torch.Tensor:
-        if _has_float64(total.device):
+        if has_float64(total.device):
             return mean(total, size)
         return mean(total.cpu(), size).float().to(total.device)
 

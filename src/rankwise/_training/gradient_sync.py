@@ -1,14 +1,15 @@
 """One synchronization of gradients: agreement of the ranks on which there are, and their reduction where they are.
 
 The gradient of a parameter may be None, dense or sparse, and may differ in that between ranks. So ranks exchange one
-byte for each parameter, unless all of their gradients are dense, in the frames by which they agree on the call. Sparse
-gradients are gathered.
+byte for each parameter, unless all of their gradients are dense, and their weights, in the frames by which they agree
+on the call. Sparse gradients are gathered.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
@@ -31,6 +32,9 @@ _MISSING: Final = 1
 _DENSE: Final = 2
 _SPARSE: Final = 4
 
+# Before the kinds, the weight of a rank, or the sum of all.
+_WEIGHT: Final = struct.Struct("<d")
+
 _SPARSE_LAYOUTS: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _MOST_NAMES: Final = 5
 
@@ -43,6 +47,7 @@ class GradientSync:
         comm: The group.
         call: The call.
         op: The reduction, a sum or a mean.
+        weight: What the gradients of this rank count in a mean; None if all count the same.
         needs_all: Whether a missing gradient is an error.
         parameters: The parameters with gradients, each once.
         names: Returns their names.
@@ -51,6 +56,7 @@ class GradientSync:
     comm: Comm
     call: Call
     op: Op
+    weight: float | None
     needs_all: bool
     parameters: Sequence[torch.Tensor]
     names: Callable[[], Sequence[str]]
@@ -84,14 +90,20 @@ class GradientSync:
         reduction = self._reduction(self._kinds, place)
         self.call.content = f"{title} {described(self._grads, place)} {reduction.same}"
         self.call.parts = lambda: descriptions(self.names(), self._grads, reduction.same)
-        combine_by_backend = None if self.comm.control.uses_frames else self._prepared_bits()
-        combined = reduction.agree(self.call, bytes(self._kinds), _combined)
+        combine_by_backend = None if self.comm.control.uses_frames else self._prepared_notes()
+        note = reduction.agree(self.call, _WEIGHT.pack(self._own_weight) + bytes(self._kinds), _combined)
         if combine_by_backend is not None:
-            combined = combine_by_backend()
+            note = combine_by_backend()
+        (total_weight,), combined = _WEIGHT.unpack_from(note), note[_WEIGHT.size :]
         if combined or self._new:  # otherwise all have all gradients, and these are dense
             reduction = self._agreed_on_kinds(reduction, combined or bytes([_DENSE]) * len(self._grads))
         reduction.run()
+        reduction.total_weight = total_weight
         self._reduced = reduction
+
+    @property
+    def _own_weight(self) -> float:
+        return 1.0 if self.weight is None else self.weight
 
     def _agreed_on_kinds(self, reduction: InPlaceReduction, combined: bytes) -> InPlaceReduction:
         """Return the reduction of what is dense on all ranks, given the kinds of the gradients of all.
@@ -113,9 +125,8 @@ class GradientSync:
         """Give the parameters their gradients, after the block. Collective over the members, if some are sparse."""
         kinds = self._combined
         if kinds:  # first, since the others wait for this rank there; to finish the reduction may allocate memory
-            reduce_sparse(
-                self.comm, [one for one, kind in zip(self.parameters, kinds, strict=True) if kind & _SPARSE], self.op
-            )
+            sparse = [one for one, kind in zip(self.parameters, kinds, strict=True) if kind & _SPARSE]
+            reduce_sparse(self.comm, sparse, self.op, self._own_weight)
         self._reduced.finish()
         for index in self._new:
             if kinds[index] & _DENSE and not kinds[index] & _SPARSE:
@@ -157,23 +168,28 @@ class GradientSync:
             return self.names()[indices[index] if kinds else index]
 
         is_last = len(indices) == len(kinds)  # sparse gradients are gathered afterwards
-        return InPlaceReduction(self.comm, grads, self.op, place=place, name=name, is_wide=True, is_last=is_last)
+        return InPlaceReduction(
+            self.comm, grads, self.op, place=place, name=name, is_wide=True, is_last=is_last, weight=self.weight
+        )
 
-    def _prepared_bits(self) -> Callable[[], bytes]:
-        """Prepare to combine the kinds of the gradients of all ranks by the backend, in a group without frames.
+    def _prepared_notes(self) -> Callable[[], bytes]:
+        """Prepare to combine the weights and the kinds of all ranks by the backend, in a group without frames.
 
         It has no OR, and so takes the maximum of each bit.
         """
         kinds = self._kinds or [_DENSE] * len(self._grads)
         rows = [[kind & bit for kind in kinds] for bit in (_MISSING, _DENSE, _SPARSE)]
         bits = torch.tensor(rows, dtype=torch.uint8, device=self.comm.planes.message_device)
-        reduce = self.comm.planes.reduce(bits, Op.MAX) if kinds else None
+        moves = [self.comm.planes.reduce(bits, Op.MAX)] if kinds else []
+        weight = torch.tensor([self._own_weight], dtype=torch.float64, device=bits.device)
+        if self.weight is not None:
+            moves.append(self.comm.planes.reduce(weight, Op.SUM))
 
         def run() -> bytes:
-            if reduce is not None:
-                reduce()
+            for move in moves:
+                move()
             combined = bytes(bits.sum(dim=0).tolist())
-            return b"" if combined.count(_DENSE) == len(combined) else combined
+            return _WEIGHT.pack(weight.item()) + (b"" if combined.count(_DENSE) == len(combined) else combined)
 
         return run
 
@@ -201,18 +217,18 @@ def _gradient_type(parameter: torch.Tensor) -> torch.dtype:
     return (getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None) or parameter.dtype
 
 
-def _combined(messages: Sequence[bytes]) -> bytes:
-    """Combine the kinds of the gradients of all ranks with OR; no message stands for dense gradients alone."""
-    others = [message for message in messages if message]
-    if not others:
-        return b""
+def _combined(notes: Sequence[bytes]) -> bytes:
+    """Add the weights of all ranks, and combine their kinds with OR; no kinds stand for dense gradients alone."""
+    total = _WEIGHT.pack(sum(_WEIGHT.unpack_from(note)[0] for note in notes))
+    length = max(map(len, notes)) - _WEIGHT.size
+    if not length:
+        return total
     # As long integers, the bytes of all parameters are combined by one operation for each rank.
-    length = len(others[0])
-    kinds = [int.from_bytes(message or bytes([_DENSE]) * length, "little") for message in messages]
-    return functools.reduce(operator.or_, kinds).to_bytes(length, "little")
+    kinds = [int.from_bytes(note[_WEIGHT.size :] or bytes([_DENSE]) * length, "little") for note in notes]
+    return total + functools.reduce(operator.or_, kinds).to_bytes(length, "little")
 
 
-def reduce_sparse(comm: Comm, parameters: Sequence[torch.Tensor], op: Op) -> None:
+def reduce_sparse(comm: Comm, parameters: Sequence[torch.Tensor], op: Op, weight: float) -> None:
     """Replace gradients that are sparse on some rank by their reductions, sparse unless a rank has a dense one.
 
     Collective over the members, if there are parameters.
@@ -221,15 +237,20 @@ def reduce_sparse(comm: Comm, parameters: Sequence[torch.Tensor], op: Op) -> Non
         return
     with comm.call("sync_grads", {"step": "sparse gradients"}):
         parts = [_parts(parameter.grad) for parameter in parameters]
-    gathered = all_gather(parts, group=Group(comm))
+    gathered, weights = zip(*all_gather((parts, weight), group=Group(comm)), strict=True)
     # From here on no other rank waits for this one, so that allocations may fail on this rank alone.
     for parameter, of_ranks in zip(parameters, zip(*gathered, strict=True), strict=True):
-        grads = [_from_parts(parts, parameter) for parts in of_ranks if parts is not None]
+        grads = [
+            (_from_parts(parts, parameter), own)
+            for parts, own in zip(of_ranks, weights, strict=True)
+            if parts is not None
+        ]
         if not grads:
             continue
-        dtype = grads[0].dtype
-        total = _sum([grad.to(plan(dtype, Op.MEAN).wire_dtype) for grad in grads])
-        result = (total / (comm.size if op.is_mean else 1)).to(dtype)
+        dtype = grads[0][0].dtype
+        wide = [(grad.to(plan(dtype, Op.MEAN).wire_dtype), own) for grad, own in grads]
+        total = _sum([grad * own if own else torch.zeros_like(grad) for grad, own in wide])
+        result = (total / ((sum(weights) or 1) if op.is_mean else 1)).to(dtype)
         own = parameter.grad
         if result.layout is torch.strided and own is not None and own.layout is torch.strided and not is_expanded(own):
             overwrite(own, result)

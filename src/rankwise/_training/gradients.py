@@ -11,6 +11,7 @@ from rankwise._arguments import as_integer
 from rankwise._collectives.groups import GroupLike, comm_of
 from rankwise._collectives.numpy_arrays import is_array
 from rankwise._collectives.pytree import describe
+from rankwise._collectives.weights import Weight, checked_weight
 from rankwise._comm.reduce_ops import Op
 from rankwise._torch import uncompiled
 from rankwise._training.gradient_sync import GradientSync
@@ -26,6 +27,7 @@ def sync_grads(
     parameters: torch.nn.Module | Iterable[torch.Tensor],
     *,
     op: str = "mean",
+    weight: Weight | None = None,
     missing: str = "zeros",
     step: int | None = None,
     group: GroupLike | None = None,
@@ -48,6 +50,10 @@ def sync_grads(
     Args:
         parameters: A module, or its parameters in the same order on all ranks; those without requires_grad are ignored.
         op: "mean" or "sum".
+        weight: What the gradients of this rank count in the mean, a number of at least 0, on all ranks or on none: that
+            of the samples or tokens over which the loss is a mean, where ranks have different numbers of them. By
+            default all count the same. Gradients of weight 0 are not used, even if they are not numbers, as those of
+            the mean over an empty batch; if all weights are 0, the results are zeros. A copy of the gradients is made.
         missing: "zeros": a missing gradient counts as zero, but remains missing if no rank has one. "error": it is an
             error, which names the parameters and ranks.
         step: The number of this step, which has to be the same on all ranks. Then a rank that has left out a step, as
@@ -57,7 +63,7 @@ def sync_grads(
 
     Raises:
         InvalidArgumentError: `parameters` is neither a module nor parameters, or is a module of DDP or FSDP, which
-            average gradients themselves; or another argument is not as above.
+            average gradients themselves; or another argument is not as above, such as a negative weight.
         PayloadTypeError: A gradient cannot be averaged: it is of 8-bit floats, or a DTensor, or has a part of its
             memory in common with another one, for example.
         RemoteRankError: One of these errors occurred on another rank.
@@ -82,12 +88,21 @@ def sync_grads(
             trained, names = _selected(parameters)
             parsed, needs_all = _checked_op(op), _needs_all(missing)
             call.settings = {} if parsed is Op.MEAN else {"op": parsed.name}
+            checked = None if weight is None else float(checked_weight(weight, parsed))
+            if checked is not None:
+                call.settings = {**call.settings, "weight": "given"}
             if needs_all:
                 call.settings = {**call.settings, "missing": "error"}
             if step is not None:
                 call.settings = {**call.settings, "step": _checked_step(step)}
             sync = GradientSync(
-                comm, call, parsed, needs_all, trained, lambda: names or [f"parameter {i}" for i in range(len(trained))]
+                comm=comm,
+                call=call,
+                op=parsed,
+                weight=checked,
+                needs_all=needs_all,
+                parameters=trained,
+                names=lambda: names or [f"parameter {i}" for i in range(len(trained))],
             )
             sync.exchange(" ".join(names))
         sync.finish()
