@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,48 @@ def test_modules_of_fsdp_are_refused(comm: Any) -> None:
     with pytest.raises(rw.PayloadTypeError, match="DTensor"):
         rw.sync_grads(model.parameters())
     assert rw.all_reduce(1) == comm.size
+
+
+@pytest.mark.slow
+@each_row("norm_type", [1.0, 2.0, math.inf], collective=True)
+def test_clipping_of_modules_of_fsdp(comm: Any, norm_type: float) -> None:
+    """Some of its parameters are DTensors, others are not; rows of the former are not the same on all ranks."""
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - it takes seconds
+
+    if comm.size == 1:
+        return
+    whole, model = (
+        torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1, bias=False)).requires_grad_() for _ in range(2)
+    )
+    for one, copy in zip(whole.parameters(), model.parameters(), strict=True):
+        with torch.no_grad():
+            copy.copy_(one.copy_(torch.arange(1.0, one.numel() + 1).view_as(one)))
+    mesh = torch.distributed.init_device_mesh("cpu", (comm.size,))
+    fully_shard(model[0], mesh=mesh)
+    for module in (whole, model):
+        module(torch.ones(4, 3)).sum().backward()
+    with pytest.raises(rw.InvalidArgumentError, match="sharded=True, and there are gradients of DeviceMesh"):
+        rw.clip_grad_norm_(model, 0.5, norm_type, sharded=True)
+    is_first = rw.get_rank() == 0
+    with pytest.raises(rw.InvalidArgumentError if is_first else rw.RemoteRankError, match="max_norm='much'"):
+        rw.clip_grad_norm_(model, "much" if is_first else 0.5, norm_type)  # type: ignore[arg-type]
+    with pytest.raises(rw.MismatchError, match="meshes=1"):
+        rw.clip_grad_norm_([] if is_first else model, 0.5, norm_type)
+    expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5, norm_type)
+    torch.testing.assert_close(rw.clip_grad_norm_(model, 0.5, norm_type), expected)
+    for full, part in zip(whole.parameters(), model.parameters(), strict=True):
+        grad: Any = part.grad
+        torch.testing.assert_close(grad.full_tensor() if hasattr(grad, "full_tensor") else grad, full.grad)
+    groups = [rw.new_group([rank]) for rank in range(comm.size)]
+    again = rw.clip_grad_norm_(model, 9.0, norm_type, sharded=True, group=groups[comm.rank])
+    torch.testing.assert_close(again, torch.tensor(0.5), rtol=1e-4, atol=0.0)
+
+
+def test_norms_that_are_no_numbers(comm: Any) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.full((2,), math.nan if comm.rank == comm.size - 1 else 1.0)
+    for norm_type in (2.0, math.inf):
+        assert rw.clip_grad_norm_([weight], 1.0, norm_type, sharded=True).isnan()
 
 
 @pytest.mark.slow
