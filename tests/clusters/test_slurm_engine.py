@@ -83,11 +83,13 @@ def test_a_rank_fails(cluster: dict[str, str], tmp_path: Path, how: str, exitcod
     until(lambda: not slurm(cluster, "squeue", "-h"))
 
 
-def start(cluster: Mapping[str, str], folder: Path, mode: str = "wait") -> tuple[subprocess.Popen[str], list[int]]:
+def start(
+    cluster: Mapping[str, str], folder: Path, mode: str = "wait", *words: str
+) -> tuple[subprocess.Popen[str], list[int]]:
     """Start ranks that wait, and return the launching process and their processes."""
     (folder / "ranks").mkdir()
     process = subprocess.Popen(
-        [sys.executable, PROGRAM, "slurm", mode, str(folder / "ranks")],
+        [sys.executable, PROGRAM, "slurm", mode, str(folder / "ranks"), *words],
         cwd=folder, env=environ(cluster, folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     return process, started(folder / "ranks")
@@ -140,6 +142,20 @@ def test_a_job_is_requeued_after_the_signal_before_its_limit(cluster: dict[str, 
     slurm(cluster, "scancel", "--signal=USR2", slurm(cluster, "squeue", "-h", "-o", "%i").strip())
     out, errors = process.communicate(timeout=200)
     assert json.loads(out) == [[rank, 1] for rank in range(4)], errors
+
+
+@pytest.mark.parametrize("reason", ["signal", "limit"])
+def test_a_job_is_requeued_whose_ranks_have_stopped_and_returned(
+    cluster: dict[str, str], tmp_path: Path, reason: str
+) -> None:
+    """By `rw.Stop`, after the signal before the limit, or shortly before it; they go on from their checkpoint."""
+    process, _ = start(cluster, tmp_path, "requeue", reason)
+    slurm(cluster, "scancel", "--signal=USR2", slurm(cluster, "squeue", "-h", "-o", "%i").strip())
+    out, errors = process.communicate(timeout=200)
+    results = json.loads(out)
+    assert [result[:2] for result in results] == [[rank, 1] for rank in range(4)], errors
+    (text,) = {result[2] for result in results}
+    assert ("received SIGUSR2" if reason == "signal" else "came to its time limit") in text
 
 
 def test_jobs_that_ranks_of_an_array_submit_are_jobs_of_their_own(cluster: dict[str, str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import rankwise as rw
 from rankwise._launch.attempt_history import FailedAttempt, reason_to_give_up
-from rankwise._launch.reported_steps import PROGRESS, ReportedSteps, own_place
+from rankwise._launch.reported_steps import JOB_LIMIT, PROGRESS, ReportedSteps, own_place, report_stop, report_timeout
 from rankwise.errors import RankFailure
 from rankwise.launching import ScriptLaunch
 from tests.session.worlds import clean_environ, free_port
@@ -99,7 +99,11 @@ def test_the_highest_step_is_taken_once_and_others_are_not_written() -> None:
     assert report is not None
     for step in (0, 7, 3):
         report(step)
+    report_timeout(variable, 2.5)
+    report_stop(variable, JOB_LIMIT)
+    assert (steps.longest_timeout(), steps.stopped_by()) == (2.5, JOB_LIMIT)
     assert [steps.take_highest(), steps.take_highest()] == [7, None]
+    assert (steps.longest_timeout(), steps.stopped_by()) == (None, 0)
     process, descriptor, inode, _ = variable.split()
     assert own_place(f"{process} {descriptor} {int(inode) + 1} 0") is None, "another file"
     assert own_place(f"{process} {descriptor} {inode} 2") is None, "beyond the end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -60,6 +61,29 @@ def test_all_ranks_stop_at_one_step_and_save(launcher: str, target: str, tmp_pat
     assert len(re.findall(r"rank \d saved", output)) == 2
     assert (process.returncode == 0) == (target == "rank")
     assert (stops[0][2], stops[0][3]) == ("1", "SIGUSR1") if target == "rank" else stops[0][3] == "SIGTERM"
+
+
+@pytest.mark.slow
+@pytest.mark.soak(7)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_signals_at_random_moments_to_a_rank(launcher: str, seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)  # noqa: S311 - repeatable
+    with job(launcher, tmp_path) as process:
+        time.sleep(rng.random())
+        number, rank = rng.choice((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)), rng.randrange(2)
+        os.kill(int((tmp_path / f"pid{rank}").read_text()), number)
+        output, _ = process.communicate(timeout=SECONDS)
+    check_stop(output, size=2, reason=f"rank {rank} received {number.name}")
+    assert process.returncode == 0
+
+
+def check_stop(output: str, *, size: int, reason: str) -> None:
+    """Check that all ranks have stopped at one step, with one reason, and saved."""
+    stops = re.findall(r"rank (\d) stopped at (\d+): (.*)", output)
+    assert sorted(rank for rank, *_ in stops) == [str(rank) for rank in range(size)], output
+    assert len({step for _, step, _ in stops}) == 1, output
+    assert {found for *_, found in stops} == {reason}
+    assert len(re.findall(r"rank \d saved", output)) == size
 
 
 def test_a_second_signal_ends_a_rank_that_does_not_end(tmp_path: Path) -> None:

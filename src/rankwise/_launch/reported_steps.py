@@ -1,8 +1,9 @@
-"""The steps that ranks report to their launcher: in a page of memory, so that a report costs no message.
+"""What ranks report to their launcher, such as their steps: in a page of memory, so that a report costs no message.
 
 Each rank has a place of 8 bytes, and finds it by a variable; so do the processes that it starts. The launcher reads the
 places when an attempt has failed. Behind them is a second place for each rank, for the timeout of its session: so long
-a launcher on several hosts waits for another host. Where the system has no files in memory, no step is reported.
+a launcher on several hosts waits for another host. A third one has why its `Stop` has ended the loop: an engine starts
+such a job again. Where the system has no files in memory, nothing is reported.
 """
 
 from __future__ import annotations
@@ -18,20 +19,25 @@ PROGRESS: Final = "RANKWISE_PROGRESS"
 LARGEST_STEP: Final = (1 << 63) - 2
 
 _CREATE: Final = getattr(os, "memfd_create", None)
+# Why a rank has stopped, in place of a signal: its job comes to its time limit.
+JOB_LIMIT: Final = -1
+
 _PLACE_BYTES: Final = 8
+# Step, timeout, reason to stop.
+_PLACES: Final = 3
 _LONGEST_TIMEOUT: Final = 1e9
 
 
 class ReportedSteps:
-    """The steps of the ranks of this host, in the launcher."""
+    """What the ranks of this host report, in the launcher."""
 
     def __init__(self, nproc: int) -> None:
         """Allocate the memory; with nproc=0 there is none."""
         self._descriptor = -1
         if _CREATE is not None and nproc:
             self._descriptor = _CREATE("rankwise-progress", os.MFD_CLOEXEC)
-            os.truncate(self._descriptor, 2 * nproc * _PLACE_BYTES)
-            self._memory = mmap.mmap(self._descriptor, 2 * nproc * _PLACE_BYTES)
+            os.truncate(self._descriptor, _PLACES * nproc * _PLACE_BYTES)
+            self._memory = mmap.mmap(self._descriptor, _PLACES * nproc * _PLACE_BYTES)
 
     def variables(self, place: int) -> dict[str, str]:
         """Return the variable by which a rank finds its place."""
@@ -45,7 +51,7 @@ class ReportedSteps:
         if self._descriptor < 0:
             return None
         with memoryview(self._memory) as view, view.cast("q") as steps:
-            highest = max(steps[: len(steps) // 2])
+            highest = max(steps[: len(steps) // _PLACES])
         self._memory[:] = bytes(len(self._memory))
         return highest - 1 if highest else None
 
@@ -54,7 +60,15 @@ class ReportedSteps:
         if self._descriptor < 0:
             return None
         with memoryview(self._memory) as view, view.cast("q") as places:
-            return max(places[len(places) // 2 :]) / 1000 or None
+            ranks = len(places) // _PLACES
+            return max(places[ranks : 2 * ranks]) / 1000 or None
+
+    def stopped_by(self) -> int:
+        """Return why a rank has stopped: the number of a signal, or `JOB_LIMIT`; 0 if none has."""
+        if self._descriptor < 0:
+            return 0
+        with memoryview(self._memory) as view, view.cast("q") as places:
+            return next(filter(None, places[2 * len(places) // _PLACES :]), 0)
 
     def close(self) -> None:
         """Release the memory. Ranks that still have it keep it."""
@@ -69,7 +83,15 @@ def report_timeout(variable: str, seconds: float) -> None:
     found = _mapped(variable)
     if found is not None:
         places, place = found
-        places[len(places) // 2 + place] = round(min(seconds, _LONGEST_TIMEOUT) * 1000)
+        places[len(places) // _PLACES + place] = round(min(seconds, _LONGEST_TIMEOUT) * 1000)
+
+
+def report_stop(variable: str, reason: int) -> None:
+    """Report why this rank stops, as `ReportedSteps.stopped_by` has it, given the variable."""
+    found = _mapped(variable)
+    if found is not None:
+        places, place = found
+        places[2 * len(places) // _PLACES + place] = reason
 
 
 def own_place(variable: str) -> Callable[[int], None] | None:
@@ -98,7 +120,7 @@ def _mapped(variable: str) -> tuple[memoryview, int] | None:
         return None
     try:
         status = os.fstat(own)
-        if status.st_ino != inode or not 0 <= place < status.st_size // (2 * _PLACE_BYTES):
+        if status.st_ino != inode or not 0 <= place < status.st_size // (_PLACES * _PLACE_BYTES):
             return None  # the launcher has ended, and another process has its number
         return memoryview(mmap.mmap(own, status.st_size)).cast("q"), place
     finally:

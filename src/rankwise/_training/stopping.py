@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from rankwise._arguments import as_integer, as_seconds, integer
 from rankwise._collectives.groups import comm_of
 from rankwise._environment.facts import read_int
+from rankwise._launch.reported_steps import JOB_LIMIT, PROGRESS, report_stop
 from rankwise._session.environ import process_variables
 from rankwise.errors import InvalidArgumentError, shown
 
@@ -30,7 +31,7 @@ _SLURM_SECONDS: Final = 120.0
 _SLURM_FRACTION: Final = 0.1
 # What a rank sends: 0, the number of a signal, or this.
 _NOTE: Final = struct.Struct("<h")
-_TIME_LIMIT: Final = -1
+_TIME_LIMIT: Final = JOB_LIMIT
 _NOT_HANDLED: Final = {signal.SIGKILL, signal.SIGSTOP}
 
 
@@ -82,6 +83,7 @@ class Stop:
             raise InvalidArgumentError(f"every={self._every} is below 1: the number of calls in which ranks agree once")
         seconds = _slurm_limit(process_variables()) if time_limit is None else as_seconds(time_limit, "time_limit")
         self._deadline = time.monotonic() + seconds
+        self._has_own_limit = time_limit is not None
         self._calls = 0
         self._reason: str | None = None
         self._received: dict[int, float] = {}
@@ -120,10 +122,14 @@ class Stop:
             return False
         with comm.call("Stop.agreed", {"every": self._every, "call": self._calls}) as call:
             notes = [_NOTE.unpack(note)[0] for note in call.all_gather(_NOTE.pack(self._note()))]
-        self._reason = next((_reason(rank, note) for rank, note in zip(comm.ranks, notes, strict=True) if note), None)
-        if self._reason is not None:
-            log.info("stopping: %s", self._reason)
-        return self._reason is not None
+        first = next((rank for rank, note in enumerate(notes) if note), None)
+        if first is None:
+            return False
+        self._reason = _reason(comm.ranks[first], notes[first])
+        log.info("stopping: %s", self._reason)
+        if notes[first] != _TIME_LIMIT or not self._has_own_limit:
+            report_stop(process_variables().get(PROGRESS, ""), notes[first])
+        return True
 
     def close(self) -> None:
         """Restore the handlers that were there before, unless other code has set its own since.

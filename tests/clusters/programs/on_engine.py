@@ -83,6 +83,25 @@ def run_until_signal(folder: str) -> tuple[int, int]:
         return rw.get_rank(), restarts
 
 
+def run_until_stopped(folder: str, reason: str) -> tuple[int, int, str | None]:
+    """Stop by the signal, or by the limit of the job, at the first start; return the rank, the restarts and the end."""
+    restarts = rw.restart_count()
+    if not restarts and reason == "limit":
+        os.environ["SLURM_JOB_END_TIME"] = str(round(time.time()) + 5)  # which older versions of Slurm do not set
+    with rw.init(), rw.Stop() as stop, rw.Checkpoints(Path(folder) / "saves") as saves:
+        saves.load()
+        if not restarts:
+            if reason == "signal":
+                (Path(folder) / f"{rw.get_rank()}.{os.getpid()}").write_text("")
+            while not stop.agreed():
+                time.sleep(0.01)
+            saves.save(1, reason=stop.reason)
+            if reason == "limit":
+                (Path(folder) / f"{rw.get_rank()}.{os.getpid()}").write_text("")
+            return -1, -1, None
+        return rw.get_rank(), restarts, saves.values["reason"]
+
+
 EVALUATE = """
 import os, pathlib
 kept = [name for name in os.environ if name.startswith("SLURM_ARRAY")]
@@ -125,7 +144,8 @@ def main() -> None:
             print(json.dumps(rw.launch(place, **sizes)))
         elif mode == "requeue":
             requeued = SlurmEngine(folder=engine.folder, time=5, signal_seconds=13, requeue=1)
-            print(json.dumps(rw.launch(run_until_signal, *rest, nproc=2, nnodes=2, on=requeued)))
+            how: Any = run_until_stopped if len(rest) > 1 else run_until_signal
+            print(json.dumps(rw.launch(how, *rest, nproc=2, nnodes=2, on=requeued)))
         elif mode == "array":
             os.environ |= {"SBATCH_EXPORT": "NONE", "FROM_OUTSIDE": "yes"}
             small = SlurmEngine(folder=engine.folder, time=5, options={"mem-per-cpu": "10M"})

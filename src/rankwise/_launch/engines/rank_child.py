@@ -23,6 +23,7 @@ from rankwise._launch.forkserver.ipc import StartRequest, Target, TargetKind, Wo
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import LAUNCH_ID, kill_launch, set_parent_death_signal
+from rankwise._launch.reported_steps import ReportedSteps
 from rankwise.errors import RankFailure
 
 
@@ -53,6 +54,7 @@ class RankChild:
         self._result: WorkerResult | None = None
         self._ended_ns = 0
         self._killer: threading.Timer | None = None
+        self._reported = ReportedSteps(1)  # open until this process ends, soon after the rank
         self._crashes = tempfile.TemporaryFile()  # noqa: SIM115 - closed by wait()
         self._connection, theirs = socket.socketpair()
         command = [*interpreter_command("engines.rank_child"), str(os.getpid())]
@@ -81,6 +83,11 @@ class RankChild:
         """The target has ended without an error."""
         return self._result is not None and self._result.status == 0
 
+    @property
+    def stopped_by(self) -> int:
+        """Why the rank has stopped, as `ReportedSteps.stopped_by`."""
+        return self._reported.stopped_by()
+
     def send_signal(self, signum: int) -> None:
         """Send a signal to the rank, if it is running."""
         self._process.send_signal(signum)
@@ -103,7 +110,7 @@ class RankChild:
 
     def _request(self, environ: Mapping[str, str]) -> StartRequest:
         variables = {name: value for name, value in environ.items() if name not in OVERRIDES}
-        variables[LAUNCH_ID] = self._launch_id
+        variables |= {LAUNCH_ID: self._launch_id, **self._reported.variables(0)}
         variables.setdefault("PYTHONBREAKPOINT", BREAKPOINT_HOOK)
         variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self._job.nproc)))
         job = self._job

@@ -15,10 +15,13 @@ from rankwise._launch.engines import slurm_files
 from rankwise._launch.engines.interface import RankJob
 from rankwise._launch.engines.rank_child import RankChild
 from rankwise._launch.report import describe_failures
+from rankwise._launch.reported_steps import JOB_LIMIT
 
 _POLL_SECONDS: Final = 0.2
 # How long a task whose rank has ended after the signal waits for the end of the job.
 _FOREVER: Final = 3600.0
+# A rank that its `Stop` has ended for one of these reasons has not finished.
+_NOT_FINISHED: Final = {signal.SIGUSR2, JOB_LIMIT}
 
 
 class SlurmTask:
@@ -91,7 +94,7 @@ class RequeuedTask(SlurmTask):
         deadline = time.monotonic() + self.seconds_to_end
         while child is not None and child.is_running and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        if child is not None and not child.is_running and child.returned:
+        if child is not None and not child.is_running and child.returned and child.stopped_by not in _NOT_FINISHED:
             return None
         return submitit.helpers.DelayedSubmission(RequeuedTask(*self.__getstate__()))
 
@@ -107,6 +110,9 @@ class RequeuedTask(SlurmTask):
             outcome = child.wait()
         except RuntimeError:  # submitit's, in the handler: the job is not requeued
             return child.wait()
-        if outcome.failure is not None and self._got_signal and not child.was_stopped:
-            time.sleep(_FOREVER)  # an exit would stop the others, which may still save their states
+        has_failed = outcome.failure is not None and self._got_signal
+        if (has_failed or child.stopped_by in _NOT_FINISHED) and not child.was_stopped:
+            # An exit would stop the others, which may still save their states; and the signal may come after a rank has
+            # stopped, shortly before the limit.
+            time.sleep(_FOREVER)
         return outcome
