@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --d
 TESTS :=
 SEED := $(shell date +%s)
 
-.PHONY: demo test test-slow test-accelerator soak check format bench clean
+.PHONY: demo test test-slow test-accelerator soak check docs format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rankwise launch -n 4 examples/digits.py --device cpu
@@ -30,6 +30,13 @@ soak: $(VENV)/.installed
 
 check: $(VENV)/.installed
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
+
+# The site in build/docs/html, and each of its pages as text; warnings are errors. No network is used.
+SITE := build/docs/html
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -c docs -d build/docs/doctrees -b html -q -W --keep-going . $(SITE)
+	$(BIN)/python -m sphinx -c docs -d build/docs/doctrees -b text -q . $(SITE)/text
+	@echo "$(CURDIR)/$(SITE)/index.html"
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
@@ -53,7 +60,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.hosts
 
 clean:
-	rm -rf $(VENV) .compat .simdev .xla dist mutants.json
+	rm -rf $(VENV) .compat .simdev .xla build dist mutants.json
 
 # Outside CI: the package as it would be released, and other versions of Python and torch (PY=3.12 TORCH=2.13.0: one;
 # SLOW=1: all tests).
@@ -90,3 +97,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) "pip>=25.1"
 	$(INSTALL) --group dev
 	touch $(VENV)/.demo $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) --constraint constraints.txt --group docs
+	touch $@
