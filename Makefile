@@ -34,7 +34,7 @@ check: $(VENV)/.installed
 # The site in build/docs/html, and each of its pages as text; warnings are errors. No network is used.
 SITE := build/docs/html
 docs: $(VENV)/.docs
-	$(BIN)/python -m sphinx -c docs -d build/docs/doctrees -b html -q -W --keep-going . $(SITE)
+	$(BIN)/python -m sphinx -c docs -d build/docs/doctrees -b html -q -E -W --keep-going . $(SITE)
 	$(BIN)/python -m sphinx -c docs -d build/docs/doctrees -b text -q . $(SITE)/text
 	@echo "$(CURDIR)/$(SITE)/index.html"
 

@@ -37,6 +37,8 @@ autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 napoleon_preprocess_types = False
+napoleon_use_ivar = True  # attributes are in the list of members
+smartquotes = False  # options begin with --
 
 # Plain text, trimmed by tools/inventories.py: no network is used here.
 intersphinx_mapping = {

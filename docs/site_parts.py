@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
@@ -21,13 +21,20 @@ if TYPE_CHECKING:
 _FORWARD = (
     '<!doctype html><meta charset="utf-8"><title>rankwise</title><meta http-equiv="refresh" content="0; url={}">\n'
 )
-_TYPES_WITHOUT_A_PAGE = re.compile(r"[A-Z]\w*|_\w+|\.\.\.|factory")
+# Modules in which torch has defined what it documents elsewhere.
+_TORCH: Final = {
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+    "torch.distributed.distributed_c10d.ProcessGroup": "torch.distributed.ProcessGroup",
+    "dist.ProcessGroup": "torch.distributed.ProcessGroup",
+}
+# Names of types that are written out in the descriptions of arguments.
+_ALIASES: Final = {"Failures", "Preload", "_SizedSampler"}
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
     """Connect to Sphinx."""
     app.connect("autodoc-process-docstring", link_names, priority=100)  # before napoleon takes the text apart
-    app.connect("missing-reference", public_name)
+    app.connect("missing-reference", public_name, priority=400)  # before the inventories are looked up
     app.connect("build-finished", write_index)
     forget_overloads()
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -56,13 +63,15 @@ def public_name(
 ) -> nodes.Element | None:
     """Lead from the name of an object in its private module, or without a module, to the public one."""
     target = str(node["reftarget"])
+    node["reftarget"] = _TORCH.get(target, target)
     name = target.rpartition(".")[2]
     if name in rw.__all__ and (target == name or target.startswith("rankwise.")):
         python = env.domains.python_domain
         return python.resolve_xref(env, node["refdoc"], app.builder, "obj", f"rankwise.{name}", node, content)
-    if target.startswith("rankwise._") or _TYPES_WITHOUT_A_PAGE.fullmatch(target):
-        return content  # of a type variable or an alias, which type checkers read
-    return None
+    is_private = target.startswith("rankwise._") or target in _ALIASES
+    is_type_variable = re.fullmatch(r"(.*[.~])?[A-Z]", target) is not None
+    is_hidden_option = node["reftype"] == "option"
+    return content if is_private or is_type_variable or is_hidden_option else None
 
 
 def forget_overloads() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tools import behaviour, compat, hops, mutants, record_errors
 from tools.faults import FAULTS, Fault
 from tools.gpu_checks import CHECKS, Check
 from tools.gpu_first_hour import run_check
+from tools.inventories import trimmed
 from tools.stub_libraries import forget_cuda, write_stubs
 from tools.virtualenv import CommandError, run
 
@@ -285,3 +287,13 @@ def test_the_row_of_a_check_of_an_accelerator(program: str, tmp_path: Path) -> N
 def test_the_programs_for_an_accelerator_can_be_compiled() -> None:
     for check in CHECKS:
         compile(check.program, check.question, "exec")
+
+
+def test_an_inventory_is_trimmed_to_the_names_that_are_used() -> None:
+    entries = b"""a.B py:class 1 a.html#$ -
+a.C py:class 1 a.html#a.C -
+a.D py:class 1 a.html#$ -
+a.E std:label 1 a.html#$ About E
+"""
+    inventory = b"# Sphinx inventory version 2\n# Project: a\n# Version: 1\n# zlib\n" + zlib.compress(entries)
+    assert trimmed(inventory, {"a.B", "a.C", "a.E"}) == ["a.B class a.html", "a.C class a.html"]

@@ -231,7 +231,10 @@ class RankFailedError(LaunchError):
     Attributes:
         failures: Every rank that failed, the first in time first.
         attempts: The failures of each attempt, if ranks were restarted; the last are `failures`.
-        rank, host, exitcode, traceback: Those of the first failure.
+        rank: The global rank that failed first.
+        host: Its host.
+        exitcode: Its exit code; the negative number of the signal that killed it.
+        traceback: Its traceback as text, or "" if it left none.
     """
 
     def __init__(

@@ -9,6 +9,8 @@ from rankwise._arguments import as_integer
 from rankwise._environment.facts import TOPOLOGY_FIELDS, Fact, LaunchEnvironment, check_topology
 from rankwise.errors import NotJoinedError, TopologyError
 
+__all__ = ["Topology"]
+
 # The source of facts that come from a process group which other code opened.
 OPEN_GROUP: Final = "the process group"
 

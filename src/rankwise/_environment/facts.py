@@ -82,8 +82,13 @@ class LaunchEnvironment:
 
     Attributes:
         launcher: The launcher's name, as in `LAUNCHERS`; "none" for a process without a launcher.
-        rank, world_size, local_rank, local_world_size, node_rank, num_nodes: The topology. None where the launcher does
-            not set a number; it is then computed from the requests of all ranks while joining, never guessed.
+        rank: The index of this process in the world. As all six numbers None where the launcher does not set it; it is
+            then computed from the requests of all ranks while joining, never guessed.
+        world_size: The number of ranks.
+        local_rank: The index of this process among the ranks of its node.
+        local_world_size: The number of ranks of its node.
+        node_rank: The index of its node.
+        num_nodes: The number of nodes.
         host: The host that rank zero listens on, if it is set.
         host_file: A file that has the host, where no variable does.
         port: The port that rank zero listens on, if it is set.

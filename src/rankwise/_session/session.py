@@ -312,7 +312,7 @@ class Session:
 
     @property
     def topology(self) -> Topology:
-        """The topology of this process: all six numbers.
+        """The complete position of this process, with all six numbers.
 
         Raises:
             NotJoinedError: Some are not known before the world is joined.

@@ -84,7 +84,8 @@ def on_rank_zero(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
     Args:
         make: The class or function that makes the object, on rank zero.
-        *args, **kwargs: Its arguments.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
 
     Raises:
         InvalidArgumentError: `make` cannot be called.
