@@ -48,6 +48,11 @@ def test_public_functions_describe_their_arguments() -> None:
     assert [name for name in sorted(with_arguments) if "Args:" not in (inspect.getdoc(FUNCTIONS[name]) or "")] == []
 
 
+def test_public_functions_have_an_example() -> None:
+    texts = {name: inspect.getdoc(function) or "" for name, function in FUNCTIONS.items()}
+    assert [name for name, text in texts.items() if not re.search(r"^Example:$", text, re.MULTILINE)] == []
+
+
 def test_every_public_module_says_what_it_is() -> None:
     public = [name for name in MODULES if not any(part.startswith("_") for part in name.split("."))]
     assert [name for name in public if not importlib.import_module(name).__doc__] == []

@@ -106,7 +106,8 @@ def recv(src: int | GroupRank, *, group: GroupLike | None = None, async_op: bool
             ranks has connected the ranks yet, in a session over a process group of other code.
         NotJoinedError: The world has more than one rank, and this process has not joined it.
 
-    Example, a ring of any number of ranks:
+    Example:
+        >>> # A ring of any number of ranks.
         >>> import rankwise
         >>> rank, world_size = rankwise.get_rank(), rankwise.get_world_size()
         >>> if world_size > 1:

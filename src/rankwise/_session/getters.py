@@ -68,6 +68,10 @@ def get_local_rank() -> int:
         NotJoinedError: The launcher does not set it; `init()` computes it.
         JoinTimeoutError: Other code opened the process group, no variable has it, and not all ranks called `init()`.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
+
+    Example:
+        >>> get_local_rank()  # of rank 5, on the second of two nodes with 4 ranks each: 1
+        0
     """
     return _known_number("local_rank")
 
@@ -81,6 +85,10 @@ def get_local_world_size() -> int:
         NotJoinedError: The launcher does not set it; `init()` computes it.
         JoinTimeoutError: Other code opened the process group, no variable has it, and not all ranks called `init()`.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
+
+    Example:
+        >>> get_local_world_size()  # on two nodes with 4 ranks each: 4
+        1
     """
     return _known_number("local_world_size")
 
@@ -94,6 +102,10 @@ def get_node_rank() -> int:
         NotJoinedError: The launcher does not set it (Open MPI and MPICH on several hosts); `init()` computes it.
         JoinTimeoutError: Other code opened the process group, no variable has it, and not all ranks called `init()`.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
+
+    Example:
+        >>> get_node_rank()  # of rank 5, on the second of two nodes with 4 ranks each: 1
+        0
     """
     return _known_number("node_rank")
 
@@ -107,6 +119,10 @@ def get_num_nodes() -> int:
         NotJoinedError: The launcher does not set it (Open MPI and MPICH on several hosts); `init()` computes it.
         JoinTimeoutError: Other code opened the process group, no variable has it, and not all ranks called `init()`.
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
+
+    Example:
+        >>> get_num_nodes()  # on two nodes with 4 ranks each: 2
+        1
     """
     return _known_number("num_nodes")
 
@@ -190,6 +206,11 @@ def hostname() -> str:
     """Return this host's name.
 
     Local. Not from HOSTNAME, which is wrong under sbatch.
+
+    Example:
+        >>> import socket
+        >>> hostname() == socket.gethostname()
+        True
     """
     return socket.gethostname()
 
@@ -213,6 +234,12 @@ def backend() -> str | None:
     """Return the backends of the process group, as torch writes them ("cpu:gloo,cuda:nccl"); None if there is no group.
 
     Local.
+
+    Example:
+        >>> import rankwise
+        >>> with rankwise.init(device="cpu"):
+        ...     backend()  # with CUDA devices: 'cpu:gloo,cuda:nccl'
+        'gloo'
     """
     return current_session().backend
 
@@ -224,6 +251,10 @@ def explain() -> str:
 
     Raises:
         LauncherEnvironmentError: The launcher's variables are incomplete or contradictory.
+
+    Example:
+        >>> print(explain().splitlines()[0])  # under torchrun: launcher  torchrun
+        launcher          none
     """
     session = current_session()
     lines = [("launcher", session.reading.launcher, ""), *fact_lines(session.reading.facts())]

@@ -111,6 +111,11 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
     Raises:
         InvalidArgumentError: It is no such state; or one with other generators, or another number of devices.
+
+    Example:
+        >>> from rankwise import random_state
+        >>> state = random_state()
+        >>> set_random_state(state)
     """
     generators = _generators()
     if not isinstance(state, Mapping) or set(state) != set(generators):
