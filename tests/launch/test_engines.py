@@ -14,8 +14,10 @@ import pytest
 import rankwise as rw
 from rankwise._launch.engines import slurm_files
 from rankwise._launch.engines.slurm_time import minutes_of
+from rankwise._launch.forkserver.ipc import TargetKind
 from rankwise.extend.engines import RankChild, RankJob, RankOutcome
 from rankwise.launching import Output, RayEngine, SlurmEngine, launch_many
+from tests.session.worlds import clean_environ, free_port
 
 
 class ThisHost:
@@ -87,6 +89,19 @@ def test_a_failure_is_that_of_a_launch(how: str, exitcode: int, message: str) ->
         rw.launch(end, how, nproc=2, on=ThisHost())
     assert (caught.value.rank, caught.value.exitcode) == (1, exitcode)
     assert isinstance(caught.value.__cause__, KeyError) is (how == "raise")
+
+
+def test_a_script_that_raises_in_its_session_is_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It tells what has started it first that it leaves the others."""
+    script = tmp_path / "script.py"
+    script.write_text("import rankwise as rw\nwith rw.init(timeout=100):\n    raise KeyError(rw.get_rank())\n")
+    job = RankJob(nproc=2, nnodes=1, name="script", kind=TargetKind.SCRIPT, argv=(str(script),))
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    children = [RankChild(job, rank, clean_environ(RANK=str(rank), LOCAL_RANK=str(rank), **world)) for rank in range(2)]
+    failures = [child.wait().failure for child in children]
+    assert [failure and failure.raised for failure in failures] == ["KeyError: 0", "KeyError: 1"]
+    assert not any(child.returned for child in children)
+    assert "rank 1 of 2 leaves with KeyError: 1" in capfd.readouterr().err
 
 
 def test_ctrl_c_cancels() -> None:

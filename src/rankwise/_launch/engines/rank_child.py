@@ -12,14 +12,21 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rankwise._diagnose.jobs import OF_ONE_RANK
 from rankwise._environment.facts import OVERRIDES
 from rankwise._launch.engines.interface import RankJob, RankOutcome
 from rankwise._launch.engines.no_terminal import BREAKPOINT_HOOK
 from rankwise._launch.forkserver import worker
-from rankwise._launch.forkserver.ipc import StartRequest, Target, TargetKind, WorkerResult, receive_message, serialize
+from rankwise._launch.forkserver.ipc import (
+    Leaving,
+    StartRequest,
+    Target,
+    TargetKind,
+    WorkerResult,
+    receive_message,
+    serialize,
+)
 from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import LAUNCH_ID, kill_launch, set_parent_death_signal
@@ -120,7 +127,8 @@ class RankChild:
     def _receive(self, request: StartRequest) -> None:
         try:
             self._connection.sendall(serialize(request))
-            message: Any = receive_message(self._connection)
+            while isinstance(message := receive_message(self._connection), Leaving):
+                sys.stderr.write(f"rankwise: {message.text}\n")
         except (OSError, EOFError):
             return  # it has ended without a result
         self._ended_ns = time.time_ns()
