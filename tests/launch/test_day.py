@@ -9,6 +9,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,11 +71,12 @@ DAY: dict[str, Dialogue] = {
 class Terminal:
     """A command in a terminal of its own."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], *, columns: int = 80) -> None:
         self.shown = ""
         self._read = 0
         self._pid, self._descriptor = pty.fork()
         if self._pid == 0:
+            termios.tcsetwinsize(1, (24, columns))
             os.execvp(command[0], command)  # noqa: S606 - the command
 
     def expect(self, text: str) -> None:
@@ -180,8 +182,8 @@ def test_a_rank_has_the_terminal_while_the_others_wait() -> None:
 def test_a_slow_import_is_named_until_a_rank_prints(tmp_path: Path) -> None:
     Path("imports.py").write_text("import slow\nprint('imported', flush=True)\ninput()\n")
     Path("slow.py").write_text("import os, time\nwhile not os.path.exists('end'):\n    time.sleep(0.05)\n")
-    terminal = Terminal(["rankwise", "launch", "-n", "2", "imports.py"])
-    terminal.expect("rankwise: importing (ranks 0-1: slow.py:")
+    terminal = Terminal(["rankwise", "launch", "-n", "2", "imports.py"], columns=40)
+    terminal.expect("rankwise: importing (ranks 0-1: slow.py\r")
     (tmp_path / "end").touch()
     terminal.expect("imported")
     terminal.type("\n")

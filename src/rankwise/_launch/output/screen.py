@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from rankwise._launch.output.stream_writer import StreamWriter, TextStreamWriter, Writer
-from rankwise._launch.output.terminal_line import TerminalLine
+from rankwise._launch.output.terminal_line import TerminalLine, fitted
 
 
 class Screen:
@@ -48,7 +48,8 @@ class Screen:
         if writer is not None:
             with self.lock:
                 line = self.last_line(writer)
-                writer.write(line.clear() + f"{text}\n".encode() if last else line.show(text.encode(), rank))
+                shown = fitted(b"", text.encode(), sys.stderr.fileno())  # of two lines, the first would stay
+                writer.write(line.clear() + f"{text}\n".encode() if last else line.show(shown, rank))
 
     def clear_status(self) -> None:
         """Erase the line of `show_status`, if it is there."""
