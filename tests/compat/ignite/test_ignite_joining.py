@@ -174,7 +174,7 @@ def test_a_taken_port_is_named() -> None:
         ({"RANK": "x", "WORLD_SIZE": "2"}, {}, "RANK='x' is not a whole number"),
         ({}, {"master_port": 1}, "initialize takes no master_port; it takes timeout, init_method, rank"),
         ({}, {"backend": "nccl"}, "Backend should be one of '('gloo',)', which this host can use; got 'nccl'"),
-        ({}, {"backend": "cpu:nccl"}, "is not in this build of torch"),
+        ({}, {"backend": "cpu:nope"}, "is not in this build of torch"),
         ({}, {"init_method": "udp://host"}, "is none of env://, tcp://host:port, file:///path"),
         ({}, {"init_method": "tcp://host", "rank": 0, "world_size": 2}, "is not host:port"),
         ({}, {"init_method": "tcp://h:1?rank=x"}, "is not a whole number"),

@@ -16,7 +16,7 @@ from torch import nn
 
 import rankwise as rw
 import rankwise.compat.ignite as idist
-from tests.compat.ignite.original import ignite, original
+from tests.compat.ignite.original import ignite, original, without_useless
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
 from tests.tables import each_row
@@ -103,9 +103,9 @@ def test_no_name_is_missing() -> None:
 def test_what_is_there_is_what_the_original_has_without_the_extras() -> None:
     for name in ("has_hvd_support", "has_native_dist_support", "has_xla_support"):
         assert getattr(idist, name) is getattr(original, name)
-    assert idist.available_backends() == original.available_backends()
+    assert idist.available_backends() == without_useless(original.available_backends())
     assert [(model.name, model.available_backends) for model in idist.registered_computation_models] == [
-        (model.name, tuple(model.available_backends)) for model in original.registered_computation_models
+        (model.name, without_useless(model.available_backends)) for model in original.registered_computation_models
     ]
     for backend in ("xla-tpu", "horovod", "Gloo", "", None, 3):
         for module in (idist, original):
@@ -114,7 +114,7 @@ def test_what_is_there_is_what_the_original_has_without_the_extras() -> None:
             with pytest.raises(ValueError, match=r"Backend should be one of"):
                 module.spawn(backend, print, ())
     for module in (idist, original):
-        with pytest.raises(ValueError, match=r"Unknown backend 'horovod'\. Available backends: \('gloo'"):
+        with pytest.raises(ValueError, match=r"Unknown backend 'horovod'\. Available backends: \(.*'gloo'"):
             module.Parallel(backend="horovod")
 
 
