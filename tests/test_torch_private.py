@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import importlib
 import inspect
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -95,8 +97,7 @@ def flatten_mapping() -> None:
         mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("a", "b", "c"))
         assert _torch.flattened_mesh(mesh["a", "b"]) is None
         flattened = mesh["a", "b"]._flatten("ab")
-        found = _torch.flattened_mesh(mesh["a", "b"])
-        assert found is flattened or not hasattr(mesh, "_flatten_mapping")
+        assert _torch.flattened_mesh(mesh["a", "b"]) is flattened
 
 
 @checks("torch.distributed.distributed_c10d._world.pg_map")
@@ -114,9 +115,9 @@ def pg_map() -> None:
     assert not distributed_c10d._world.pg_map
 
 
-@checks("torch.distributed.distributed_c10d._world.pg_group_ranks, torch.distributed.distributed_c10d._world.pg_names")
+@checks("torch.distributed.distributed_c10d._world.pg_map, as the list of all groups")
 def names_of_groups() -> None:
-    """They have every open group by the name that the flight recorder has too."""
+    """It has every open group, whose name is that in the flight recorder; without it, hang reports miss groups."""
     with gloo_group():
         dist.new_group([0])
         made = dist.new_group([0])
@@ -318,6 +319,25 @@ def copies() -> None:
     assert flat.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
 
 
+@checks("torch._utils._rebuild_sparse_tensor, torch.storage._load_from_bytes")
+def rebuild_functions() -> None:
+    """Pickles of sparse tensors and of storages refer to them; a renamed one would keep each received sparse tensor."""
+    sparse = torch.eye(2).to_sparse()
+    for value, (module, name) in (
+        (sparse, _torch.REBUILD_SPARSE),
+        (torch.ones(2).untyped_storage(), _torch.REBUILD_STORAGE),
+    ):
+        assert callable(getattr(importlib.import_module(module), name))
+        assert f"{module}\n{name}".encode() in pickle.dumps(value, protocol=2)
+
+
+@checks("torch._utils._rebuild_device_tensor_from_")
+def rebuild_on_device() -> None:
+    """Pickles of tensors without memory of their own, as those of XLA, refer to functions of these names."""
+    module, prefix = _torch.REBUILD_ON_DEVICE
+    assert [name for name in dir(importlib.import_module(module)) if name.startswith(prefix)]
+
+
 @checks("GLOO_SOCKET_IFNAME in C's environment")
 def gloo_interface() -> None:
     """Gloo reads it with C's getenv each time that a group is opened."""
@@ -362,3 +382,30 @@ def test_every_private_name_of_the_module_has_a_check() -> None:
     used |= {part for module in imports for part in module.split(".")}
     private = {name for name in used if name.startswith("_") and not name.startswith("__")}
     assert private <= {part for name in CHECKED for part in re.split(r"[., ]+", name)}
+
+
+# Where a name of torch begins, in imports and in attributes.
+TORCH = re.compile(r"(torch|dist|distributed|distributed_c10d)(\.|$)")
+PRIVATE = re.compile(r"\._[a-zA-Z]")
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Yield the private names of torch in a file: imported, as attributes of its modules, and as text."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            names = [node.value]
+        yield from (f"{path.name}: {name}" for name in names if TORCH.match(name) and PRIVATE.search(name))
+
+
+def test_no_other_file_uses_a_private_name() -> None:
+    package = Path(_torch.__file__).parent
+    others = [path for path in package.rglob("*.py") if path.name not in {"_torch.py", "_torch_xla.py"}]
+    assert [name for path in others for name in private_names(path)] == []
+    assert len(list(private_names(Path(_torch.__file__)))) > 20

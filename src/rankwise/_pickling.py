@@ -21,13 +21,11 @@ from weakref import WeakKeyDictionary
 import cloudpickle
 
 from rankwise._main_definitions import NAMES_OF_MAIN, define_in_main, fingerprint_of, name_in_main, same_definition
+from rankwise._torch import REBUILD_SPARSE, REBUILD_STORAGE
 
 _PROTOCOL: Final = 5
 # Pickles refer to these functions, which `Unpickler` replaces by its methods of the same names.
 _UNPICKLER_METHODS: Final = ("_named", "_made", "_put")
-# Torch's keeps each tensor in a list, to be validated at the end of torch.load, and nobody else empties it.
-_REBUILD_SPARSE: Final = ("torch._utils", "_rebuild_sparse_tensor")
-_REBUILD_STORAGE: Final = ("torch.storage", "_load_from_bytes")
 
 
 class Definitions(NamedTuple):
@@ -196,9 +194,9 @@ class Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in pickle
         if module == __name__ and name in _UNPICKLER_METHODS:
             return getattr(self, name)
-        if (module, name) == _REBUILD_SPARSE:
+        if (module, name) == REBUILD_SPARSE:
             return _sparse_tensor
-        if (module, name) == _REBUILD_STORAGE and self._on_cpu:
+        if (module, name) == REBUILD_STORAGE and self._on_cpu:
             return _storage_on_cpu
         return super().find_class(module, name)
 

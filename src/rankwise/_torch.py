@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
+# The functions that pickles of tensors refer to, as modules and names. Checked on 2.13.
+# Torch's keeps each sparse tensor in a list, to be validated at the end of torch.load, and nobody else empties it.
+REBUILD_SPARSE: Final = ("torch._utils", "_rebuild_sparse_tensor")
+REBUILD_STORAGE: Final = ("torch.storage", "_load_from_bytes")
+# Of tensors on XLA devices. The names end with what they rebuild from.
+REBUILD_ON_DEVICE: Final = ("torch._utils", "_rebuild_device_tensor_from_")
+
 
 @contextmanager
 def listening_on(interface: str) -> Iterator[None]:
@@ -193,11 +200,10 @@ def makes_fake_tensors() -> bool:
 def flattened_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     """Return the mesh of one dimension that `_flatten()` has made of a mesh of several, or None.
 
-    Checked on 2.13: the mesh that others were sliced from has them by name. In torch 2.9 none is found.
+    Checked on 2.13: the mesh that others were sliced from has them by name.
     """
-    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
     ranks = mesh.mesh.flatten().tolist()
-    flattened = getattr(root, "_flatten_mapping", {}).values()
+    flattened = mesh._get_root_mesh()._flatten_mapping.values()
     return next((other for other in flattened if other.mesh.tolist() == ranks), None)
 
 
@@ -328,15 +334,11 @@ def open_groups() -> list[dist.ProcessGroup]:
     """
     import torch.distributed as dist  # noqa: PLC0415 - only callers that have torch come here
 
-    return list(dist.distributed_c10d._world.pg_names)
+    return list(dist.distributed_c10d._world.pg_map)
 
 
 def ranks_of_groups() -> dict[str, list[int]]:
-    """Return the global ranks of each process group that is open, by its name in the flight recorder.
-
-    Checked on 2.13.
-    """
+    """Return the global ranks of each process group that is open, by its name in the flight recorder."""
     import torch.distributed as dist  # noqa: PLC0415 - only callers that have torch come here
 
-    world = dist.distributed_c10d._world
-    return {name: sorted(world.pg_group_ranks[group]) for group, name in list(world.pg_names.items())}
+    return {str(group.group_name): sorted(dist.get_process_group_ranks(group)) for group in open_groups()}

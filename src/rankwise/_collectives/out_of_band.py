@@ -18,15 +18,13 @@ import torch
 
 from rankwise._comm.buffers import as_bytes, memory_of, require_memory
 from rankwise._pickling import Definitions, Pickler, Unpickler, cause_of_failure
-from rankwise._torch import waited
+from rankwise._torch import REBUILD_ON_DEVICE, waited
 from rankwise._xla_use import DEVICE_TYPE, is_used
 from rankwise.errors import PayloadTypeError
 
 # A piece of a value: bytes, or a contiguous tensor or array with its contents.
 Piece: TypeAlias = Any
 
-# The functions of torch that rebuild a pickled tensor on a device without memory of its own, as XLA's.
-_REBUILD_ON_DEVICE: Final = "_rebuild_device_tensor_from_"
 # Each piece begins at a multiple of this, so that elements of any dtype can be read there.
 _ALIGNMENT: Final = 16
 # Tensors and arrays below this size are copied out of the memory of the whole value, which would live as long as they:
@@ -188,7 +186,7 @@ class _Unpickler(Unpickler):
         if module == __name__ and name == _out_of_band_array.__name__:
             return self._array
         found = super().find_class(module, name)
-        if module == "torch._utils" and name.startswith(_REBUILD_ON_DEVICE):
+        if module == REBUILD_ON_DEVICE[0] and name.startswith(REBUILD_ON_DEVICE[1]):
             from rankwise._torch_xla import on_own_device  # noqa: PLC0415 - not needed without such devices
 
             # Of a tensor of a subclass, torch pickles the device too: that of the thread of another rank.
