@@ -42,13 +42,7 @@ def test_the_oldest_and_the_newest_are_combined() -> None:
 
 
 def test_the_lowest_dependencies_are_those_of_the_project() -> None:
-    bounds = compat.lower_bounds()
-    assert bounds.keys() >= {"torch", "optree", "cloudpickle", "psutil", "click", "pytest"}
-    lines = compat.constraints(compat.LOWEST)
-    assert f"cloudpickle=={bounds['cloudpickle']}.*" in lines
-    assert not [line for line in lines if line.startswith(("torch==", "pytest-"))]
-    assert any(line.startswith("ruff==") for line in lines)
-    assert compat.constraints(compat.NEWEST) == []
+    assert compat.lower_bounds().keys() == {"torch", "optree", "cloudpickle", "psutil", "click"}
 
 
 def test_results_are_counted_and_written(tmp_path: Path) -> None:

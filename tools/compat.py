@@ -41,9 +41,6 @@ NEWEST: Final = "newest"
 LOWEST: Final = "lowest"
 PINNED: Final = "constraints.txt"
 
-# Extras that the package itself uses; the others are for examples, or larger than torch.
-LOWERED_EXTRAS: Final = ("rich", "diagnose", "slurm")
-
 HEADER: Final = "| tests | Python | torch | dependencies | passed | failed | skipped | minutes | date |\n"
 RULE: Final = "| --- | --- | --- | --- | --: | --: | --: | --: | --- |\n"
 
@@ -73,12 +70,8 @@ def project() -> dict[str, Any]:
 
 
 def lower_bounds() -> dict[str, str]:
-    """Return the oldest version that is allowed of torch, of each other dependency, and of pytest."""
-    tables = project()
-    extras = tables["project"]["optional-dependencies"]
-    requirements = tables["project"]["dependencies"] + [one for extra in LOWERED_EXTRAS for one in extras[extra]]
-    requirements += [one for one in tables["dependency-groups"]["dev"] if one.startswith("pytest>")]
-    found = (re.fullmatch(r"([\w-]+)>=([\d.]+)", one) for one in requirements)
+    """Return the oldest version that is allowed of each dependency of the package."""
+    found = (re.fullmatch(r"([\w-]+)>=([\d.]+)", one) for one in project()["project"]["dependencies"])
     return {one[1]: one[2] for one in found if one is not None}
 
 
@@ -104,25 +97,6 @@ def own_python() -> str:
     return f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def constraints(dependencies: str) -> list[str]:
-    """Return the lines of a file of constraints, without torch, which is installed before the others."""
-    if dependencies == NEWEST:
-        return []
-    pins = {line.partition("==")[0].lower().replace("_", "-"): line for line in pinned_lines()}
-    del pins["torch"]
-    if dependencies == LOWEST:
-        bounds = lower_bounds()
-        del bounds["torch"]
-        # Plugins of pytest require a version of it, so that pip chooses theirs.
-        pins = {name: line for name, line in pins.items() if not name.startswith(("pytest-", "syrupy"))}
-        pins |= {name: f"{name}=={version}.*" for name, version in bounds.items()}
-    return list(pins.values())
-
-
-def pinned_lines() -> list[str]:
-    return [line for line in (ROOT / PINNED).read_text().splitlines() if "==" in line]
-
-
 def interpreter(version: str) -> str | None:
     """Return an interpreter of a version like 3.12: from PATH, if it starts, or from pyenv's folder."""
     folders = Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
@@ -146,9 +120,15 @@ def install(virtualenv: Virtualenv, combination: Combination) -> None:
     if small:
         virtualenv.install("--no-compile", *small)
     write_stubs(virtualenv.site_packages)
+    # Those of constraints.txt but for torch, which is there.
+    pins = [] if combination.dependencies == NEWEST else (ROOT / PINNED).read_text().splitlines()
     file = virtualenv.site_packages / "constraints.txt"
-    file.write_text("\n".join(constraints(combination.dependencies)))
+    file.write_text("\n".join(line for line in pins if not line.startswith("torch==")))
     virtualenv.install("--constraint", str(file), "--editable", ".[examples]", "--group", "dev")
+    if combination.dependencies == LOWEST:
+        # Without the requirements of frameworks for tests, some of which are newer.
+        bounds = [f"{name}=={version}.*" for name, version in lower_bounds().items() if name != "torch"]
+        virtualenv.install("--no-deps", *bounds)
 
 
 def wheels() -> Path:

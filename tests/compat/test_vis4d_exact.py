@@ -118,7 +118,7 @@ def test_a_class_of_the_script_is_the_one_of_that_name(comm: Group, monkeypatch:
 
 @pytest.mark.ranks(2)
 def test_what_pickle_refuses_travels_if_rankwise_can_carry_it(comm: Group) -> None:
-    with pytest.raises(AttributeError):
+    with pytest.raises((AttributeError, pickle.PicklingError)):  # the second from Python 3.14 on
         pickle.dumps(lambda: 7)
     assert [function() for function in everyones(lambda: 7)] == [7] * (6 if comm.rank else 10)
     for gather in (vis4d.all_gather_object_gpu, vis4d.all_gather_object_cpu, vis4d.broadcast):

@@ -62,7 +62,8 @@ def ranks(
 def test_an_interpreter_of_another_name_is_found(tmp_path: Path) -> None:
     trainer = tmp_path / "trainer"
     shutil.copy(Path(sys.executable).resolve(), trainer)
-    with ranks(0, interpreter=str(trainer), PYTHONHOME=sys.base_prefix) as (process,):
+    code = f"import ctypes; {SLEEP}"  # which every rank loads, with torch: some interpreters need no library before
+    with ranks(0, interpreter=str(trainer), code=code, PYTHONHOME=sys.base_prefix) as (process,):
         assert is_python(process.pid)
         assert find_job(process.pid).pid == process.pid
     with subprocess.Popen(["sleep", "600"]) as other:

@@ -173,7 +173,9 @@ def _prepare_process(environ: Mapping[str, str], argv: Sequence[str]) -> None:
     _renew_random_state()
     sys.argv[:] = argv or [""]
     module = types.ModuleType("__main__")
-    module.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    module.__dict__.update(__builtins__=sys.modules["builtins"])
+    if "__annotations__" in vars(sys.modules["__main__"]):  # not in Python 3.14, which makes them when they are read
+        module.__dict__.update(__annotations__={})
     sys.modules["__main__"] = module
 
 
