@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --d
 TESTS :=
 SEED := $(shell date +%s)
 
-.PHONY: demo test test-slow test-accelerator soak check docs format bench clean
+.PHONY: demo test test-slow test-accelerator soak check docs docs-check format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rankwise launch -n 4 examples/digits.py --device cpu
@@ -34,9 +34,16 @@ check: $(VENV)/.installed
 # The site in build/docs/html, and each of its pages as text; warnings are errors. No network is used.
 SITE := build/docs/html
 docs: $(VENV)/.docs
+	rm -rf $(SITE)
 	$(BIN)/python -m sphinx -c docs -d build/docs/doctrees -b html -q -E -W --keep-going . $(SITE)
 	$(BIN)/python -m sphinx -c docs -d build/docs/doctrees -b text -q . $(SITE)/text
 	@echo "$(CURDIR)/$(SITE)/index.html"
+
+# What pages show: links, search, programs and commands, those that need Slurm or an accelerator where there is one.
+docs-check: docs
+	$(BIN)/python -m tools.check_site $(SITE)
+	$(PYTEST) tests/test_docs.py tests/test_readme.py tests/test_recipes.py tests/testing/test_page.py \
+		tests/test_docstrings.py tests/clusters/test_launchers_page.py tests/clusters/test_slurm_recipe.py
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

@@ -14,7 +14,7 @@ import pytest
 
 import rankwise as rw
 from tests.tables import each_row
-from tools import behaviour, compat, hops, mutants, record_errors
+from tools import behaviour, check_site, compat, hops, mutants, record_errors
 from tools.faults import FAULTS, Fault
 from tools.gpu_checks import CHECKS, Check
 from tools.gpu_first_hour import run_check
@@ -291,3 +291,27 @@ a.E std:label 1 a.html#$ About E
 """
     inventory = b"# Sphinx inventory version 2\n# Project: a\n# Version: 1\n# zlib\n" + zlib.compress(entries)
     assert trimmed(inventory, {"a.B", "a.C", "a.E"}) == ["a.B class a.html", "a.C class a.html"]
+
+
+def test_links_of_the_site_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    links = ("#here", "b.html#there", "c.html", "https://a", "http://a.b")
+    (tmp_path / "a.html").write_text('<p id="here">' + "".join(f'<a href="{link}">' for link in links))
+    (tmp_path / "b.html").write_text('<a href="a.html#here"><a href="https://a.b/c">')
+    assert list(check_site.broken_links(tmp_path)) == [
+        "a.html: b.html#there has no such anchor",
+        "a.html: c.html does not exist",
+        "a.html: https://a is not a link to another site",
+        "a.html: http://a.b is not a link to another site",
+    ]
+
+
+def test_pictures_of_the_site_are_taken_where_there_is_a_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "none of chromium, " in check_site.pictures(tmp_path, tmp_path / "pictures")
+    browser = tmp_path / "chromium"
+    browser.write_text('#!/bin/sh\necho "$@" > "${5#--screenshot=}"\n')
+    browser.chmod(0o755)
+    assert "pictures to look at" in check_site.pictures(tmp_path, tmp_path / "pictures")
+    assert {"start-phone.png", "start-desktop.png"} <= {path.name for path in (tmp_path / "pictures").iterdir()}

@@ -34,10 +34,10 @@ def run(cluster: dict[str, str], folder: Path, *command: str) -> str:
     return ended.stdout
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def until(condition: Callable[[], bool], shown: Callable[[], str]) -> None:
     deadline = time.monotonic() + 200
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, shown()
         time.sleep(0.1)
 
 
@@ -67,12 +67,15 @@ def test_the_batch_script_that_requeues_itself(cluster: dict[str, str], tmp_path
     script = without_gpus(REQUEUED).replace("-n 4", "-n 2").replace("1000000", "$((SLURM_RESTART_COUNT ? 1 : 1000000))")
     (tmp_path / "job.sh").write_text(script)
     (tmp_path / "train.py").write_text(PROGRAM)
-    out = tmp_path / "out"
+
+    def printed() -> str:
+        return (tmp_path / "out").read_text() if (tmp_path / "out").exists() else ""
+
     job = run(cluster, tmp_path, "sbatch", "--parsable", "--output=out", "job.sh").strip()
-    until(lambda: out.exists() and "start 0, from step 1" in out.read_text(), "the first start")
+    until(lambda: "start 0, from step 1" in printed(), printed)
     run(cluster, tmp_path, "scancel", "--batch", "--signal=USR1", job)
-    until(lambda: "finished" in out.read_text(), "the end of the second start")
-    assert int(re.findall(r"start 1, from step (\d+)", out.read_text())[-1]) > 1
+    until(lambda: "finished" in printed(), printed)
+    assert int(re.findall(r"start 1, from step (\d+)", printed())[-1]) > 1
 
 
 def test_a_submitted_script_runs_again_after_the_signal(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -80,15 +83,14 @@ def test_a_submitted_script_runs_again_after_the_signal(cluster: dict[str, str],
     program = PROGRAM.replace("int(sys.argv[1])", "(1 if rw.restart_count() else int(sys.argv[1]))")
     (tmp_path / "train.py").write_text(program)
     (command,) = re.findall(r"\$ rankwise (submit .*)\n", PAGE)
-    words = (
-        command.replace("--nproc-per-node 4 --gpus-per-task 1", "--nproc-per-node 1").replace("4:00:00", "5").split()
-    )
-    job = run(cluster, tmp_path, str(BIN / "rankwise"), *words).partition(":")[0].removeprefix("job ")
+    command = command.replace("--nproc-per-node 4 --gpus-per-task 1", "--nproc-per-node 1").replace("4:00:00", "5")
+    job = run(cluster, tmp_path, str(BIN / "rankwise"), *command.split()).partition(":")[0].removeprefix("job ")
 
     def printed() -> str:
-        return "".join(path.read_text() for path in tmp_path.glob("rankwise-jobs/**/*.out"))
+        files = [path for suffix in ("out", "err") for path in tmp_path.glob(f"rankwise-jobs/**/*.{suffix}")]
+        return "".join(path.read_text() for path in files)
 
-    until(lambda: "start 0, from step 1" in printed(), "the first start")
+    until(lambda: "start 0, from step 1" in printed(), printed)
     run(cluster, tmp_path, "scancel", "--signal=USR2", job)
-    until(lambda: "finished" in printed(), "the end of the second start")
+    until(lambda: "finished" in printed(), printed)
     assert re.search(r"start 1, from step (?!1\b)\d+", printed())
