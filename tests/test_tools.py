@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import zlib
@@ -315,3 +316,12 @@ def test_pictures_of_the_site_are_taken_where_there_is_a_browser(
     browser.chmod(0o755)
     assert "pictures to look at" in check_site.pictures(tmp_path, tmp_path / "pictures")
     assert {"start-phone.png", "start-desktop.png"} <= {path.name for path in (tmp_path / "pictures").iterdir()}
+
+
+def test_every_picture_is_there_and_shows_no_path_of_a_machine() -> None:
+    pictures = pytest.importorskip("tools.pictures", reason="pyte is of the group docs")
+    files = {path.stem: path.read_text() for path in pictures.FOLDER.glob("*.svg")}
+    assert files.keys() == pictures.PICTURES.keys()
+    for name, text in files.items():
+        assert pictures.PICTURES[name].shown.replace(" ", "&#160;") in text
+        assert not re.search(r"/(home|root|work|tmp)/", text), name
