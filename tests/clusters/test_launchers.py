@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -179,34 +177,3 @@ def test_a_batch_shell_is_alone(cluster: dict[str, str]) -> None:
 def test_torchrun_inside_srun(cluster: dict[str, str]) -> None:
     places = run(["srun", "-N1", "-n1", str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", JOIN], **cluster)
     check(places, 2)
-
-
-@pytest.mark.slow
-def test_the_batch_script_of_the_guide(cluster: dict[str, str], tmp_path: Path) -> None:
-    """Unchanged except for sizes: this cluster has no GPUs, and the names of its nodes do not resolve."""
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    script = next(block for block in re.findall(r"```bash\n(.*?)```", guide, re.DOTALL) if "#SBATCH" in block)
-    (tmp_path / "job.sh").write_text(re.sub(r"#SBATCH --gpus.*\n", "", script))
-    (tmp_path / "train.py").write_text(
-        "import os, sys\n"
-        "import rankwise as rw\n"
-        "with rw.init(timeout=100):\n"
-        "    told = rw.all_gather((rw.topology().node_rank, rw.get_local_rank(), os.environ['OMP_NUM_THREADS']))\n"
-        "    if rw.is_rank_zero():\n"
-        "        print(sys.argv[1:], told)\n"
-    )
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    command = ["sbatch", "--wait", "--ntasks-per-node=2", "--cpus-per-task=1", "--output=out", "job.sh"]
-    ended = subprocess.run(
-        command,
-        env=clean_environ(**cluster, PATH=path, MASTER_ADDR="127.0.0.1"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    out = (tmp_path / "out").read_text()
-    assert ended.returncode == 0, ended.stderr + out
-    places = [(node, local, "1") for node in range(2) for local in range(2)]
-    assert out.splitlines()[-1] == f"['--lr', '0.1'] {places}"
