@@ -3,9 +3,10 @@
 python benchmarks/data.py
 
 For rank 5 of 8 ranks, with 256 samples a rank, shuffled. Both samplers alternate in one process: the medians of the
-rounds. The start is that of an epoch, to its first batch, with a new sampler; the resume is that of the middle of one,
-which DistributedSampler has to reach through the batches before. A batch is one of the 1,000 after the first, or of as
-many as are whole; "of an epoch" is the start and all batches after it, by their number, from these medians.
+rounds. Times are those of the CPU, which other processes on the machine change less. The start is that of an epoch, to
+its first batch, with a new sampler; the resume is that of the middle of one, which DistributedSampler has to reach
+through the batches before. A batch is one of the 1,000 after the first, or of as many as are whole; "of an epoch" is
+the start and all batches after it, by their number, from these medians.
 
 Memory is that of a start in a new process: what tracemalloc sees of Python at most, and by how much the peak of the
 resident set grows, which has torch's too. DistributedSampler has lists of all indices: it ends at LONGEST_OF_TORCH.
@@ -66,17 +67,17 @@ def middle(length: int) -> int:
 
 
 def round_of(sampler: Sampler, length: int) -> tuple[float, float, float]:
-    """Return the seconds of a start, of a resume, and of a batch."""
+    """Return the seconds of the CPU for a start, for a resume, and for a batch."""
     count = min(BATCHES, length // (SAMPLES_OF_A_RANK * WORLD_SIZE) - 1)
-    moments = [time.perf_counter()]
+    moments = [time.process_time()]
     next(sampler(length, middle(length)))
-    moments.append(time.perf_counter())
+    moments.append(time.process_time())
     batches = sampler(length, 0)
     next(batches)
-    moments.append(time.perf_counter())
+    moments.append(time.process_time())
     for _ in itertools.islice(batches, count):
         pass
-    moments.append(time.perf_counter())
+    moments.append(time.process_time())
     resume, start, rest = (after - before for before, after in itertools.pairwise(moments))
     return start, resume, rest / count
 

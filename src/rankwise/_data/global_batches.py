@@ -6,7 +6,7 @@ what was trained on, which the sampler cannot see: the workers of a loader ask f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final, Protocol
 
 import torch
@@ -19,7 +19,7 @@ from rankwise._training.random_streams import as_seed, derived_seed, same_seed
 from rankwise.errors import InvalidArgumentError, shown
 
 # Indices that are computed at once: enough that the time of one operation of torch does not count.
-_MOST_AT_ONCE: Final = 16384
+_MOST_AT_ONCE: Final = 32768
 _FIRST_AT_ONCE: Final = 2048
 _STATE: Final = ("position", "length", "seed")
 
@@ -225,15 +225,15 @@ class GlobalBatches(Sampler[list[Any]]):
             yield from order((torch.arange(begin, begin + size, device="cpu") % self._length)[None])
         self._ended_epoch = epoch
 
-    def _order(self, epoch: int) -> Callable[[torch.Tensor], list[list[Any]]]:
-        """Return a function that returns the samples at some positions of an epoch."""
+    def _order(self, epoch: int) -> Callable[[torch.Tensor], Iterable[list[Any]]]:
+        """Return a function that returns the samples at some positions of an epoch, row by row."""
         if self._sampler is not None:
             samples = self._samples_of(self._sampler, epoch)
-            return lambda positions: [[samples[position] for position in row] for row in positions.tolist()]
+            return lambda positions: ([samples[position] for position in row] for row in positions.tolist())
         if not self._shuffle:
-            return torch.Tensor.tolist
+            return lambda positions: map(torch.Tensor.tolist, positions)
         permutation = Permutation(self._length, seed=self._seed, epoch=epoch)
-        return lambda positions: permutation(positions.reshape(-1)).view_as(positions).tolist()
+        return lambda positions: map(torch.Tensor.tolist, permutation(positions.reshape(-1)).view_as(positions))
 
     def _samples_of(self, sampler: _SizedSampler, epoch: int) -> list[Any]:
         if hasattr(sampler, "set_epoch"):
