@@ -143,8 +143,10 @@ def main() -> None:
         elif mode == "places":
             print(json.dumps(rw.launch(place, **sizes)))
         elif mode == "requeue":
-            requeued = SlurmEngine(folder=engine.folder, time=5, signal_seconds=13, requeue=1)
             how: Any = run_until_stopped if len(rest) > 1 else run_until_signal
+            # Those of `Stop` have the time to return by themselves.
+            seconds = 100 if how is run_until_stopped else 13
+            requeued = SlurmEngine(folder=engine.folder, time=5, signal_seconds=seconds, requeue=1)
             print(json.dumps(rw.launch(how, *rest, nproc=2, nnodes=2, on=requeued)))
         elif mode == "array":
             os.environ |= {"SBATCH_EXPORT": "NONE", "FROM_OUTSIDE": "yes"}

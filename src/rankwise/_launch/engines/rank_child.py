@@ -92,7 +92,7 @@ class RankChild:
 
     @property
     def stopped_by(self) -> int:
-        """Why the rank has stopped, as `ReportedSteps.stopped_by`."""
+        """Why a `Stop` has ended the loop of the rank: a signal, or -1 for the limit of its job; 0 if none has."""
         return self._reported.stopped_by()
 
     def send_signal(self, signum: int) -> None:
