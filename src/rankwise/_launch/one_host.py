@@ -4,11 +4,10 @@ whether there are other hosts or not.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise._dependencies import import_torch, require_torch
@@ -23,7 +22,7 @@ from rankwise._launch.output.console import Console
 from rankwise._launch.preload import MainSource, preloaded_modules
 from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.resource_limits import convert_resource_errors
-from rankwise._launch.spec import LaunchSpec, rank_environ
+from rankwise._launch.spec import LaunchSpec, rank_environ, without_warnings_of_torch
 from rankwise._launch.supervisor import Supervisor
 from rankwise.errors import InvalidArgumentError, shown
 
@@ -78,7 +77,7 @@ def run_on_this_host(
     ):
         if interrupts is not None:
             supervisor.obey(interrupts)
-        with _without_warnings_of_torch() if owns_descendants else nullcontext():
+        with without_warnings_of_torch() if owns_descendants else nullcontext():
             import_torch()  # while the fork server does
         from rankwise._launch.attempts import run_ranks  # noqa: PLC0415
 
@@ -87,24 +86,6 @@ def run_on_this_host(
         finally:
             if ranks is not None:
                 ranks.update(supervisor.ranks)
-
-
-@contextmanager
-def _without_warnings_of_torch() -> Iterator[None]:
-    """Let torch's C++ code, while it is imported, read that it shall not warn, unless the user has set something.
-
-    It shows the C++ stack of each connection that is lost, as when another launcher has ended, which the launcher says
-    in a line.
-    """
-    name = "TORCH_CPP_LOG_LEVEL"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "ERROR"
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def function_target(fn: Callable[..., Any], args: Sequence[Any], *, setup: str = "") -> Target:

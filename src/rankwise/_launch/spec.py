@@ -139,3 +139,21 @@ def hidden_variables(names: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         os.environ.update(hidden)
+
+
+@contextlib.contextmanager
+def without_warnings_of_torch() -> Iterator[None]:
+    """Let torch's C++ code, while it is imported, read that it shall not warn, unless the user has set something.
+
+    It shows the C++ stack of each connection that is lost, as when another launcher has ended, which the launcher says
+    in a line.
+    """
+    name = "TORCH_CPP_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "ERROR"
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -21,6 +21,7 @@ from rankwise._rendezvous.membership import JoinReply, JoinRequest
 from rankwise._rendezvous.readiness import RankMonitor
 from rankwise._rendezvous.signed_store import part_of, signed
 from rankwise._session.device import bind, choose_backend, choose_device, uuid_of_device
+from rankwise._session.environ import process_variables
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 
 # How long a rank that cannot join waits for the others, to report the reason to them.
@@ -111,7 +112,8 @@ def join_with_device(
     except JoinError as error:
         if problem is not None:
             raise problem from problem.__cause__  # not from an error that only says the same
-        if isinstance(error, JoinTimeoutError) and reading.launcher == "slurm" and "SLURM_PTY_PORT" in os.environ:
+        is_shell = reading.launcher == "slurm" and "SLURM_PTY_PORT" in process_variables()
+        if isinstance(error, JoinTimeoutError) and is_shell:
             raise JoinTimeoutError(f"{error} {_SHELL_TEXT}") from None
         raise
 
