@@ -134,7 +134,7 @@ def test_a_refusal_of_the_kernel_names_the_remedy(monkeypatch: pytest.MonkeyPatc
     program.chmod(0o755)
     monkeypatch.setattr(py_spy, "_program", lambda: str(program))
     with subprocess.Popen(["sleep", "100"]) as process:
-        while wait_channel(process.pid) == "" or command_of(process.pid)[:1] != ["sleep"]:
+        while "nanosleep" not in wait_channel(process.pid) or command_of(process.pid)[:1] != ["sleep"]:
             pass
         sample = sample_process(process.pid)
         process.kill()
