@@ -43,8 +43,14 @@ def build(folder: Path) -> tuple[Path, Path]:
     virtualenv.install("build", "twine")
     for old in DIST.glob("*"):
         old.unlink()
-    run([virtualenv.python, "-m", "build", "--outdir", str(DIST)])
+    again = folder / "again"
+    for outdir in (DIST, again):
+        run([virtualenv.python, "-m", "build", "--outdir", str(outdir)])
     (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
+    for file in (sdist, wheel):
+        if (again / file.name).read_bytes() != file.read_bytes():
+            raise CommandError(f"two builds of {file.name} differ")
+    print("ok  two builds are equal, byte for byte")
     print(f"ok  built {sdist.name} ({size(sdist)}), and from it {wheel.name} ({size(wheel)})")
     run([virtualenv.python, "-m", "twine", "check", "--strict", str(sdist), str(wheel)])
     print("ok  metadata: twine check --strict")
@@ -104,6 +110,10 @@ def check_installed(wheel: Path, folder: Path) -> None:
     empty.mkdir()
     (empty / "script.py").write_text(SCRIPT)
     (empty / "test_sum.py").write_text(TEST)
+    program = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    if program is None:
+        raise CommandError("README.md has no program")
+    (empty / "readme.py").write_text(program[1])
     version = wheel.name.split("-")[1]
     rankwise = str(virtualenv.bin / "rankwise")
 
@@ -116,6 +126,7 @@ def check_installed(wheel: Path, folder: Path) -> None:
         [rankwise, "launch", "-n2", "script.py"],
         empty,
     )
+    expect(r"^\[(\d+\.\d+(e-\d+)?(, |\]$)){4}", [virtualenv.python, "readme.py"], empty)
     expect(r"^rank 0 sum 0$", [virtualenv.python, "script.py"], empty)
     expect(r"3 passed", [virtualenv.python, "-m", "pytest", "-q", "-pno:cacheprovider", "test_sum.py"], empty)
     types = str(ROOT / "tests" / "typing" / "programs" / "public_types.py")
