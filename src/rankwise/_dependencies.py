@@ -77,7 +77,7 @@ def missing_torch(purpose: str) -> MissingDependencyError:
 def missing_posix(purpose: str) -> MissingDependencyError:
     """Return the error for a system without the modules of POSIX systems, such as Windows."""
     return MissingDependencyError(
-        f"{purpose} needs a POSIX system, such as Linux or macOS; on {sys.platform}, getters such as get_rank() work",
+        f"{purpose} needs a POSIX system, such as Linux or macOS; on {sys.platform}, getters and a world of one work",
         name="fcntl",
     )
 

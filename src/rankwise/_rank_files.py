@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import fcntl
 import os
 import re
 import signal
@@ -64,6 +63,8 @@ def offer_stacks(*, rank: int, world_size: int, local_rank: int) -> Callable[[],
     name = f"rankwise-rank:{os.getpid()}:{rank}:{world_size}:{local_rank}:"
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     # At its end, wherever a request has cut the file.
+    import fcntl  # noqa: PLC0415 - not on Windows, which has no such files
+
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
     faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
 
@@ -185,6 +186,8 @@ def status_field(pid: int, name: str) -> str:
 def _request(pid: int, file: TextIO, deadline: float) -> str:
     while True:  # another request may be under way, also for a fork with the same file
         try:
+            import fcntl  # noqa: PLC0415 - as above
+
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:

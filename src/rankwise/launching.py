@@ -9,6 +9,13 @@ launches at once.
 
 from __future__ import annotations
 
+import importlib.util
+
+from rankwise._dependencies import missing_posix
+
+if importlib.util.find_spec("fcntl") is None:
+    raise missing_posix("rankwise.launching")
+
 from typing import TYPE_CHECKING
 
 from rankwise._launch.functions import FunctionLaunch

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import weakref
@@ -155,7 +154,7 @@ class SharedFile:
         self._descriptor = _create()
         with self._closed_on_error():
             _write(self._descriptor, pieces)
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _seals(*_LENGTH_SEALS, "F_SEAL_WRITE"))
+            _seal(self._descriptor, *_LENGTH_SEALS, "F_SEAL_WRITE")
             self.reference = _reference(self._descriptor)
 
     def close(self) -> None:
@@ -187,7 +186,7 @@ class ReceivedFile(SharedFile):
         self._descriptor = _create()
         with self._closed_on_error():
             os.posix_fallocate(self._descriptor, 0, nbytes)
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _seals(*_LENGTH_SEALS))
+            _seal(self._descriptor, *_LENGTH_SEALS)
             memory = map_memory(self._descriptor, 0, nbytes, flags=mmap.MAP_SHARED)
             self.memory = torch.frombuffer(memory, dtype=torch.uint8)
             self.reference = _reference(self._descriptor)
@@ -206,8 +205,7 @@ def map_file(reference: FileReference) -> torch.Tensor:
     try:
         status = os.fstat(own)
         # Without a seal its owner could shorten it, which would end this process when it reads the map.
-        is_sealed = fcntl.fcntl(own, fcntl.F_GET_SEALS) & _seals(*_LENGTH_SEALS) == _seals(*_LENGTH_SEALS)
-        if (status.st_ino, status.st_size) != (inode, nbytes) or not is_sealed:
+        if (status.st_ino, status.st_size) != (inode, nbytes) or not _has_seals(own, *_LENGTH_SEALS):
             raise OSError(errno.ESTALE, "the descriptor belongs to another file")
         memory = map_memory(own, 0, nbytes, flags=mmap.MAP_PRIVATE)
     finally:
@@ -228,8 +226,17 @@ def _reference(descriptor: int) -> FileReference:
     return FileReference(os.getpid(), descriptor, status.st_ino, status.st_size)
 
 
-def _seals(*names: str) -> int:
-    return sum(getattr(fcntl, name) for name in names)
+def _seal(descriptor: int, *names: str) -> None:
+    import fcntl  # noqa: PLC0415 - not on Windows, which has no such files
+
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, sum(getattr(fcntl, name) for name in names))
+
+
+def _has_seals(descriptor: int, *names: str) -> bool:
+    import fcntl  # noqa: PLC0415 - as above
+
+    wanted: int = sum(getattr(fcntl, name) for name in names)
+    return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & wanted == wanted
 
 
 def _write(descriptor: int, pieces: Sequence[Buffer]) -> None:

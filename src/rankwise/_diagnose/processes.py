@@ -15,8 +15,9 @@ from rankwise._rank_files import status_field
 from rankwise.errors import RankwiseError
 
 _PROC: Final = Path("/proc")
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+# Windows has no sysconf, and no /proc.
+_TICKS: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
 # The errors of a process that ends while it is read, or that the kernel does not let this user read.
 _UNREADABLE: Final = (OSError, ValueError, IndexError)
 _COMMUNICATOR: Final = re.compile(r"/\w*ccl[^/\n]*\.so\b")

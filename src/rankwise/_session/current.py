@@ -255,4 +255,5 @@ def _reset_in_forked_child() -> None:
 
 tell_children(lambda: (current_session().reading, own_environment()))
 atexit.register(_close_at_interpreter_exit)
-os.register_at_fork(after_in_child=_reset_in_forked_child)
+if hasattr(os, "register_at_fork"):  # not on Windows, where no process forks
+    os.register_at_fork(after_in_child=_reset_in_forked_child)

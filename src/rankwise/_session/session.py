@@ -357,7 +357,9 @@ def _later_errors_of_children(*, is_wanted: bool) -> Iterator[None]:
     torch's handler raises when a data worker was killed, wherever the program is then: the closing of a session would
     be left half done, and the other ranks would hear of a lost connection and not of the cause.
     """
-    handler = signal.getsignal(signal.SIGCHLD) if threading.current_thread() is threading.main_thread() else None
+    # Windows has no such signal.
+    has_handler = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGCHLD) if has_handler else None
     if not callable(handler):
         yield
         return

@@ -32,7 +32,7 @@ _SLURM_FRACTION: Final = 0.1
 # What a rank sends: 0, the number of a signal, or this.
 _NOTE: Final = struct.Struct("<h")
 _TIME_LIMIT: Final = JOB_LIMIT
-_NOT_HANDLED: Final = {signal.SIGKILL, signal.SIGSTOP}
+_NOT_HANDLED: Final = {"SIGKILL", "SIGSTOP"}
 
 
 class Stop:
@@ -186,7 +186,7 @@ def _checked(signals: Iterable[int]) -> list[signal.Signals]:
 
 def _signal(value: int) -> signal.Signals:
     number = integer(value)
-    if number not in signal.valid_signals() or number in _NOT_HANDLED:
+    if number not in signal.valid_signals() or signal.Signals(number).name in _NOT_HANDLED:
         raise InvalidArgumentError(f"signals: {shown(value)} is not a signal that a program can handle")
     return signal.Signals(number)
 

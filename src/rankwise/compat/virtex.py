@@ -17,7 +17,6 @@ from rankwise import is_joined
 from rankwise.errors import InvalidArgumentError, PayloadTypeError
 from rankwise.extend._dropins import dumps, integer, overwrite
 from rankwise.extend.collectives import collective, describe
-from rankwise.launching import Nodes, Output, check_nproc
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,8 @@ def launch(
         >>> launch(lambda start: start + get_world_size(), args=(10,))
         [11]
     """
+    from rankwise.launching import Nodes, Output, check_nproc  # noqa: PLC0415 - not on Windows, where the rest works
+
     num_gpus_per_machine = check_nproc(num_gpus_per_machine)
     if (integer(num_machines) or 0) < 1:
         raise InvalidArgumentError(f"num_machines={num_machines!r} is not a number of machines")
@@ -209,6 +210,8 @@ def _address(dist_url: str) -> str:
     address = str(dist_url).removeprefix(_TCP)
     if not str(dist_url).startswith(_TCP):
         raise InvalidArgumentError(f"dist_url={dist_url!r} is not tcp://host:port")
+    from rankwise.launching import Nodes  # noqa: PLC0415 - not on Windows, where the rest works
+
     try:
         Nodes(num_nodes=1, address=address)  # which checks it
     except InvalidArgumentError as error:

@@ -299,4 +299,5 @@ def _forget_in_forked_child() -> None:
 
 
 atexit.register(_finish_at_interpreter_exit)
-os.register_at_fork(after_in_child=_forget_in_forked_child)
+if hasattr(os, "register_at_fork"):  # not on Windows, where no process forks
+    os.register_at_fork(after_in_child=_forget_in_forked_child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rankwise.compat.ignite._initialize import InitMethod, check_backend, join, record_init_method, timeout_seconds
 from rankwise.compat.ignite._install import install, is_installed
@@ -12,7 +12,9 @@ from rankwise.compat.ignite._model_backends import XLA_TPU
 from rankwise.compat.ignite._queries import get_local_rank
 from rankwise.errors import InvalidArgumentError
 from rankwise.extend._dropins import integer
-from rankwise.launching import FunctionLaunch, Nodes, check_nproc
+
+if TYPE_CHECKING:
+    from rankwise.launching import Nodes
 
 _ACCEPTED: Final = (
     "nnodes",
@@ -65,6 +67,8 @@ def spawn(
     if unknown:
         raise InvalidArgumentError(f"spawn takes no {', '.join(unknown)}; for gloo and nccl: {', '.join(_ACCEPTED)}")
     check_backend(backend)
+    from rankwise.launching import FunctionLaunch  # noqa: PLC0415 - not on Windows, where the rest works
+
     nproc = check_nproc_per_node(nproc_per_node)
     is_xla = backend == XLA_TPU
     nodes = None if is_xla else nodes_of(kwargs)  # torch_xla knows the hosts of a pod
@@ -125,6 +129,8 @@ def nodes_of(kwargs: Mapping[str, Any]) -> Nodes | None:
             f"port of the first host, the same on all, but given master_addr={host!r}, master_port={port!r} and "
             f"init_method={kwargs.get('init_method')!r}"
         )
+    from rankwise.launching import Nodes  # noqa: PLC0415 - not on Windows, where the rest works
+
     return Nodes(num_nodes=count, node_rank=node_rank, address=address, run_id="ignite")
 
 
@@ -137,4 +143,6 @@ def check_nproc_per_node(count: object) -> int:
     nproc = integer(count)
     if nproc is None or nproc < 1:
         raise InvalidArgumentError(f"Argument nproc_per_node should positive, a whole number, but given {count!r}")
+    from rankwise.launching import check_nproc  # noqa: PLC0415 - not on Windows, where the rest works
+
     return check_nproc(nproc)

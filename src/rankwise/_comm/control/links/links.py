@@ -188,4 +188,5 @@ def _abandon_all() -> None:
         links.abandon()
 
 
-os.register_at_fork(after_in_child=_abandon_all)
+if hasattr(os, "register_at_fork"):  # not on Windows, where no process forks
+    os.register_at_fork(after_in_child=_abandon_all)

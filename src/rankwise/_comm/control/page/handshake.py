@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import struct
@@ -132,6 +131,8 @@ def _create(connections: Mapping[int, socket.socket], ranks: Sequence[int]) -> l
     """Return the descriptors of a new page; an empty list if this host cannot have one."""
     if not hasattr(os, "eventfd") or not hasattr(os, "pidfd_open") or len(ranks) > MAX_RANKS:
         return []
+    import fcntl  # noqa: PLC0415 - not on Windows, which has no eventfd either
+
     descriptors: list[int] = []
     try:
         descriptors.append(os.memfd_create("rankwise", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))

@@ -7,7 +7,6 @@ behind a fence, its sequence number, a rank that reads that number reads that re
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -150,6 +149,8 @@ class HostPage:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the directory, against other threads and other ranks. It is released if the rank dies."""
+        import fcntl  # noqa: PLC0415 - not on Windows, where no page is opened
+
         with self._memory.lock:
             fcntl.lockf(self._memory.descriptor, fcntl.LOCK_EX)
             try:
