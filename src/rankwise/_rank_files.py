@@ -62,9 +62,9 @@ def offer_stacks(*, rank: int, world_size: int, local_rank: int) -> Callable[[],
         return lambda: None
     name = f"rankwise-rank:{os.getpid()}:{rank}:{world_size}:{local_rank}:"
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    # At its end, wherever a request has cut the file.
     import fcntl  # noqa: PLC0415 - not on Windows, which has no such files
 
+    # At its end, wherever a request has cut the file.
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
     faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
 
@@ -184,10 +184,10 @@ def status_field(pid: int, name: str) -> str:
 
 
 def _request(pid: int, file: TextIO, deadline: float) -> str:
+    import fcntl  # noqa: PLC0415 - as above
+
     while True:  # another request may be under way, also for a fork with the same file
         try:
-            import fcntl  # noqa: PLC0415 - as above
-
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
