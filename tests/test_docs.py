@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rankwise as rw
+from benchmarks import ratios
 from rankwise._environment.detect import LAUNCHERS
 from rankwise._environment.facts import OVERRIDES
 from tests.session.worlds import run_in
@@ -42,7 +43,6 @@ def test_every_example_of_the_guide_runs(ranks: int, tmp_path: Path) -> None:
     ended = run_in(tmp_path, [*start, "all.py", *(script.name for script in scripts)])
     assert ended.returncode == 0, ended.stderr
     assert f"on {ranks} ranks" in ended.stdout
-    assert f"started {ranks} ranks" in ended.stderr
     assert (tmp_path / "model.pt").read_bytes()
     assert ("Missing: rank 1" in ended.stdout) == (ranks > 1)
 
@@ -83,6 +83,11 @@ def test_the_reference_has_every_public_name() -> None:
         names = re.findall(rf"^{re.escape(module)}\.(\w+)(?![\w.])", TABLE.read_text(), re.MULTILINE)
         own = [name for name in names if f"rankwise.{name}" not in of_package]
         assert "compat" in module or {f"{module}.{name}" for name in own} <= set(entries), module
+
+
+def test_the_plot_of_the_benchmarks_is_that_of_their_table() -> None:
+    assert len(ratios.rows()) == 8
+    assert ratios.PLOT.read_text() == ratios.plot(), "run python -m benchmarks.ratios"
 
 
 def test_what_the_commands_of_contributing_select_exists() -> None:
