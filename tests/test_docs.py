@@ -20,7 +20,17 @@ from tests.test_public_api import MODULES, TABLE
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(rw.__file__).parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-GUIDE = (ROOT / "docs" / "guide.md").read_text()
+RUN_HERE = [ROOT / "docs" / name for name in ("guide.md", "launchers.md", "environment.md")]
+# Pages with programs, and the tests that run these.
+RUN_ELSEWHERE = {
+    "README.md": "tests/test_readme.py",
+    "before_and_after.md": "tests/test_recipes.py",
+    "engines.md": "tests/clusters/test_slurm_engine.py, test_ray_engine.py: functions as these",
+    "migrate.md": "tests/compat/test_migrate.py",
+    "start.md": "tests/test_recipes.py",
+    "testing.md": "tests/testing/test_page.py",
+    "xla.md": "make test-xla: functions as these",
+}
 ENVIRONMENT = (ROOT / "docs" / "environment.md").read_text()
 BIN = Path(sys.executable).parent
 
@@ -31,7 +41,8 @@ RUN_ALL = "import runpy, sys\nfor script in sys.argv[1:]:\n    runpy.run_path(sc
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_example_of_the_guide_runs(ranks: int, tmp_path: Path) -> None:
-    examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    text = "\n".join(page.read_text() for page in RUN_HERE)
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(examples) >= 6
     if ranks > 1:
         examples = [example for example in examples if "rw.launch(" not in example]
@@ -45,6 +56,12 @@ def test_every_example_of_the_guide_runs(ranks: int, tmp_path: Path) -> None:
     assert f"on {ranks} ranks" in ended.stdout
     assert (tmp_path / "model.pt").read_bytes()
     assert ("Missing: rank 1" in ended.stdout) == (ranks > 1)
+
+
+def test_every_page_with_a_program_has_a_test_that_runs_it() -> None:
+    with_programs = {page for page in PAGES if "```python" in page.read_text()} - set(RUN_HERE)
+    left = {page.name for page in with_programs if page.parent.name not in {"recipes", "decisions"}}
+    assert left == RUN_ELSEWHERE.keys()
 
 
 def headings(page: Path) -> set[str]:
