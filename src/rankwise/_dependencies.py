@@ -82,16 +82,15 @@ def missing_posix(purpose: str) -> MissingDependencyError:
     )
 
 
-def missing_extra(purpose: str, module: str, extra: str) -> MissingDependencyError:
-    """Return the error for a package that an extra of rankwise installs.
+def missing_package(purpose: str, module: str) -> MissingDependencyError:
+    """Return the error for a package that one feature needs.
 
     Args:
-        purpose: The feature that needs it.
+        purpose: The feature.
         module: The package.
-        extra: The extra.
     """
     return MissingDependencyError(
-        f"{purpose} needs the package {module!r}, which {sys.executable or 'this interpreter'} does not have: install "
-        f"it with pip install 'rankwise[{extra}]'",
+        f"{purpose} needs the package {module!r}, which {sys.executable or 'this interpreter'} does not have: "
+        f"pip install {module}",
         name=module,
     )

@@ -106,7 +106,7 @@ def test_a_rank_of_ours_writes_its_stack_though_it_holds_the_lock_of_python(monk
         stopped = sample_process(job.ranks[1].process.pid)
         assert stopped.state == "T"
         assert stopped.stack is None
-        assert "pip install 'rankwise[diagnose]'" in stopped.reason
+        assert "pip install py-spy" in stopped.reason
         assert stopped.location.startswith("stopped by a signal")
 
 

@@ -13,7 +13,7 @@ from rankwise._diagnose.stack import Stack, StackFrame
 
 # A process that cannot be read for so long is not waited for.
 _SECONDS: Final = 5.0
-MISSING: Final = "py-spy is not installed: pip install 'rankwise[diagnose]'"
+MISSING: Final = "py-spy is not installed: pip install py-spy"
 REFUSED: Final = (
     "the kernel does not let this process read others (ptrace_scope, or a container without SYS_PTRACE): "
     "set kernel.yama.ptrace_scope=0; ranks of `rankwise launch` and of init(hang_report=...) need neither"

@@ -63,9 +63,7 @@ def top(*, interval: float, updates: int | None) -> None:
         from rich.console import Console  # noqa: PLC0415 - an optional package
         from rich.live import Live  # noqa: PLC0415
     except ImportError:
-        raise MissingDependencyError(
-            "rankwise top needs rich, which is not installed: pip install 'rankwise[rich]'"
-        ) from None
+        raise MissingDependencyError("rankwise top needs rich, which is not installed: pip install rich") from None
     console = Console()
     live = Live(console=console, auto_refresh=False)
     in_place = console.is_terminal and not console.is_dumb_terminal  # in which `Live` shows nothing before its end

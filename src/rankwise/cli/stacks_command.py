@@ -35,7 +35,7 @@ def stacks(*, job: int | None, native: bool, watch: int | None, interval: float)
 
     PID is a process of the job: a rank, its launcher, or a worker of a data loader, as `rankwise ps` shows them. It may
     be left out if there is one job. The job need not use rankwise: then py-spy reads it (pip install
-    'rankwise[diagnose]').
+    py-spy).
 
     The exit status is 1 if no stack could be read.
     """

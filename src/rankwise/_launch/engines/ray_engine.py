@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankwise._arguments import as_seconds
-from rankwise._dependencies import missing_extra
+from rankwise._dependencies import missing_package
 from rankwise._launch.engines import ray_actor
 from rankwise._launch.engines.interface import RankJob, RankOutcome
 from rankwise.errors import InvalidArgumentError, LaunchError, shown, summary
@@ -42,7 +42,7 @@ class RayEngine:
     numbered by node, and there by GPU. The rank is a child process of the actor, and meets the others at the address
     of rank zero's node. The cluster that `ray.init` has connected this process to is used; otherwise this calls
     `ray.init()`, which finds a cluster or starts one on this host, and `ray.shutdown()` at the end. Ray prints the
-    output of ranks. Needs the package ray: `pip install 'rankwise[ray]'`.
+    output of ranks. Needs the package ray: `pip install ray`.
 
     Attributes:
         gpus_per_rank: The number of GPUs of each rank.
@@ -82,7 +82,7 @@ class RayEngine:
             LaunchError: There is no cluster, or it has not had the resources in time.
         """
         if importlib.util.find_spec("ray") is None:
-            raise missing_extra("Ray as an engine", "ray", "ray")
+            raise missing_package("Ray as an engine", "ray")
         import ray  # noqa: PLC0415 - an extra
 
         if not ray.is_initialized():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankwise._arguments import as_integer, as_text
-from rankwise._dependencies import missing_extra
+from rankwise._dependencies import missing_package
 from rankwise._environment.variables import outer_launch_variables
 from rankwise._launch.engines import slurm_files, slurm_state
 from rankwise._launch.engines.interface import RankJob, RankOutcome
@@ -31,7 +31,7 @@ class SlurmEngine:
 
     A rank is a task of srun, and finds the others by Slurm's variables. The job has the environment, the interpreter
     and the working directory of the caller, so these have to be on a file system that the nodes share, like `folder`.
-    If a rank fails, Slurm stops the others. Needs the package submitit: `pip install 'rankwise[slurm]'`.
+    If a rank fails, Slurm stops the others. Needs the package submitit: `pip install submitit`.
 
     Attributes:
         time: The limit of the job's time, as for sbatch: minutes, "1:00:00" or "1-12"; "" for that of the partition.
@@ -163,7 +163,7 @@ class SlurmEngine:
     def _executor(self, jobs: Sequence[RankJob], *, dry: bool = False) -> Any:  # noqa: ANN401 - an executor of submitit
         """Return submitit's executor for jobs of one size."""
         if importlib.util.find_spec("submitit") is None:
-            raise missing_extra("Slurm as an engine", "submitit", "slurm")
+            raise missing_package("Slurm as an engine", "submitit")
         import submitit  # noqa: PLC0415 - an extra
 
         if len({(job.nproc, job.nnodes) for job in jobs}) > 1:
