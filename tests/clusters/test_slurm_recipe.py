@@ -75,6 +75,7 @@ def test_the_batch_script_that_requeues_itself(cluster: dict[str, str], tmp_path
     until(lambda: "start 0, from step 1" in printed(), printed)
     run(cluster, tmp_path, "scancel", "--batch", "--signal=USR1", job)
     until(lambda: "finished" in printed(), printed)
+    until(lambda: not run(cluster, tmp_path, "squeue", "--noheader"), printed)
     assert int(re.findall(r"start 1, from step (\d+)", printed())[-1]) > 1
 
 
@@ -93,4 +94,5 @@ def test_a_submitted_script_runs_again_after_the_signal(cluster: dict[str, str],
     until(lambda: "start 0, from step 1" in printed(), printed)
     run(cluster, tmp_path, "scancel", "--signal=USR2", job)
     until(lambda: "finished" in printed(), printed)
+    until(lambda: not run(cluster, tmp_path, "squeue", "--noheader"), printed)
     assert re.search(r"start 1, from step (?!1\b)\d+", printed())
