@@ -166,7 +166,7 @@ def full_disk() -> Iterator[None]:
 
 
 # Torch's writer, which is left after the error, flushes the file that is closed.
-@pytest.mark.filterwarnings("ignore:Exception ignored while finalizing file <torch")
+@pytest.mark.filterwarnings("ignore:Exception ignored .*_StorageWriterTransforms")
 @pytest.mark.ranks(2)
 @each_row("async_op", [False, True], collective=True)
 def test_a_full_disk_on_one_rank_is_an_error_on_all(comm: Group, folder: Path, async_op: bool) -> None:
