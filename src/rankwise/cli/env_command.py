@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,10 +75,10 @@ def env(
     elif all_ranks:
         _show_all_ranks(launcher, timeout=timeout, as_json=as_json, with_rich=with_rich)
     else:
-        _show_process(_read(launcher), launcher, as_json=as_json, with_rich=with_rich)
+        _show_process(read_variables(launcher), launcher, as_json=as_json, with_rich=with_rich)
 
 
-def _read(launcher: str) -> LaunchEnvironment:
+def read_variables(launcher: str) -> LaunchEnvironment:
     """Return the launch environment of this process; its warnings are shown with it.
 
     Raises:
@@ -122,7 +120,7 @@ def _show_reasons(launcher: str, *, as_json: bool, with_rich: bool | None) -> No
 
     found = candidates(process_variables(), launcher)
     _print([asdict(one) for one in found] if as_json else None, candidates_table(found), with_rich=with_rich)
-    _read(launcher)
+    read_variables(launcher)
 
 
 def _show_process(reading: LaunchEnvironment, launcher: str, *, as_json: bool, with_rich: bool | None) -> None:
@@ -135,15 +133,13 @@ def _show_process(reading: LaunchEnvironment, launcher: str, *, as_json: bool, w
 
 
 def _show_all_ranks(launcher: str, *, timeout: float, as_json: bool, with_rich: bool | None) -> None:
-    from rankwise._net.host import host_id  # noqa: PLC0415 - likewise
-    from rankwise._rendezvous.membership import JoinReply, JoinRequest  # noqa: PLC0415
-    from rankwise._rendezvous.mpi import endpoint_over_mpi, needs_mpi  # noqa: PLC0415
-    from rankwise._session.environ import process_variables, read_check  # noqa: PLC0415
-    from rankwise.cli.env_ranks import gather_reports  # noqa: PLC0415
-    from rankwise.cli.env_report import endpoint_of, report_on  # noqa: PLC0415
+    from rankwise._rendezvous.membership import JoinReply  # noqa: PLC0415 - likewise
+    from rankwise._session.environ import process_variables  # noqa: PLC0415
+    from rankwise.cli.env_ranks import gather_reports, meeting_point  # noqa: PLC0415
+    from rankwise.cli.env_report import report_on  # noqa: PLC0415
 
-    reading = _read(launcher)
-    endpoint = endpoint_over_mpi(reading, timeout=timeout) if needs_mpi(reading) else endpoint_of(reading)
+    reading = read_variables(launcher)
+    endpoint = meeting_point(reading, timeout=timeout)
 
     def report(reply: JoinReply) -> str:
         return json.dumps(report_on(reply.complete(reading), process_variables(), launcher).document())
@@ -154,12 +150,7 @@ def _show_all_ranks(launcher: str, *, timeout: float, as_json: bool, with_rich: 
         else:
             _show_process(reading, launcher, as_json=False, with_rich=with_rich)
         return
-    request = JoinRequest.of(
-        reading, host=socket.gethostname(), host_id=host_id(), process=os.getpid(), check=read_check(), problem=""
-    )
-    job = "" if reading.job is None else reading.job.value
-    namespace = f"rankwise-env/{job}/{reading.attempt}"
-    lines = gather_reports(endpoint, request, report, namespace=namespace, timeout=timeout)
+    lines = gather_reports(endpoint, reading, report, command="env", timeout=timeout)
     if lines is not None:
         _show_ranks(lines, as_json=as_json, with_rich=with_rich)
 

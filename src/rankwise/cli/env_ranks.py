@@ -1,4 +1,4 @@
-"""`rankwise env --all`: the ranks meet as in `init()`, without a process group, and send their reports to rank zero.
+"""The ranks meet as in `init()`, without a process group, and send their reports to rank zero: of `rankwise env --all`.
 
 Where no launcher's agent serves a store, torch is not needed: the reports use the connections of the handshake.
 """
@@ -6,16 +6,22 @@ Where no launcher's agent serves a store, torch is not needed: the reports use t
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from rankwise._dependencies import require_torch
+from rankwise._environment.facts import LaunchEnvironment
+from rankwise._net.host import host_id
 from rankwise._rendezvous import handshake
 from rankwise._rendezvous.endpoint import Endpoint
 from rankwise._rendezvous.membership import JoinReply, JoinRequest
+from rankwise._rendezvous.mpi import endpoint_over_mpi, needs_mpi
+from rankwise._session.environ import read_check
 from rankwise._text import ranks_text
+from rankwise.cli.env_report import endpoint_of
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 
 if TYPE_CHECKING:
@@ -26,23 +32,43 @@ _LONGEST: Final = 1 << 20
 _OUTCOME: Final = "outcome"
 
 
+def meeting_point(reading: LaunchEnvironment, *, timeout: float) -> Endpoint | None:
+    """Return where the ranks meet, as in `init()`; None for a world of one without an address.
+
+    Raises:
+        LauncherEnvironmentError: The address is not set, and cannot be derived.
+        JoinError: MPI has no address of rank zero.
+    """
+    return endpoint_over_mpi(reading, timeout=timeout) if needs_mpi(reading) else endpoint_of(reading)
+
+
 def gather_reports(
-    endpoint: Endpoint, request: JoinRequest, report: Callable[[JoinReply], str], *, namespace: str, timeout: float
+    endpoint: Endpoint,
+    reading: LaunchEnvironment,
+    report: Callable[[JoinReply], str],
+    *,
+    command: str,
+    timeout: float,
 ) -> list[str] | None:
     """Send the report of this rank to rank zero; return those of all ranks there, and None on the others.
 
     Args:
         endpoint: Where the ranks meet.
-        request: This rank.
+        reading: This rank.
         report: Returns the report of this rank, a line, given rank zero's reply. It raises the error in it.
-        namespace: The prefix of the keys in the store of the launcher's agent: the same on all ranks of one job.
+        command: The name of the command; other commands of the job do not read its keys in the launcher's store.
         timeout: Seconds in which all ranks have to arrive, and again for their reports.
 
     Raises:
         JoinError: The ranks could not meet, or one of them ended before it had sent its report.
         JoinTimeoutError: Not all ranks arrived in time; the message names those that are missing.
     """
+    request = JoinRequest.of(
+        reading, host=socket.gethostname(), host_id=host_id(), process=os.getpid(), check=read_check(), problem=""
+    )
     if endpoint.agent_store:
+        job = "" if reading.job is None else reading.job.value
+        namespace = f"rankwise-{command}/{job}/{reading.attempt}"
         return _gather_over_store(endpoint, request, report, namespace=namespace, timeout=timeout)
     if request.rank:
         _send(endpoint, request, report, timeout=timeout)
@@ -119,7 +145,7 @@ def _raise_outcome(line: str | bytes) -> None:
 def _gather_over_store(
     endpoint: Endpoint, request: JoinRequest, report: Callable[[JoinReply], str], *, namespace: str, timeout: float
 ) -> list[str] | None:
-    require_torch("rankwise env --all under this launcher")
+    require_torch("to meet over the store of this launcher")
     from torch.distributed import PrefixStore  # noqa: PLC0415 - slow, and only needed here
 
     from rankwise._rendezvous import store  # noqa: PLC0415 - likewise

@@ -1,0 +1,76 @@
+"""`rankwise doctor` on two hosts, which are network namespaces: what only several hosts can have wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters.hosts import HERE, needs_namespaces, on_two_hosts
+
+pytestmark = [needs_namespaces, pytest.mark.slow]
+
+# Two ranks on each host, as a shell starts them: none ends another.
+DOCTOR = f'"$PYTHON" {HERE / "programs" / "doctor_rank.py"} --json --timeout 60 --failing-hosts "$1"'
+RANK = f"RANK=$((2 * HOST + LOCAL)) LOCAL_RANK=$LOCAL WORLD_SIZE=4 MASTER_ADDR=10.9.9.1 MASTER_PORT=29500 {DOCTOR}"
+PLAIN = f'pids=; for LOCAL in 0 1; do {RANK} & pids="$pids $!"; done; wait $pids'
+SECOND = "ip link add docker0 type dummy; ip link set docker0 up; ip addr add 172.17.0.1/16 dev docker0; "
+
+
+def bad(folder: Path, before: str = "", **variables: str) -> list[dict[str, Any]]:
+    """Return what is not OK, but for the threads of a machine with few CPUs."""
+    file = str(folder / "failing-hosts.txt")
+    ended = on_two_hosts(folder, before + PLAIN, file, **variables)
+    found = json.loads(ended.stdout)["findings"]
+    return [one for one in found if one["level"] != "OK" and one["check"] != "threads"]
+
+
+def test_two_hosts_are_fit(tmp_path: Path) -> None:
+    assert bad(tmp_path, SECOND) == []
+    assert (tmp_path / "failing-hosts.txt").read_text() == ""
+
+
+def test_a_host_whose_clock_is_wrong_is_named(tmp_path: Path) -> None:
+    (found,) = bad(tmp_path, "[ $HOST = 0 ] || export CLOCK_OFFSET=-90; ")
+    assert (found["check"], found["ranks"], found["hosts"]) == ("clocks", [2], ["right"])
+    assert found["text"] == "the clock is 90.0 s behind that of rank zero"
+
+
+def test_a_host_whose_ports_are_closed_is_named(tmp_path: Path) -> None:
+    (found,) = bad(tmp_path, "[ $HOST = 0 ] || export CLOSED_PORT=1; ")
+    assert (found["check"], found["level"], found["ranks"]) == ("ports", "FAIL", [2])
+    assert found["text"].startswith("no way from left to right: port ")
+    assert (tmp_path / "failing-hosts.txt").read_text() == "right\n"
+
+
+def test_a_host_whose_name_is_of_loopback_is_named(tmp_path: Path) -> None:
+    names = "127.0.0.1 localhost\n10.9.9.1 left\n127.0.1.1 right\n"
+    ended = on_two_hosts(tmp_path, PLAIN, "/dev/null", names=names)
+    found = [one for one in json.loads(ended.stdout)["findings"] if one["check"] == "loopback"]
+    assert [(one["level"], one["ranks"], one["hosts"]) for one in found] == [("WARN", [2, 3], ["right"])]
+
+
+def test_a_name_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    silent = HERE / "programs" / "silent_port.py"
+    shell = f'"$PYTHON" {silent} & server=$!; {PLAIN}; kill $server'
+    ended = on_two_hosts(tmp_path, shell, "/dev/null")
+    found = {one["check"]: one for one in json.loads(ended.stdout)["findings"] if one["level"] != "OK"}
+    assert found["reverse names"]["ranks"] == [0, 1, 2, 3]
+    assert not [one for one in found.values() if one["level"] == "FAIL"]
+
+
+def test_a_file_system_without_room_is_named(tmp_path: Path) -> None:
+    full = "mkdir -p full; mount -t tmpfs -o size=1m none full; head -c 2m /dev/zero > full/zeros 2> /dev/null; "
+    shell = f"cd {tmp_path}; [ $HOST = 0 ] || {{ {full} export TMPDIR=$PWD/full; }}; "
+    (found,) = bad(tmp_path, shell)
+    assert (found["check"], found["level"], found["ranks"]) == ("full folders", "FAIL", [2, 3])
+    assert (tmp_path / "failing-hosts.txt").read_text() == "right\n"
+
+
+def test_a_host_without_shared_memory_is_named(tmp_path: Path) -> None:
+    inner = "[ $HOST = 0 ] || exec unshare --mount sh -c 'mount -t tmpfs -o size=64m none /dev/shm; \"$@\"' sh "
+    (found,) = bad(tmp_path, f'[ -n "$SMALL" ] || {{ export SMALL=1; {inner} sh -c "$SHELL_LINE" sh "$1"; }}; ',
+                   SHELL_LINE=PLAIN)  # fmt: skip
+    assert (found["check"], found["level"], found["ranks"]) == ("shared memory", "WARN", [2, 3])
