@@ -38,7 +38,7 @@ _VARIABLES: Final = (
 )
 _CGROUP: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
-_LONGEST: Final = 300
+_LONGEST: Final = 600
 _NO_ANSWER: tuple[tuple[str, ...], str] = ((), f"no answer within {ANSWER_SECONDS:g} s")
 
 T = TypeVar("T")

@@ -32,7 +32,7 @@ _RANK_ZERO_SECONDS: Final = 2.0
 
 @click.command(
     short_help="Check whether the hosts and ranks of a job are fit for it.",
-    epilog="Example: srun rankwise doctor --failing-hosts failing-hosts.txt",
+    epilog="Example: srun -n 4 rankwise doctor --failing-hosts failing-hosts.txt",
 )
 @click.option("-n", "--nproc", type=click.IntRange(1), metavar="NUMBER", help="Start so many ranks here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
