@@ -43,7 +43,7 @@ STOPS = (
 def fit(**changes: Any) -> Facts:
     """Return facts collected here, but with enough of what a machine for tests may not have."""
     here = facts.collect(rank=0, warnings=(), rank_zero="", environ={"OMP_NUM_THREADS": "1"})
-    folders = tuple(replace(folder, free=FREE, free_files=None) for folder in here.folders)
+    folders = tuple(replace(folder, free=FREE) for folder in here.folders)
     enough: dict[str, Any] = dict.fromkeys(("files", "locked_memory", "processes", "memory", "shared_memory"), FREE)
     enough |= {"cores": tuple(range(8)), "host_cores": 8, "quota": None, "folders": folders, "reverse_seconds": 0.0}
     return replace(here, **enough | changes)
@@ -104,7 +104,7 @@ FAULTS: list[tuple[str, str, Callable[[Facts], Facts], tuple[int, ...]]] = [
     ("affinity", "WARN", fact(cores=(3,), variables=("OMP_NUM_THREADS=1",)), (2, 3)),
     ("full folders", "FAIL", folder(1, free=0), (1,)),
     ("full folders", "WARN", folder(0, free=1 << 27), (1,)),
-    ("full folders", "FAIL", folder(0, free_files=0), (1,)),
+    ("full folders", "FAIL", folder(0, problem="it has no inodes left"), (1,)),
     ("full folders", "FAIL", folder(1, problem="no answer within 3 s"), (1,)),
     ("different folders", "WARN", folder(0, kind="nfs4"), (3,)),
 ]

@@ -52,7 +52,6 @@ class Folder:
         role, path: "working directory" or "temporary folder", and its path.
         kind: The type of its file system: "ext4"; "" if unknown.
         free: The bytes that this user may still write.
-        free_files: The number of files that may still be made; None without a limit.
         problem: Why it cannot be used; "" if it can.
     """
 
@@ -60,7 +59,6 @@ class Folder:
     path: str
     kind: str = ""
     free: int = 0
-    free_files: int | None = None
     problem: str = ""
 
 
@@ -291,8 +289,11 @@ def _folder(role: str, path: str) -> Folder:
             path=str(real),
             kind=max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else "",
             free=status.f_bavail * status.f_frsize,
-            free_files=status.f_favail if status.f_files else None,
-            problem="" if os.access(real, os.W_OK | os.X_OK) else "it cannot be written to",
+            problem="it cannot be written to"
+            if not os.access(real, os.W_OK | os.X_OK)
+            else "it has no inodes left"
+            if status.f_files and not status.f_favail
+            else "",
         )
 
     return _in_time(look, Folder(role=role, path=path, problem=_NO_ANSWER[1]))
