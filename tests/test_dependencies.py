@@ -101,8 +101,9 @@ def test_without_posix_a_process_alone_works_and_the_rest_is_one_sentence() -> N
         [sys.executable, str(program)], env=clean_environ(), capture_output=True, text=True, timeout=200, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    getters, alone, *errors = ended.stdout.splitlines()
+    getters, stop, alone, *errors = ended.stdout.splitlines()
     assert getters == "0 1 True 1"
+    assert stop == "stop False"
     assert alone == "[1.0, 1.0] [{'a': 1}] x 1"
     needs = " needs a POSIX system, such as Linux or macOS; on win32, getters and a world of one work"
     assert errors == [what + needs for what in ("a world of several ranks", "rankwise.launch", "rankwise.launching")]

@@ -32,6 +32,8 @@ _SLURM_FRACTION: Final = 0.1
 # What a rank sends: 0, the number of a signal, or this.
 _NOTE: Final = struct.Struct("<h")
 _TIME_LIMIT: Final = JOB_LIMIT
+# SIGTERM alone on Windows.
+_SIGNALS: Final = tuple(one for one in signal.Signals if one.name in {"SIGTERM", "SIGUSR1", "SIGUSR2"})
 _NOT_HANDLED: Final = {"SIGKILL", "SIGSTOP"}
 
 
@@ -52,7 +54,7 @@ class Stop:
         time_limit: Seconds from now until the ranks stop, infinity for none; the limit of the rank that comes to it
             first. By default, in a job of Slurm two minutes before SLURM_JOB_END_TIME, or at nine tenths of the time
             that is left if that is less than 20 minutes; in other jobs there is no limit.
-        signals: The signals; () for none.
+        signals: The signals, by default SIGTERM, SIGUSR1 and SIGUSR2; () for none.
 
     Raises:
         InvalidArgumentError: An argument is not as above; or there are signals, and this is not the main thread, which
@@ -76,7 +78,7 @@ class Stop:
         *,
         every: int = 1,
         time_limit: float | None = None,
-        signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
+        signals: Iterable[int] = _SIGNALS,
     ) -> None:
         self._every = as_integer(every, "every")
         if self._every < 1:

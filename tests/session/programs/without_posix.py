@@ -54,6 +54,8 @@ with rw.init():
     model = torch.nn.Linear(2, 2)
     model(torch.ones(2)).sum().backward()
     rw.sync_grads(model)
+    with rw.Stop() as stop:
+        print("stop", stop.agreed())
     print(rw.all_reduce(torch.ones(2)).tolist(), rw.all_gather({"a": 1}), rw.broadcast("x"), rw.topology().num_nodes)
 os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
 for start in (rw.init, lambda: rw.launch(print), lambda: importlib.import_module("rankwise.launching")):
