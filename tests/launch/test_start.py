@@ -16,8 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-import rankwise as rw
-from rankwise._launch import interpreter
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
@@ -137,6 +135,17 @@ def test_ranks_start_and_end_where_there_is_no_proc() -> None:
 
 @pytest.mark.slow
 @NAMESPACES
+def test_a_script_says_that_there_is_no_proc(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    shell = f"mount -t tmpfs none /proc && exec {RANKWISE} launch -n 2 {tmp_path / 'train.py'}"
+    ended = run(*ELSEWHERE, "--mount", "sh", "-c", shell)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("rankwise: ranks of Python use /proc, which is missing here: mount it")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@NAMESPACES
 def test_the_name_of_the_host_is_not_resolved() -> None:
     script = 'hostname "$0" && exec "$@"'
     ended = run(*ELSEWHERE, "--uts", "sh", "-c", script, LONG_NAME, *LAUNCH, "hostname")
@@ -157,9 +166,3 @@ def test_a_signal_while_the_launcher_imports_torch_is_not_lost(nproc: str, numbe
     ended = run(RANKWISE, "launch", "-n", nproc, "--no-python", "sleep", "1000", PYTHONPATH=str(tmp_path))
     assert (ended.returncode, marker.exists()) == (128 + number, True)
     assert "Traceback" not in ended.stderr
-
-
-def test_a_system_without_proc_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter, "_OWN_PROCESS", tmp_path / "self")
-    with pytest.raises(rw.LaunchError, match="found in /proc of Linux, which is missing here: mount it"):
-        rw.launch(print, 1, nproc=2)

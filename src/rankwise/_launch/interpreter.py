@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from rankwise.errors import LaunchError
@@ -24,7 +23,6 @@ _BOOTSTRAP: Final = (
 )
 # Ranks overwrite this command with their own, as the title of the process: it has to be long enough.
 _TITLE_BYTES: Final = 2048
-_OWN_PROCESS: Final = Path("/proc/self")
 # The packages that the processes of a launcher need.
 _NEEDED: Final = ("rankwise", "torch", "cloudpickle")
 # Options of the interpreter that the list of `subprocess` lacks.
@@ -44,13 +42,8 @@ def interpreter_command(module: str) -> list[str]:
     The new interpreter has this one's search path.
 
     Raises:
-        LaunchError: There is no interpreter to start, or processes cannot be found here.
+        LaunchError: There is no interpreter to start.
     """
-    if sys.platform == "linux" and not _OWN_PROCESS.exists():
-        raise LaunchError(
-            "the processes of ranks are found in /proc of Linux, which is missing here: mount it, as with "
-            "'mount -t proc proc /proc'"
-        )
     if not sys.executable or getattr(sys, "frozen", False):
         raise LaunchError(
             f"ranks are started with Python's interpreter, but this program has none of its own "

@@ -101,7 +101,6 @@ def kill_launch(launch_id: str, *, keeps_services: bool = False) -> None:
         launch_id: The id.
         keeps_services: Processes in sessions of their own are left.
     """
-    own, session = _place(psutil.Process()), {os.getsid(0)}
 
     def marked() -> list[psutil.Process]:
         descendants = {process.pid for process in psutil.Process().children(recursive=True)}
@@ -115,7 +114,8 @@ def kill_launch(launch_id: str, *, keeps_services: bool = False) -> None:
                     found.append(process)
         return found
 
-    with contextlib.suppress(*_NO_PROC):
+    with contextlib.suppress(*_NO_PROC, psutil.NoSuchProcess):
+        own, session = _place(psutil.Process()), {os.getsid(0)}
         _kill_all(marked)
 
 

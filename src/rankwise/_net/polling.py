@@ -103,7 +103,12 @@ class EventLoop:
 
     def run_once(self, seconds: float) -> bool:
         """Wait until a descriptor is ready, call its functions, and return whether one was within that time."""
-        ready = self._poller.poll(max(0.0, seconds) * self._units_per_second)
+        try:
+            ready = self._poller.poll(max(0.0, seconds) * self._units_per_second)
+        except OSError as error:
+            if error.errno:
+                raise
+            ready = []  # a signal came, and its handler in C (faulthandler's) has changed errno
         for number, events in ready:
             # A callback may unregister another descriptor that is ready.
             on_readable, on_writable = self._callbacks.get(number, (None, None))
