@@ -252,12 +252,15 @@ def dumps_by_value(value: object) -> bytes:
     return encoded(stream)
 
 
-def cause_of_failure(error: Exception) -> Exception | None:
-    """Return the error of a pickler if code of the value raised it; None if the pickler did: its message has all."""
+def explained(error: Exception, advice: str) -> tuple[str, Exception | None]:
+    """Return the text of an error of pickling, and the error as the cause of another one.
+
+    If code of the value did not raise it, but the pickler, the text has all, and the advice: there is no cause.
+    """
     modules = {
         frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)
     }
-    return error if modules - {"cloudpickle", "rankwise"} else None
+    return (str(error), error) if modules - {"cloudpickle", "rankwise"} else (f"{error}; {advice}", None)
 
 
 def encoded(stream: io.BytesIO, definitions: Definitions = _NONE) -> bytes:

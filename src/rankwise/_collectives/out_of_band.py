@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from rankwise._comm.buffers import as_bytes, memory_of, require_memory
-from rankwise._pickling import Definitions, Pickler, Unpickler, cause_of_failure
+from rankwise._pickling import Definitions, Pickler, Unpickler, explained
 from rankwise._torch import REBUILD_ON_DEVICE, waited
 from rankwise._xla_use import DEVICE_TYPE, is_used
 from rankwise.errors import PayloadTypeError
@@ -58,10 +58,9 @@ class Pickled:
         except MemoryError:  # which is not about the value's type
             raise
         except Exception as error:  # noqa: BLE001 - any error of an object
-            cause = cause_of_failure(error)
+            text, cause = explained(error, "leave that part out")
             raise PayloadTypeError(
-                f"a {type(value).__qualname__} cannot be sent to other ranks, since it cannot be pickled: {error}"
-                f"{'' if cause else '; leave that part out'}"
+                f"a {type(value).__qualname__} cannot be sent to other ranks, since it cannot be pickled: {text}"
             ) from cause
         self.contents = pickler.contents
         definitions = Definitions.of(pickler.referenced) if pickler.referenced else ()

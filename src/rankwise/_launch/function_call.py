@@ -14,7 +14,7 @@ from typing import Any
 
 from rankwise._launch.interpreter import search_path
 from rankwise._launch.main_module import MainModule
-from rankwise._pickling import Definitions, Pickler, cause_of_failure, dumps_by_value, encoded, loads, shown_file
+from rankwise._pickling import Definitions, Pickler, dumps_by_value, encoded, explained, loads, shown_file
 from rankwise.errors import InvalidArgumentError
 
 
@@ -52,10 +52,9 @@ class FunctionCall:
         try:
             pickled = dumps_by_value((fn, args, {})) if main is None else _by_name(fn, args, main)
         except Exception as error:  # noqa: BLE001 - any error of an object
-            cause = cause_of_failure(error)
+            text, cause = explained(error, "create it in the function")
             raise InvalidArgumentError(
-                f"{_unpicklable(fn, args)} cannot be carried to other processes: {error}"
-                f"{'' if cause else '; create it in the function'}"
+                f"{_unpicklable(fn, args)} cannot be carried to other processes: {text}"
             ) from cause
         return cls(
             pickled=pickled,

@@ -31,6 +31,7 @@ from rankwise._launch.grace_period import GRACE_SECONDS
 from rankwise._launch.interpreter import interpreter_command
 from rankwise._launch.reaper import LAUNCH_ID, kill_launch, set_parent_death_signal
 from rankwise._launch.reported_steps import ReportedSteps
+from rankwise._launch.spec import threads_of_each
 from rankwise.errors import RankFailure
 
 
@@ -119,7 +120,7 @@ class RankChild:
         variables = {name: value for name, value in environ.items() if name not in OVERRIDES}
         variables |= {LAUNCH_ID: self._launch_id, **self._reported.variables(0)}
         variables.setdefault("PYTHONBREAKPOINT", BREAKPOINT_HOOK)
-        variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self._job.nproc)))
+        variables.setdefault("OMP_NUM_THREADS", threads_of_each(self._job.nproc))
         job = self._job
         target = Target(kind=job.kind, argv=job.argv, call=job.call)
         return StartRequest(environ=variables, target=target, has_stdin=False)

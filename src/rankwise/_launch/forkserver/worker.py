@@ -357,15 +357,14 @@ def pickled_result(value: Any) -> bytes:  # noqa: ANN401 - any value of the user
     Raises:
         TypeError: It cannot be pickled.
     """
-    from rankwise._pickling import cause_of_failure, dumps  # noqa: PLC0415 - scripts do not need it
+    from rankwise._pickling import dumps, explained  # noqa: PLC0415 - scripts do not need it
 
     try:
         return dumps(value)
     except Exception as error:  # noqa: BLE001 - any error of an object
-        cause = cause_of_failure(error)
+        text, cause = explained(error, "leave that part out")
         raise TypeError(
-            f"the function returned a {type(value).__qualname__}, which cannot be pickled: {error}"
-            f"{'' if cause else '; leave that part out'}"
+            f"the function returned a {type(value).__qualname__}, which cannot be pickled: {text}"
         ) from cause
 
 
