@@ -88,8 +88,13 @@ def forwarded_signals(ranks: Signalled, stopping: Collection[int]) -> Iterator[N
             pending.clear()
             raise
 
-    # A signal that is ignored at the start stays ignored here and in ranks.
-    handled = [number for number in actions if number not in stopping and signal.getsignal(number) != signal.SIG_IGN]
+    # A signal that is ignored at the start stays ignored here and in ranks; but SIGQUIT, which a shell ignores for what
+    # a script starts with `&`, ends nothing here.
+    handled = [
+        number
+        for number in actions
+        if number not in stopping and (number == signal.SIGQUIT or signal.getsignal(number) != signal.SIG_IGN)
+    ]
     before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
