@@ -55,10 +55,7 @@ def train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     # The batch size is that of all ranks together, and each rank gets its part.
     sampler = rw.data.GlobalBatches(len(training), options.batch, seed=options.seed, drop_last=True)
-    # With a generator of its own, so that a new epoch takes no number from the stream of dropout.
-    loader = DataLoader(
-        training, batch_sampler=sampler, num_workers=options.workers, generator=torch.Generator().manual_seed(0)
-    )
+    loader = DataLoader(training, batch_sampler=sampler, num_workers=options.workers)
     metrics = rw.Metrics()
     with rw.Checkpoints(options.folder) as saves, rw.Stop() as stop:
         parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "sampler": sampler}

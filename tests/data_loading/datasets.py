@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch.utils.data import Dataset
 
 
@@ -18,3 +19,10 @@ class Numbers(Dataset[int]):
         if index >= self.length:  # the end of the old protocol of iteration
             raise IndexError(index)
         return index
+
+
+class Noise(Numbers):
+    """A random number for each sample."""
+
+    def __getitem__(self, index: int) -> float:  # type: ignore[override]  # another kind of samples
+        return torch.rand(1, dtype=torch.float64).item()

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import rankwise as rw
 from rankwise.data import GlobalBatches, in_step
-from tests.data_loading.datasets import Numbers
+from tests.data_loading.datasets import Noise, Numbers
 
 pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.usefixtures("session", "torch_random")]
 
@@ -76,6 +77,51 @@ def test_a_loop_that_is_left_at_any_step_goes_on_there(workers: int) -> None:
             seen += [i for batch in in_step(loader, mode="longest") if batch is not None for i in batch.tolist()]
         assert sorted(i for part in rw.all_gather(seen) for i in part) == list(range(10))
         assert sampler.epoch == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_loop_draws_the_numbers_of_one_that_was_not_left(workers: int) -> None:
+    """For each step those of the rank after it, as for dropout; without workers the dataset draws from them too."""
+    rw.seed(7)
+    sampler = GlobalBatches(12, 3)
+    loader = DataLoader(Noise(12), batch_sampler=sampler, num_workers=workers)
+    whole, states = [], []
+    for _ in range(2):
+        for noise in in_step(loader):
+            states.append((sampler.state_dict(), rw.random_state()))
+            whole.append((noise.tolist() if workers == 0 else [], torch.rand(1).item()))
+    for step in (2, 4):  # in an epoch, and where one begins
+        sampler = GlobalBatches(12, 3)
+        sampler.load_state_dict(states[step - 1][0])
+        rw.seed(8)
+        rw.set_random_state(states[step - 1][1])
+        torch.rand(1)  # that after the saved step
+        resumed = [
+            (noise.tolist() if workers == 0 else [], torch.rand(1).item())
+            for _ in range(sampler.epoch, 2)
+            for noise in in_step(DataLoader(Noise(12), batch_sampler=sampler, num_workers=workers))
+        ]
+        assert resumed == whole[step:]
+
+
+def test_workers_draw_others_in_each_epoch_on_each_rank_and_with_another_seed() -> None:
+    """And the same ones again after a resume where an epoch begins."""
+    drawn: list[float] = []
+    for seed in (1, 2):
+        rw.seed(seed)
+        loader = DataLoader(Noise(6), batch_sampler=GlobalBatches(6, 3), num_workers=1)
+        drawn += [value for _ in range(2) for noise in in_step(loader) for value in noise.tolist()]
+    everywhere = [value for part in rw.all_gather(drawn) for value in part]
+    assert len(everywhere) == len(set(everywhere)) == 24
+    rw.seed(2)
+    sampler = GlobalBatches(6, 3)
+    sampler.load_state_dict({"position": 6, "length": 6, "seed": 0})
+    again = [
+        value
+        for noise in in_step(DataLoader(Noise(6), batch_sampler=sampler, num_workers=1))
+        for value in noise.tolist()
+    ]
+    assert again == drawn[-len(again) :]
 
 
 @pytest.mark.ranks(2)

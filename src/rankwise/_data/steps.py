@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Final, Literal, TypeVar, overload
 
+import torch
 from torch.utils.data import IterableDataset
 
 from rankwise._collectives.groups import comm_of
 from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.comm import Comm
 from rankwise._data.global_batches import GlobalBatches
+from rankwise._training.random_streams import derived_seed, same_seed
 from rankwise.errors import CollectiveError, InvalidArgumentError, shown
 
 T = TypeVar("T")
@@ -34,7 +36,10 @@ def in_step(loader: Iterable[T], *, mode: str = "shortest") -> Iterator[T | None
 
     If the batch sampler of the loader is `GlobalBatches`, each step counts as trained on from the moment at which its
     batch is handed out: what `state_dict()` says in the body of the loop is right after `optimizer.step()`, also for a
-    `break` there. All ranks have to be at the same position.
+    `break` there. All ranks have to be at the same position. The seed of the loader's workers is then derived from the
+    seed of this rank and the position, and takes no number from its stream: a run that goes on in the middle of an
+    epoch draws the numbers of one that was not stopped. Its workers begin other numbers there. A `generator` of the
+    loader is used as torch does.
 
     Args:
         loader: A DataLoader, or any iterable.
@@ -65,7 +70,7 @@ def in_step(loader: Iterable[T], *, mode: str = "shortest") -> Iterator[T | None
         yield from _with_flags(comm, loader, _FLAGS[mode])
         return
     # A loader without steps is not touched: its sampler would take an iteration for that of the next epoch.
-    batches = iter(loader) if own else iter(())
+    batches = _begun(loader, sampler) if own else iter(())
     num_steps = _LENGTHS[mode](lengths)
     for step in range(num_steps):
         batch: Any = next(batches, _END) if step < own else None
@@ -81,6 +86,17 @@ def in_step(loader: Iterable[T], *, mode: str = "shortest") -> Iterator[T | None
 def _sampler_of(loader: object) -> GlobalBatches | None:
     sampler = loader if isinstance(loader, GlobalBatches) else getattr(loader, "batch_sampler", None)
     return sampler if isinstance(sampler, GlobalBatches) else None
+
+
+def _begun(loader: Iterable[T], sampler: GlobalBatches | None) -> Iterator[T]:
+    """Return an iterator over a loader, of which one with a sampler that can be resumed draws no number of this rank.
+
+    A DataLoader draws a seed for its workers when it begins: a resumed run does so once more, also without workers.
+    """
+    if sampler is None:
+        return iter(loader)
+    with same_seed(derived_seed(f"workers of {torch.initial_seed()} for {sampler!r}")):
+        return iter(loader)
 
 
 def _agreed_lengths(comm: Comm, loader: object, sampler: GlobalBatches | None, mode: str) -> tuple[int, list[int]]:
