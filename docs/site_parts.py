@@ -82,7 +82,8 @@ def forget_overloads() -> None:
         analyze(self)
         self.overloads = {}
 
-    ModuleAnalyzer.analyze = analyze_without_overloads
+    # Only the dependencies of the docs have Sphinx.
+    ModuleAnalyzer.analyze = analyze_without_overloads  # type: ignore[method-assign, unused-ignore]
 
 
 def write_index(app: Sphinx, exception: Exception | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,14 @@ def test_misuse_is_an_error(line: str) -> None:
     ended = CliRunner().invoke(main, ["submit", "--dry-run", *line.split()])
     assert ended.exit_code == 2, ended.output
     assert not ended.stdout
+
+
+def test_without_submitit_a_dry_run_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "submitit" else find(name))
+    ended = CliRunner().invoke(main, ["submit", "--dry-run", "train.py"])
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert "needs the package 'submitit'" in ended.stderr
+    assert "pip install submitit" in ended.stderr
+    manifest = CliRunner().invoke(main, ["submit", "--k8s", "--dry-run", "--image", "registry/train:1", "train.py"])
+    assert manifest.exit_code == 0, manifest.output
