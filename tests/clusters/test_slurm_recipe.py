@@ -16,7 +16,7 @@ from tests.session.worlds import clean_environ
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes" / "slurm.md").read_text()
 (PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-PLAIN, REQUEUED = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+PLAIN, REQUEUED, REQUEUED_BY_SRUN = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 
 pytestmark = pytest.mark.slow
 
@@ -62,9 +62,11 @@ def test_the_batch_script(cluster: dict[str, str], tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text().splitlines()[-1] == f"['--lr', '0.1'] {places}"
 
 
-def test_the_batch_script_that_requeues_itself(cluster: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", [REQUEUED, REQUEUED_BY_SRUN], ids=["launch", "srun"])
+def test_the_batch_script_that_requeues_itself(cluster: dict[str, str], script: str, tmp_path: Path) -> None:
     """It gets the signal of its limit from here; the second start ends by itself."""
-    script = without_gpus(REQUEUED).replace("-n 4", "-n 2").replace("1000000", "$((SLURM_RESTART_COUNT ? 1 : 1000000))")
+    script = without_gpus(script).replace("-n 4", "-n 2").replace("1000000", "$((SLURM_RESTART_COUNT ? 1 : 1000000))")
+    script = script.replace("ntasks-per-node=4", "ntasks-per-node=1").replace("cpus-per-task=8", "cpus-per-task=1")
     (tmp_path / "job.sh").write_text(script)
     (tmp_path / "train.py").write_text(PROGRAM)
 
