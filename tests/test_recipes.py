@@ -49,7 +49,8 @@ def files(page: Path, folder: Path) -> Iterator[dict[str, str]]:
     for name, text in re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE):
         (folder / name).write_text(text)
     (folder / "examples").symlink_to(ROOT / "examples")
-    with tempfile.TemporaryDirectory() as temporary:  # a short path: loaders make sockets in it
+    # A short path: loaders make sockets in it. A launch that a page has ended in the background may still use it.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         yield clean_environ(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", TMPDIR=temporary, COLUMNS="80")
 
 
