@@ -46,7 +46,9 @@ class Stop:
     too, at every signal. In forked processes, such as the workers of a `DataLoader`, SIGTERM has its effect, and other
     signals have none.
 
-    A context manager; `close()` restores the handlers that were there before.
+    A context manager; `close()` restores the handlers that were there before. Between the nodes of a scheduler a signal
+    may reach a rank late, when the others have told it to stop: after `close()` it would end that rank, whose exit
+    status is then 128 + N. So close it last, after the session, or not at all: the end of the program does.
 
     Args:
         every: In how many calls of `agreed()` the ranks agree once; the others return False at once. The same on all

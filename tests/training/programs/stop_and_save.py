@@ -13,7 +13,8 @@ def show(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-with rw.init(), rw.Stop() as stop:
+stop = rw.Stop()  # not closed: the signal of scancel may come late to the other node
+with rw.init():
     Path(f"pid{rw.get_rank()}").write_text(str(os.getpid()))
     step = 0
     while not stop.agreed():
