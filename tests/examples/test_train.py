@@ -70,4 +70,4 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(tmp_path: Path) -
     losses = [re.findall(r"step (\d+): loss (\S+), saved", output) for output in (whole, parts)]
     (step, loss), (step_of_parts, loss_of_parts) = losses[0][-1], losses[1][-1]
     assert step == step_of_parts == "60"
-    assert float(loss_of_parts) == pytest.approx(float(loss), rel=1e-3), "but for the order of sums"
+    assert float(loss_of_parts) == pytest.approx(float(loss), abs=1e-5), "but for the order of sums in float32"
