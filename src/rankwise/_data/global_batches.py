@@ -19,7 +19,7 @@ from rankwise._training.random_streams import as_seed, derived_seed, same_seed
 from rankwise.errors import InvalidArgumentError, shown
 
 # Indices that are computed at once: enough that the time of one operation of torch does not count.
-_MOST_AT_ONCE: Final = 32768
+_MOST_AT_ONCE: Final = 65536
 _FIRST_AT_ONCE: Final = 2048
 _STATE: Final = ("position", "length", "seed")
 
