@@ -12,7 +12,7 @@ from rankwise._collectives.groups import comm_of
 from rankwise._collectives.reduce import all_reduce
 from rankwise._comm.comm import Comm
 from rankwise._data.global_batches import GlobalBatches
-from rankwise._training.random_streams import derived_seed, same_seed
+from rankwise._training.random_streams import derived_seed
 from rankwise.errors import CollectiveError, InvalidArgumentError, shown
 
 T = TypeVar("T")
@@ -95,7 +95,9 @@ def _begun(loader: Iterable[T], sampler: GlobalBatches | None) -> Iterator[T]:
     """
     if sampler is None:
         return iter(loader)
-    with same_seed(derived_seed(f"workers of {torch.initial_seed()} for {sampler!r}")):
+    generator = torch.default_generator
+    with torch.random.fork_rng(devices=[]):  # of the CPU alone: no device is touched
+        generator.manual_seed(derived_seed(f"workers of {generator.initial_seed()} for {sampler!r}"))
         return iter(loader)
 
 
