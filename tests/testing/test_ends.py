@@ -27,6 +27,19 @@ def test_a_run_that_stops_tells_all(programs: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_that_end_badly_after_a_test_without_ranks_are_told_with_xdist(programs: pytest.Pytester) -> None:
+    programs.makeconftest(
+        "import os\ndef pytest_sessionfinish():\n    if 'RANK' in os.environ: raise ValueError('a bad end')"
+    )
+    programs.makepyfile("import pytest\n@pytest.mark.ranks(2)\ndef test_in_ranks(): ...\ndef test_alone(): ...")
+    for options, last in ((), "test_in_ranks"), (("-n", "1"), "test_alone"):
+        result = programs.runpytest_subprocess("-p", "no:cacheprovider", *options, timeout=150)
+        result.assert_outcomes(passed=2, errors=1)
+        assert "rank 0 failed at its end" in failure_report(result, last)
+        assert "rank 1 failed at its end" in failure_report(result, last)
+
+
+@pytest.mark.slow
 def test_a_limit_may_be_longer_than_that_of_the_start(programs: pytest.Pytester) -> None:
     programs.makeconftest("from rankwise.testing._plugin import timeouts\ntimeouts.START_SECONDS = 30")
     programs.makepyfile("import pytest, time\n@pytest.mark.ranks(2, timeout=100)\ndef test_it(): time.sleep(31)")

@@ -27,6 +27,7 @@ class Scheduler:
     """The hooks of pytest's own process.
 
     While a test runs, `_current` is the function that runs it to its end, or the error that has prevented its start.
+    `_last` is the last test in ranks; `_last_of_all` may be one that runs in this process alone.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -36,6 +37,7 @@ class Scheduler:
         self._next_items: dict[pytest.Item, pytest.Item | None] = {}
         self._marker_errors: dict[pytest.Item, str] = {}
         self._last: pytest.Item | None = None
+        self._last_of_all: pytest.Item | None = None
         self._current: Callable[[], WorldResult] | str | None = None
         self._reruns = Reruns(config)
         self._note = ""
@@ -49,15 +51,18 @@ class Scheduler:
             return (yield)
         finally:
             problems = () if self._worlds is None else self._worlds.close()
-            if problems and self._last is not None:
-                from rankwise.testing._plugin.merged_report import error_report  # noqa: PLC0415 - imports torch
+            # A worker of pytest-xdist can report on the test that it has run last, and on no other.
+            item = self._last_of_all if hasattr(self._config, "workerinput") else self._last
+            if problems and item is not None:
+                from rankwise.testing._plugin.merged_report import error_report  # noqa: PLC0415 - for this alone
 
-                report = error_report(self._last, "\n".join(problems), "teardown")
-                self._last.ihook.pytest_runtest_logreport(report=report)
+                report = error_report(item, "\n".join(problems), "teardown")
+                item.ihook.pytest_runtest_logreport(report=report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_protocol")
     def pytest_runtest_protocol_outermost(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         """Start a test in ranks, before pytest-timeout starts its clock, which is not to include the start of ranks."""
+        self._last_of_all = item
         if item not in self._next_items and item not in self._marker_errors:
             return (yield)
         if not self._reruns.handles(item):
