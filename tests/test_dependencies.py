@@ -89,6 +89,9 @@ def test_the_plugin_says_so_in_a_line(without_torch: dict[str, str]) -> None:
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "ERROR: a test that runs in ranks needs PyTorch" in ended.stderr, ended.stdout
     assert "INTERNALERROR" not in ended.stdout + ended.stderr
+    with_xdist = run(without_torch, *pytest_alone, "-n", "1", "-k", "in_ranks or without_a_world")
+    assert "\na test that runs in ranks needs PyTorch" in with_xdist.stdout
+    assert "1 passed, 1 error" in with_xdist.stdout
     alone = run(without_torch, *pytest_alone, "-k", "alone")
     assert "MissingDependencyError: the fixture `session` (or `world`) needs PyTorch" in alone.stdout
     assert "1 passed, 1 deselected, 1 error" in alone.stdout

@@ -24,6 +24,9 @@ LAUNCH = [RANKWISE, "launch", "-n", "2", "--no-python"]
 # A host's name may have 64 characters, and a label that the name server is asked for 63.
 LONG_NAME = "a" * 64
 
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--noconftest")
+PROGRAM = Path(__file__).parents[1] / "testing" / "programs" / "needs_torch.py"
+
 ELSEWHERE = ["unshare", "--map-root-user"]
 NAMESPACES = pytest.mark.skipif(
     not all(map(shutil.which, ("unshare", "hostname")))
@@ -122,8 +125,7 @@ def test_ranks_start_where_no_file_can_be_written() -> None:
 @pytest.mark.slow
 @NAMESPACES
 def test_ranks_start_and_end_where_there_is_no_proc() -> None:
-    shell = 'mount -t tmpfs none /proc && exec "$@"'
-    ended = run(*ELSEWHERE, "--mount", "sh", "-c", shell, "sh", *LAUNCH, "sh", "-c", "sleep 50 >&- 2>&- & echo $!")
+    ended = run_without_proc(*LAUNCH, "sh", "-c", "sleep 50 >&- 2>&- & echo $!")
     assert (ended.returncode, ended.stderr) == (0, "")
     left = [int(line.split()[1]) for line in ended.stdout.splitlines()]
     assert len(left) == 2
@@ -135,13 +137,25 @@ def test_ranks_start_and_end_where_there_is_no_proc() -> None:
 
 @pytest.mark.slow
 @NAMESPACES
-def test_a_script_says_that_there_is_no_proc(tmp_path: Path) -> None:
+def test_ranks_of_python_say_that_there_is_no_proc(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    shell = f"mount -t tmpfs none /proc && exec {RANKWISE} launch -n 2 {tmp_path / 'train.py'}"
-    ended = run(*ELSEWHERE, "--mount", "sh", "-c", shell)
+    ended = run_without_proc(RANKWISE, "launch", "-n", "2", str(tmp_path / "train.py"))
     assert ended.returncode == 1
     assert ended.stderr.startswith("rankwise: ranks of Python use /proc, which is missing here: mount it")
     assert ended.stderr.count("\n") == 1
+    ended = run_without_proc(*PYTEST, str(PROGRAM))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: ranks of Python use /proc, which is missing here: mount it" in ended.stderr
+    with_xdist = run_without_proc(*PYTEST, "-n", "1", str(PROGRAM))
+    assert "ERROR at setup of test_in_ranks" in with_xdist.stdout
+    assert "\nranks of Python use /proc, which is missing here: mount it" in with_xdist.stdout
+    assert "2 passed, 1 error" in with_xdist.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr + with_xdist.stdout + with_xdist.stderr
+
+
+def run_without_proc(*command: str) -> subprocess.CompletedProcess[str]:
+    shell = 'mount -t tmpfs none /proc && exec "$@"'
+    return run(*ELSEWHERE, "--mount", "sh", "-c", shell, "sh", *command)
 
 
 @pytest.mark.slow

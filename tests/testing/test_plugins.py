@@ -43,7 +43,7 @@ def test_reruns_run_in_ranks_again(programs: pytest.Pytester, monkeypatch: pytes
     monkeypatch.setenv("PYTEST_ADDOPTS", "-pno:randomly -pno:asyncio")
     result = run(programs, "rerunning", "-rA", "-v")
     outcomes = result.parseoutcomes()
-    assert (outcomes["passed"], outcomes["failed"], outcomes["rerun"]) == (4, 2, 6)
+    assert (outcomes["passed"], outcomes["failed"], outcomes["errors"], outcomes["rerun"]) == (4, 2, 1, 7)
     assert "ranks 0-1 failed: ValueError: attempt 2" in failure_report(result, "test_fails_always")
     assert "ranks 0-1 failed: ValueError: another one" in failure_report(result, "test_only_of_one_error")
     result.stdout.no_fnmatch_line("*ranks that were replaced*")

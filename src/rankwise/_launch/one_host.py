@@ -8,8 +8,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise._dependencies import import_torch, require_torch
 from rankwise._launch.forkserver.client import ForkServer
@@ -25,14 +24,12 @@ from rankwise._launch.rank_stacks import HANG_DIR
 from rankwise._launch.resource_limits import convert_resource_errors
 from rankwise._launch.spec import LaunchSpec, rank_environ, without_warnings_of_torch
 from rankwise._launch.supervisor import Supervisor
-from rankwise.errors import InvalidArgumentError, LaunchError, shown
+from rankwise.errors import InvalidArgumentError, shown
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
     MakeRendezvous: TypeAlias = Callable[[], RendezvousHandler]
-
-_OWN_PROCESS: Final = Path("/proc/self")
 
 
 def run_on_this_host(
@@ -66,10 +63,6 @@ def run_on_this_host(
         LaunchError: The ranks could not be started, or the hosts did not meet.
     """
     require_torch("starting ranks")
-    if sys.platform == "linux" and target.kind is not TargetKind.PROGRAM and not _OWN_PROCESS.exists():
-        raise LaunchError(
-            "ranks of Python use /proc, which is missing here: mount it, as with 'mount -t proc proc /proc'"
-        )
     environ = rank_environ(options)
     spec = LaunchSpec(target=target, options=options, environ=environ, command=tuple(command))
 

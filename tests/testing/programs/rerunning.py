@@ -41,6 +41,11 @@ def test_fails_always(world: Session) -> None:
 
 
 @pytest.mark.flaky(reruns=1)
+@pytest.mark.ranks(0)
+def test_no_such_world() -> None: ...
+
+
+@pytest.mark.flaky(reruns=1)
 @pytest.mark.ranks("serial")
 def test_in_this_process() -> None:
     with Path("serial").open("a") as file:

@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from rankwise._launch.forkserver.ipc import CONTROL_MESSAGE, READ_BYTES, TEXT_EVENTS, ServerCommand, ServerEvent
@@ -24,6 +25,7 @@ _SILENT_SECONDS: Final = 10.0
 
 # How long after SIGKILL the fork server is waited for.
 _KILL_SECONDS: Final = 1.0
+_OWN_PROCESS: Final = Path("/proc/self")
 
 
 class PreloadProgress:
@@ -86,6 +88,9 @@ class ForkServer:
                 rank is a new interpreter.
             owns_descendants: As the attribute.
             prepare: The function that it calls before it forks, as "module:function".
+
+        Raises:
+            LaunchError: There is no interpreter to start, or no /proc.
         """
         self.launch_id = uuid.uuid4().hex
         self.owns_descendants = owns_descendants
@@ -93,6 +98,10 @@ class ForkServer:
         self._has_answered = False
         # Elsewhere than on Linux, imported libraries may not survive a fork.
         mode = "fork" if preload is not None and sys.platform == "linux" else "fresh"
+        if mode == "fork" and not _OWN_PROCESS.exists():
+            raise LaunchError(
+                "ranks of Python use /proc, which is missing here: mount it, as with 'mount -t proc proc /proc'"
+            )
         modules = tuple(preload or ()) if mode == "fork" else ()
         self.preloading = PreloadProgress(modules)
         command = interpreter_command("forkserver.server")

@@ -35,7 +35,7 @@ class Scheduler:
         self._worlds: Worlds | None = None
         # The tests that run in ranks, each with the next one.
         self._next_items: dict[pytest.Item, pytest.Item | None] = {}
-        self._marker_errors: dict[pytest.Item, str] = {}
+        self._start_errors: dict[pytest.Item, str] = {}
         self._last: pytest.Item | None = None
         self._last_of_all: pytest.Item | None = None
         self._current: Callable[[], WorldResult] | str | None = None
@@ -63,12 +63,12 @@ class Scheduler:
     def pytest_runtest_protocol_outermost(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         """Start a test in ranks, before pytest-timeout starts its clock, which is not to include the start of ranks."""
         self._last_of_all = item
-        if item not in self._next_items and item not in self._marker_errors:
+        if item not in self._next_items and item not in self._start_errors:
             return (yield)
         if not self._reruns.handles(item):
             item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._last = item
-        self._current = self._marker_errors.get(item) or self._start(item, nextitem)
+        self._current = self._start(item, nextitem)
         try:
             return (yield)
         finally:
@@ -140,7 +140,7 @@ class Scheduler:
             try:
                 size = world_size_of(item)
             except InvalidArgumentError as error:
-                self._marker_errors[item] = str(error)
+                self._start_errors[item] = str(error)
                 continue
             if size == SERIAL:
                 continue
@@ -153,11 +153,17 @@ class Scheduler:
 
                 self._worlds = Worlds(self._config)
             except (MissingDependencyError, LaunchError) as error:
-                raise pytest.UsageError(str(error)) from None
+                if not hasattr(self._config, "workerinput"):
+                    raise pytest.UsageError(str(error)) from None
+                # It would be an internal error of pytest-xdist, without these words.
+                self._start_errors |= dict.fromkeys(self._next_items, str(error))
+                return
             self._note = snapshots.keep_snapshots_of_ranks(self._config, list(self._next_items))
 
     def _start(self, item: pytest.Item, nextitem: pytest.Item | None) -> Callable[[], WorldResult] | str:
         """Start a test in ranks, and return the function that runs it to its end, or the error."""
+        if item in self._start_errors:
+            return self._start_errors[item]
         marker, worlds = read_marker(item), self._worlds
         if marker is None or worlds is None:
             raise TypeError(f"{item.nodeid} is not a test for ranks")
@@ -170,7 +176,7 @@ class Scheduler:
         self, item: pytest.Item, finish: Callable[[], WorldResult] | str
     ) -> tuple[list[pytest.TestReport], WorldResult | None]:
         """Run a test to its end, and return its reports, and its result if it was started."""
-        from rankwise.testing._plugin.merged_report import error_report, merged_reports  # noqa: PLC0415 - imports torch
+        from rankwise.testing._plugin.merged_report import error_report, merged_reports  # noqa: PLC0415 - not in every project
 
         if isinstance(finish, str):
             return [error_report(item, finish)], None

@@ -99,11 +99,15 @@ class WorkerPool:
 
         Args:
             captured: The output of ranks is kept, to be shown with the test.
+
+        Raises:
+            LaunchError: Ranks cannot be started on this system.
         """
         self._captured = captured
-        self._loop = EventLoop()
         self._environ = common_environ(os.cpu_count() or 1, one_host=True)  # one thread each
+        # First: where it raises, nothing is open yet.
         self._server = ForkServer(self._environ, prepare="rankwise.testing._plugin.rank_session:load_plugins")
+        self._loop = EventLoop()
         self._processes = RankProcesses[PooledRank](self._server, self._loop)
         self.ranks = self._processes.ranks
 
