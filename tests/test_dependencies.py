@@ -101,13 +101,22 @@ def test_without_posix_a_process_alone_works_and_the_rest_is_one_sentence() -> N
     """As on Windows."""
     program = Path(__file__).parent / "session" / "programs" / "without_posix.py"
     ended = subprocess.run(
-        [sys.executable, str(program)], env=clean_environ(), capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, str(program)],
+        env=clean_environ(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_PLUGINS="rankwise.testing.plugin"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    getters, stop, alone, *errors = ended.stdout.splitlines()
+    getters, stop, alone, *errors, tests_alone, tests_in_ranks = ended.stdout.splitlines()
     assert getters == "0 1 True 1"
     assert stop == "stop False"
     assert alone == "[1.0, 1.0] [{'a': 1}] x 1"
     needs = " needs a POSIX system, such as Linux or macOS; on win32, getters and a world of one work"
-    assert errors == [what + needs for what in ("a world of several ranks", "rankwise.launch", "rankwise.launching")]
+    parts = ("a world of several ranks", "rankwise.launch", "rankwise.launching", "rankwise.extend.engines")
+    commands = ("rankwise doctor", "rankwise logs")
+    assert errors == [*(part + needs for part in parts), *(f"rankwise: {command}{needs}" for command in commands)]
+    assert tests_alone.startswith("2 passed, 1 deselected")
+    assert tests_in_ranks == "ERROR: a test that runs in ranks" + needs
     assert ended.stderr == ""

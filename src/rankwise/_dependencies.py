@@ -74,6 +74,11 @@ def missing_torch(purpose: str) -> MissingDependencyError:
     )
 
 
+def has_posix() -> bool:
+    """Return whether there are the modules of POSIX systems: not on Windows."""
+    return importlib.util.find_spec("fcntl") is not None
+
+
 def missing_posix(purpose: str) -> MissingDependencyError:
     """Return the error for a system without the modules of POSIX systems, such as Windows."""
     return MissingDependencyError(

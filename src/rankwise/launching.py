@@ -9,11 +9,9 @@ launches at once.
 
 from __future__ import annotations
 
-import importlib.util
+from rankwise._dependencies import has_posix, missing_posix
 
-from rankwise._dependencies import missing_posix
-
-if importlib.util.find_spec("fcntl") is None:
+if not has_posix():
     raise missing_posix("rankwise.launching")
 
 from typing import TYPE_CHECKING

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import socket
 import sys
@@ -22,7 +21,7 @@ from rankwise._comm.control.control import uses_frames
 from rankwise._comm.control.links.connect import HostConnections
 from rankwise._comm.control.registry import GroupRegistry
 from rankwise._comm.gloo_threads import await_idle_threads
-from rankwise._dependencies import missing_posix
+from rankwise._dependencies import has_posix, missing_posix
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._net.addresses import LOOPBACK
 from rankwise._net.host import launching_process
@@ -138,7 +137,7 @@ def open_session(
         endpoint = choose(reading, launching_process=launching_process)
     if endpoint is None:
         joined = Joined(JoinReply().complete(reading, "a world of one"), dist.HashStore(), {})
-    elif importlib.util.find_spec("fcntl") is None:
+    elif not has_posix():
         raise missing_posix("a world of several ranks")
     else:
         secret = read_secret(one_host=endpoint.one_host or reading.is_one_host)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from rankwise._dependencies import has_posix, missing_posix
 from rankwise.cli.env_command import read_variables
 from rankwise.cli.printing import echo
 from rankwise.errors import InvalidArgumentError, JoinError, RankFailedError, RankwiseError, printable
@@ -53,6 +54,8 @@ def doctor(*, nproc: int | None, as_json: bool, failing_hosts: str, timeout: flo
 
     The exit status is 1 if something FAILs.
     """
+    if not has_posix():
+        raise missing_posix("rankwise doctor")
     check = functools.partial(check_as_rank, as_json=as_json, failing_hosts=failing_hosts, timeout=timeout)
     if nproc is None:
         check(launcher=launcher)

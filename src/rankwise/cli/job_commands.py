@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rankwise._dependencies import has_posix, missing_posix
 from rankwise.cli.printing import echo
 from rankwise.errors import InvalidArgumentError, LaunchError
 
@@ -130,6 +131,8 @@ def logs(job: str, rank: int | None, folder: str, *, follow: bool) -> None:
     as by --log-times, are shown in their order. JOB is the id of a job of Slurm, by `rankwise submit`: with --follow,
     a failure of the job is reported at the end, and is the exit status.
     """
+    if not has_posix():
+        raise missing_posix("rankwise logs")
     from rankwise.cli.log_reader import launch_folder, show_launch  # noqa: PLC0415 - `rankwise env` does not wait for it
 
     launch = launch_folder(job)

@@ -49,6 +49,11 @@ Example, an engine for this host:
 
 from __future__ import annotations
 
+from rankwise._dependencies import has_posix, missing_posix
+
+if not has_posix():
+    raise missing_posix("rankwise.extend.engines")
+
 from rankwise._launch.engines.interface import Engine, RankJob, RankOutcome
 from rankwise._launch.engines.rank_child import RankChild
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import io
 import os
 import select
 import signal
@@ -11,8 +13,11 @@ import socket
 import sys
 import sysconfig
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
+import pytest
 import torch
+from click.testing import CliRunner
 
 # They, and torch, are loaded as on this platform.
 for package in ("cloudpickle", "optree", "psutil", "torch.distributed", "torch.distributed.nn.functional"):
@@ -58,8 +63,23 @@ with rw.init():
         print("stop", stop.agreed())
     print(rw.all_reduce(torch.ones(2)).tolist(), rw.all_gather({"a": 1}), rw.broadcast("x"), rw.topology().num_nodes)
 os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-for start in (rw.init, lambda: rw.launch(print), lambda: importlib.import_module("rankwise.launching")):
+for start in (
+    rw.init,
+    lambda: rw.launch(print),
+    lambda: importlib.import_module("rankwise.launching"),
+    lambda: importlib.import_module("rankwise.extend.engines"),
+):
     try:
         start()
     except rw.MissingDependencyError as error:
         print(error)
+from rankwise.cli.main import main  # noqa: E402 - as above
+
+for command in ("doctor", "logs folder"):
+    print(CliRunner().invoke(main, command.split()).output, end="")
+TESTS = str(Path(__file__).parents[2] / "testing" / "programs" / "needs_torch.py")
+for selected in ("alone", "ranks"):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        pytest.main(["-s", "-p", "no:cacheprovider", "-c", os.devnull, "--noconftest", TESTS, "-k", selected])
+    print(output.getvalue().strip().splitlines()[-1].strip("= "))

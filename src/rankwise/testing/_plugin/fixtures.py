@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import pytest
 import torch.distributed as dist
@@ -16,7 +17,11 @@ from rankwise._session.environ import read_environment
 from rankwise._session.session import Session, SessionState
 from rankwise.testing._plugin import timeouts
 from rankwise.testing._plugin.marker import RanksMarker, read_marker
-from rankwise.testing._plugin.rank_session import CLOSED_GROUP, FAILURE
+
+# The error of the test on this rank, for the fixture that closes the session.
+FAILURE: Final = pytest.StashKey[str]()
+# The closed process group of a test, whose last reference is dropped when the test has been reported.
+CLOSED_GROUP: Final = pytest.StashKey[list[object]]()
 
 
 def select_device(marker: RanksMarker, *, is_rank: bool) -> None:

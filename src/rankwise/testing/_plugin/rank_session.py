@@ -36,6 +36,7 @@ from rankwise._session.session import summary_with_location
 from rankwise.testing._plugin import coverage, shared_output
 from rankwise.testing._plugin.collection import LazyCollection
 from rankwise.testing._plugin.debugging import DebuggerHooks, restore_sigint_handler
+from rankwise.testing._plugin.fixtures import CLOSED_GROUP, FAILURE
 from rankwise.testing._plugin.leaks import LeakDetector, RandomState
 from rankwise.testing._plugin.messages import (
     PHASES,
@@ -54,10 +55,6 @@ from rankwise.testing._plugin.snapshots import SessionFinishLock
 PLUGIN: Final = "rankwise-rank"
 # Makes a rank write its stacks to its crash file. No other program uses the last real-time signal.
 STACKS: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
-# The error of the test on this rank, for the fixture that closes the session.
-FAILURE: Final = pytest.StashKey[str]()
-# The closed process group of a test, whose last reference is dropped when the test has been reported.
-CLOSED_GROUP: Final = pytest.StashKey[list[object]]()
 # Torch's logger of every error of a collective, in a long line. It has no output by default, but pytest would show it.
 _SILENT_LOGGER: Final = "c10d-NullHandler-default"
 # The plugin of hypothesis, which does not import hypothesis itself.

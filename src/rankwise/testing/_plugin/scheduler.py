@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from rankwise._dependencies import require_torch
+from rankwise._dependencies import has_posix, missing_posix, require_torch
 from rankwise.errors import InvalidArgumentError, LaunchError, MissingDependencyError
 from rankwise.testing._plugin import snapshots
 from rankwise.testing._plugin.marker import SERIAL, read_marker, world_size_of
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rankwise.testing._plugin.worlds import Worlds
 
 _LEAKS_SHOWN: Final = 10
+# What needs torch and a POSIX system, in messages.
+_NEEDS: Final = "a test that runs in ranks"
 # Options with which pytest runs no test.
 _WITHOUT_TESTS: Final = ("collectonly", "setuponly", "setupplan")
 
@@ -148,7 +150,9 @@ class Scheduler:
             next_item = item
         if self._next_items:
             try:
-                require_torch("a test that runs in ranks")
+                require_torch(_NEEDS)
+                if not has_posix():
+                    raise missing_posix(_NEEDS)
                 from rankwise.testing._plugin.worlds import Worlds  # noqa: PLC0415 - imports torch
 
                 self._worlds = Worlds(self._config)

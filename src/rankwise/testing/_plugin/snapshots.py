@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from typing import Final
 
@@ -31,6 +30,8 @@ class SessionFinishLock:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
+        import fcntl  # noqa: PLC0415 - not on Windows, where no test runs in ranks
+
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
